@@ -1,4 +1,4 @@
-//! What a build takes, known before anything is allocated, and whether it is there.
+//! The memory that a build needs, computed before the first allocation, and compared with the free memory.
 
 use super::flow::Flow;
 use crate::device::{DEVICE_MEMORY, Device, HOST_MEMORY};

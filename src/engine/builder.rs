@@ -1,4 +1,4 @@
-//! How an engine is to be built.
+//! The options of an engine, and its build.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, Precision, Size};
 
-/// How an [`Engine`] is to be built.
+/// The options of an [`Engine`], and the call that builds it.
 ///
 /// ```
 /// use trefoil::OutputKind;
@@ -59,7 +59,7 @@ pub(super) struct Options {
     pub(super) check: bool,
     pub(super) device_results: bool,
     pub(super) tuning: TuningSpec,
-    /// How often a fleet builds an engine anew.
+    /// How often a fleet rebuilds an engine.
     pub(super) rebuild_on_fault: usize,
 }
 
@@ -106,10 +106,10 @@ impl<'a> EngineBuilder<'a> {
         Self { models: vec![Member { model, after: None }], options: Options::default() }
     }
 
-    /// Adds a model that reads the result of the one named last, on the device: no visit to the host, and successive
-    /// batches overlap, each model on a stream of its own. What is read is the whole result as it is, without softmax;
-    /// cut a model with [`Model::features`] to hand on what is before its classifier. Outputs that a model reads are not
-    /// handed out.
+    /// Adds a model that reads the result of the model that was named last. The result stays on the device, and
+    /// successive batches overlap, because each model has a stream of its own. The added model reads the whole result,
+    /// without softmax; to pass on the input of the classifier, cut the first model with [`Model::features`]. The
+    /// engine does not hand out results that a model reads.
     ///
     /// ```no_run
     /// # use trefoil::{Engine, model::Model};
@@ -123,9 +123,9 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Adds a model that reads what the one named last reads: an input is uploaded once, and the models run at the same
-    /// time, each on a stream of its own. Their outputs come back together, see [`Output::part`](crate::Output::part).
-    /// After [`EngineBuilder::then`] it is a second head on the same backbone.
+    /// Adds a model that reads the same input as the model that was named last. The input is uploaded once, and the
+    /// models run at the same time, each on a stream of its own. [`Output::part`](crate::Output::part) gives the output
+    /// of each model. After [`EngineBuilder::then`], the added model is a second head on the same backbone.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -141,40 +141,41 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Hands out the mean of the models' outputs, computed on the device, in place of the outputs.
+    /// Hands out the mean of the models' outputs, which the device computes, in place of the outputs.
     pub fn average(mut self) -> Self {
         self.options.average = true;
         self
     }
 
-    /// The device; without it a GPU if there is one, else the CPU.
+    /// Sets the device. Default: the first GPU, or the CPU if there is no GPU.
     pub fn on(mut self, device: &Device) -> Self {
         self.options.device = Some(device.clone());
         self
     }
 
-    /// The largest batch. A GPU gets a graph for each power of two below it as well, so that a small submission does
-    /// not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
+    /// Sets the largest batch. For a GPU the engine also has a captured graph for each smaller power of two, so that a
+    /// small submission does not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
     pub fn batch(mut self, rows: usize) -> Self {
         let below = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&size| size < rows);
         self.options.sizes = Some(below.chain([rows]).map(Size::new).collect());
         self
     }
 
-    /// Exactly these batch sizes.
+    /// Sets the batch sizes, exactly these.
     pub fn batch_sizes(mut self, sizes: &[usize]) -> Self {
         self.options.sizes = Some(sizes.iter().copied().map(Size::new).collect());
         self
     }
 
-    /// Exactly these sizes: rows of a batch, and the model's free dimensions. All have the same weights and memory for
-    /// activations, and each its own plan and graph.
+    /// Sets the sizes, exactly these: each is a number of rows, and sizes of the model's free dimensions. All sizes
+    /// share weights and memory for activations; each has its own plan and captured graph.
     ///
-    /// Rows whose dimensions are the same go into batches together: [`Engine::acquire_for`] and
-    /// [`Request::size`](crate::Request::size) ask for a size, and what asks for none gets the dimensions of the size that
-    /// is named first. A submission takes the smallest batch that holds it. Other dimensions match exactly, unless the
-    /// model declares that rows may be [padded](Model::padded) along them: then the smallest is taken that holds the row.
-    /// A dimension is the same in all models of the engine that have it; parts of a model have those of the whole.
+    /// All rows of a batch have the same dimensions. [`Engine::acquire_for`] and
+    /// [`Request::size`](crate::Request::size) ask for a size; calls without a size get the dimensions of the first
+    /// one. A submission takes the smallest batch that holds its rows. The other dimensions match exactly, unless the
+    /// model declares that rows may be [padded](Model::padded) along them: then the smallest size that holds the row is
+    /// taken. If several models of the engine have a dimension of one name, it has one size in all of them; parts of a
+    /// model have the dimensions of the whole model.
     ///
     /// ```
     /// use trefoil::{Engine, Size, model::Model};
@@ -202,19 +203,20 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Slots: batches on the device at once. Default 3; of several compute streams the smallest multiple of their
-    /// number that exceeds it by two or more. 1 is the serial baseline.
+    /// Sets the number of slots: batches that are on the device at the same time. Default 3; with several compute
+    /// streams, the smallest multiple of their number that exceeds it by two or more. With 1 slot nothing overlaps.
     pub fn slots(mut self, slots: usize) -> Self {
         self.options.slots = Some(slots);
         self
     }
 
-    /// Streams that each model computes on: slots take them in turn, so that so many batches are computed side by side. A
-    /// small batch leaves much of a GPU idle, and two of them fill it better; batches that fill it alone gain nothing, and
-    /// each of them takes longer. The number of slots is a multiple of it. Each stream takes memory for activations of its
-    /// own. Results are the same bit by bit, and are ready in the order of submission all the same. On the CPU a batch
-    /// keeps every thread busy, so that there is one stream whatever this is. A [`Batcher`](crate::Batcher) computes side by
-    /// side what pays, and full batches in turn. A model [with state](Model::with_state) has one stream. Default 1.
+    /// Sets the number of streams on which each model computes. Slots use them in turn, so that as many batches are
+    /// computed side by side. A small batch leaves much of a GPU idle, and two of them use it better; if one batch
+    /// fills the GPU, two side by side gain nothing, and each takes longer. The number of slots must be a multiple of
+    /// the number of streams. Each stream needs memory for activations of its own. Results do not change by a bit, and
+    /// they become ready in the order of submission. A CPU always has one stream, because a batch keeps all its threads
+    /// busy. A [`Batcher`](crate::Batcher) computes batches side by side only at sizes that gain by it. A model [with
+    /// state](Model::with_state) has one stream. Default 1.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -230,92 +232,95 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    /// Sets the number of staging buffers. Default: slots + 3. Recommended: producers + slots.
     pub fn staging(mut self, buffers: usize) -> Self {
         self.options.staging = Some(buffers);
         self
     }
 
-    /// Result buffers. Default 4 x staging.
+    /// Sets the number of result buffers. Default: 4 x staging.
     pub fn results(mut self, buffers: usize) -> Self {
         self.options.results = Some(buffers);
         self
     }
 
-    /// What producers write. Default [`InputFormat::U8Nhwc`].
+    /// Sets the format of the rows that producers write. Default [`InputFormat::U8Nhwc`].
     pub fn input(mut self, format: InputFormat) -> Self {
         self.options.input = format;
         self
     }
 
-    /// What consumers read. Default [`OutputKind::Probabilities`].
+    /// Sets the kind of result that consumers read. Default [`OutputKind::Probabilities`].
     pub fn output(mut self, kind: OutputKind) -> Self {
         self.options.output = kind;
         self
     }
 
-    /// What a GPU computes the layers of models of any values in. Default [`Precision::F16`], in which it computes networks
-    /// of images; [`build`](Self::build) refuses these in another one.
+    /// Sets the type in which layers read their operands. Default [`Precision::Auto`]: f16 on a GPU, f32 on the CPU.
+    /// [`build`](Self::build) refuses any other for a network in bytes.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.options.precision = precision;
         self
     }
 
-    /// Puts this engine's streams before those of normal priority.
+    /// Gives this engine's streams priority over streams of normal priority.
     pub fn high_priority(mut self) -> Self {
         self.options.priority = Priority::High;
         self
     }
 
-    /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
+    /// Sets kernels by step name, which overrule the planner's choice. With several models, a choice applies to each
+    /// model that has a step of this name.
     pub fn choices(mut self, choices: Choices) -> Self {
         self.options.choices = choices;
         self
     }
 
-    /// Whether independent branches of a model run side by side on a GPU. Default: yes, unless a measurement has found
-    /// that to be slower, see [`EngineBuilder::tuning`]. Results are the same bit by bit.
+    /// Sets whether independent branches of a model run side by side on a GPU. Default: yes, unless a measurement has
+    /// found that to be slower, see [`EngineBuilder::tuning`]. Results do not change by a bit.
     pub fn lanes(mut self, several: bool) -> Self {
         self.options.lanes = Some(several);
         self
     }
 
-    /// How long [`Engine::acquire`] waits for a free batch. Default 10 s.
+    /// Sets how long [`Engine::acquire`] waits for a free batch, and how long a submission waits until the submissions
+    /// of other threads have returned from the driver, which is at least 0.1 s. Default 10 s.
     pub fn acquire_limit(mut self, limit: Duration) -> Self {
         self.options.acquire_limit = limit;
         self
     }
 
-    /// Has every access checked: each copy, each run of the model and each turn of the host at page-locked memory must
-    /// be ordered after every earlier one that it conflicts with, by streams, events and credits, not by luck. A
-    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. What runs side by side within a run of
-    /// the model is proven by [`Plan::check`](crate::plan::Plan::check), once, here. For tests: it takes a lock and some
-    /// microseconds a call, and no driver call. Default: off, and then it costs nothing; the environment variable
-    /// `TREFOIL_CHECK=1` makes it on.
+    /// Sets whether the hazard checker checks every access: streams, events and credits must order each copy, each run
+    /// of the model and each access of the host to page-locked memory after every earlier access that it conflicts
+    /// with. A violation is a bug in trefoil and faults the device with [`Error::Hazard`]. For steps that run side by
+    /// side within a run of the model, the build calls [`Plan::check`](crate::plan::Plan::check) once. The checker is
+    /// for tests: each call takes a lock and some microseconds, but no driver call. Default: off, without cost; the
+    /// environment variable `TREFOIL_CHECK=1` turns it on.
     pub fn check(mut self, on: bool) -> Self {
         self.options.check = on;
         self
     }
 
-    /// Makes room for results that stay on the device, as many as there are result buffers, for
-    /// [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false. A [`Fleet`](crate::Fleet) has that room
-    /// on each device, for batches that are acquired from its engines: its own run on any device.
+    /// Sets whether the engine has buffers for results that stay on the device, as many as there are result buffers,
+    /// for [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false. A [`Fleet`](crate::Fleet) has
+    /// these buffers on each device, for batches that are acquired from one of its engines; batches acquired from the
+    /// fleet run on any device and cannot use them.
     pub fn device_results(mut self, on: bool) -> Self {
         self.options.device_results = on;
         self
     }
 
-    /// How threads learn that the device is done. Default [`Waiting::Block`].
+    /// Sets how threads learn that the device is done. Default [`Waiting::Block`].
     pub fn waiting(mut self, waiting: Waiting) -> Self {
         self.options.waiting = waiting;
         self
     }
 
-    /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
+    /// Sets whether the engine records when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
-    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds two
-    /// events for each copy and each model to the operations of a batch, all made here; an engine that does not record
-    /// has none of it. Of several models each has an interval of its own.
+    /// The engine remembers the last 4096 batches, or as many as [`EngineBuilder::trace_batches`] says. Recording adds
+    /// two events for each copy and each model to the operations of a batch; the build makes all of them. An engine
+    /// that does not record has no such events. With several models, each model has an interval of its own.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -331,15 +336,16 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
-    /// ones are forgotten and counted. A batch takes four events of the device, and two more for each model.
+    /// Makes the engine record, and remember the last `batches` batches, or as many as there are result buffers if that
+    /// is more. Older batches are forgotten, and counted. Each batch needs four events of the device, and two more for
+    /// each model.
     pub fn trace_batches(mut self, batches: usize) -> Self {
         self.options.trace = Some(batches);
         self
     }
 
-    /// Builds: opens the device if none was given, plans, looks whether there is memory for all of it, uploads weights,
-    /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
+    /// Builds the engine: opens the device if none was given, plans, checks that there is enough memory, uploads
+    /// weights, allocates all buffers and captures every graph. After the build nothing is allocated or loaded.
     ///
     /// # Errors
     /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, for sizes that a model
@@ -349,7 +355,7 @@ impl<'a> EngineBuilder<'a> {
     /// [`Error::Option`] where a fleet is asked for, by [`EngineBuilder::rebuild_on_fault`].
     pub fn build(self) -> Result<Engine, Error> {
         if self.options.rebuild_on_fault > 0 {
-            let fleets = "0, or `build_on`: a fleet, also of one device, is what is rebuilt";
+            let fleets = "0, or a fleet from `build_on`, which may have one device: only fleets rebuild engines";
             return Err(Error::option("rebuild_on_fault", self.options.rebuild_on_fault, fleets));
         }
         self.build_ring(&self.device_or_default()?, 1, None)
@@ -434,7 +440,7 @@ impl<'a> EngineBuilder<'a> {
             return Err(Error::option(
                 "compute_streams",
                 streams,
-                "1: batches of a model with state follow one another",
+                "1, because batches of a model with state are computed one after the other",
             ));
         }
         if !slots.is_multiple_of(streams) {

@@ -1,4 +1,4 @@
-//! Which values of a row are not finite.
+//! The search for values of a row that are not finite.
 
 use super::EngineBuilder;
 use super::builder::{Member, Options};
@@ -8,7 +8,7 @@ use crate::exec;
 use crate::plan::{Plan, StepOp};
 use crate::tensor::{Dtype, OutputKind, Size};
 
-/// A value of which not all numbers are finite.
+/// A value with numbers that are NaN or infinite.
 ///
 /// ```no_run
 /// # use trefoil::{Engine, model::Model};
@@ -22,7 +22,7 @@ use crate::tensor::{Dtype, OutputKind, Size};
 pub struct NotFinite {
     /// The node that writes it.
     pub node: String,
-    /// What that computes.
+    /// The operation of that node.
     pub kind: &'static str,
     /// The plan's step that computes the node.
     pub step: String,
@@ -32,7 +32,7 @@ pub struct NotFinite {
     pub dims: Vec<usize>,
     /// How many of its numbers are not finite.
     pub count: usize,
-    /// The first of them: its index among all, and what it is.
+    /// The first number that is not finite: its index among all numbers of the value, and the number itself.
     pub first: (usize, f64),
 }
 
@@ -40,10 +40,10 @@ pub struct NotFinite {
 const MOST_BYTES: usize = 256 << 20;
 
 impl EngineBuilder<'_> {
-    /// The values of a row, the bytes of an engine's input row, of which not all numbers are finite, in the order in which
-    /// they are computed: the first is where it begins. Every value is handed out, by an engine for some of them at a time,
-    /// on the device and in the precision that was asked for, at the sizes that the model was opened at; nodes that one kernel
-    /// computes together are computed apart.
+    /// Finds the values with NaN or infinity that an input row leads to, in the order of computation: the first one is
+    /// where the problem begins. `row` is the bytes of an engine's input row. Engines that hand out some of the values
+    /// at a time compute every value, on the builder's device and in its precision, at the sizes that the model was
+    /// opened at. So nodes that one kernel would compute together are computed separately.
     ///
     /// # Errors
     /// As for [`EngineBuilder::build`]; [`Error::Option`] for a row of another length; [`Error::Unsupported`] for several

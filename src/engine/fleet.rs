@@ -1,4 +1,4 @@
-//! The same engine on several devices, as one.
+//! Fleets: the same engine on several devices, used as one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,26 +11,27 @@ use crate::ring::{Batch, Close, DeviceStats, Peers};
 use crate::sync::{Mutex, after, lock};
 use crate::tensor::{RowSpec, Size};
 
-/// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
-/// taken out.
+/// The same engine on each of several devices. A batch goes to the device that has the fewest batches; a device that
+/// fails gets no more.
 ///
-/// What a failed device has not answered is run again by the others, from its page-locked rows, which are kept until the
-/// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
-/// meanwhile. With fewer results than the default that can end in [`Error::Timeout`], if all of the others' are held
-/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it,
-/// unless [`EngineBuilder::rebuild_on_fault`] has the device opened again: then a fleet of one device outlives its fault too.
-/// That is also the end of a fault of class [`Process`](crate::FaultClass::Process), such as a kernel's bad address: CUDA
-/// then refuses the calls for all GPUs of the process, and only other processes are safe from it.
+/// When a device fails, the other devices run its unanswered batches again, from their page-locked rows, which a fleet
+/// keeps until the answer is there. [`Ticket::wait`](crate::Ticket::wait) only takes longer; polling a ticket as a
+/// future may block its thread meanwhile. If the fleet is built with fewer results than the default, and all results of
+/// the other devices are held past the builder's limit, the wait ends in [`Error::Timeout`], and the rows are lost.
+/// When the last device fails, every request is answered with the fault, unless [`EngineBuilder::rebuild_on_fault`] is
+/// set: then the fleet opens the device again, so that even a fleet of one device survives a fault. No fleet survives a
+/// fault of class [`Process`](crate::FaultClass::Process), such as a kernel's bad address: after it, CUDA refuses the
+/// calls for all GPUs of the process. Other processes are not affected.
 ///
-/// Tickets of one device become ready in the order of submission, of several in any: one submitted later may be ready
-/// earlier, on another device. A producer that waits for its own in order has its answers in order, whichever device gave
-/// them.
+/// Tickets of one device become ready in the order of submission. Tickets of several devices may become ready in any
+/// order. A producer that waits for its own tickets in the order of submission has its answers in that order.
 ///
-/// Producers are best placed evenly next to the devices, with [`Device::place_thread`].
+/// Place producers evenly next to the devices, with [`Device::place_thread`].
 ///
-/// A [`Batcher`](crate::Batcher) is one engine's, and so is its device's failure.
+/// A [`Batcher`](crate::Batcher) belongs to one engine of a fleet, and fails with that engine's device.
 ///
-/// `Send` and `Sync`. [`Fleet::engines`] has the engines one by one: their traces, health and measurements.
+/// A fleet is `Send` and `Sync`. [`Fleet::engines`] gives the single engines, with their traces, health and
+/// measurements.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, model::Model};
@@ -54,10 +55,10 @@ pub struct Fleet {
 }
 
 impl EngineBuilder<'_> {
-    /// Builds the same engine on each of `devices`, all at the same time; weight files are read once. Each is built, and
-    /// its own threads run, on the CPUs next to its GPU, and there lies its page-locked memory. Each has by default
-    /// 2 x slots + 3 staging buffers, and 4 x staging x devices results: enough for the tickets of all, should it be the
-    /// last one left.
+    /// Builds the same engine on each of `devices`, on all at the same time; weight files are read once. Each engine is
+    /// built on the CPUs next to its GPU, so its threads and its page-locked memory are there too. By default each
+    /// engine has 2 x slots + 3 staging buffers, and 4 x staging x devices result buffers: enough for the tickets of
+    /// all devices, should it be the last one left.
     ///
     /// # Errors
     /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](crate::model::Model::with_state), and
@@ -84,7 +85,7 @@ impl EngineBuilder<'_> {
         let peers = Peers::new(engines.iter().map(|engine| engine.core.clone()).collect(), freed, rebuilds);
         let engines = Arc::new(Mutex::new(engines));
         if rebuilds > 0 {
-            blueprint.mend(peers.rings().clone(), Arc::downgrade(&engines))?;
+            blueprint.mend(peers.rings(), &Arc::downgrade(&engines))?;
         }
         Ok(Fleet { engines, peers, acquire_limit, input, output })
     }
@@ -108,22 +109,22 @@ impl Fleet {
         self.peers.acquire(limit)
     }
 
-    /// Lends a batch of the least loaded device for rows of a size, see [`Engine::acquire_for`].
+    /// Lends a batch of the least loaded device for rows of the dimensions in `size`, see [`Engine::acquire_for`].
     ///
     /// # Errors
-    /// As there, and for [`Fleet::acquire`].
+    /// As for [`Engine::acquire_for`] and [`Fleet::acquire`].
     pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
         let bucket = self.peers.rings().now()[0].spec().buckets.holding(size)?;
         Ok(self.peers.acquire(self.acquire_limit)?.in_bucket(bucket))
     }
 
-    /// The engines that are in use now, in the order of the devices: one that is rebuilt is another. A batch acquired from
-    /// one of them stays with it.
+    /// The engines that are in use now, in the order of the devices. When an engine is rebuilt, a new one takes its
+    /// place. A batch that is acquired from one of these engines runs on that engine.
     pub fn engines(&self) -> Vec<Arc<Engine>> {
         lock(&self.engines).clone()
     }
 
-    /// What each device has had, and how it is.
+    /// The number of batches that each device has had, and the state of each device.
     pub fn stats(&self) -> Vec<DeviceStats> {
         self.peers.stats()
     }
@@ -143,9 +144,9 @@ impl Fleet {
         &self.output
     }
 
-    /// Closes all engines, whatever becomes of one of them, see [`Engine::close`]; `limit` is for all together. Those of
-    /// failed devices have nothing to wait for, and are not rebuilt any more; one that is being built is waited for, which a
-    /// drop does not do.
+    /// Closes all engines, even if closing one of them fails, see [`Engine::close`]; `limit` is for all together.
+    /// Failed devices have nothing to wait for, and are not rebuilt any more. If an engine is being rebuilt now, the
+    /// call waits for that; a drop does not.
     ///
     /// # Errors
     /// [`Error::Timeout`] past the limit; [`Error::Fault`] if no device is left.
@@ -160,9 +161,9 @@ impl Fleet {
                 Err(error) => late = late.or(Some(error)),
             }
         }
-        if !self.peers.rings().await_builder(after(limit.saturating_sub(start.elapsed()))) {
+        if !self.peers.rings().await_builders(after(limit.saturating_sub(start.elapsed()))) {
             let credits = Credits::default(); // those of the engine that is being built are nobody's
-            late = late.or(Some(Error::Timeout { operation: "close", waited: start.elapsed(), credits }));
+            late = late.or(Some(Error::Timeout { operation: "close", waited: start.elapsed(), behind: None, credits }));
         }
         late.or(fault.filter(|_| closed == 0)).map_or(Ok(()), Err)
     }

@@ -1,4 +1,4 @@
-//! The models of one engine: who reads what, and the programs that it takes.
+//! The models of one engine: which model reads what, and their programs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -170,7 +170,7 @@ impl<'a> Flow<'a> {
             [only] => Ok((&only.models, &only.spec)),
             several => Err(Error::Unsupported {
                 what: format!("timing the steps of an engine of {} models", several.len()),
-                instead: "time those of each".into(),
+                instead: "time the steps of an engine of each model".into(),
             }),
         }
     }
@@ -181,9 +181,9 @@ impl<'a> Flow<'a> {
         for (stage, plans) in self.stages.iter().zip(plans) {
             let program = |index: usize| nodes[index].program.clone();
             let inputs = match stage.after {
-                Some(before) => Some(Inputs::After(program(before))),
+                Some(before) => Some(Inputs::OutputOf(program(before))),
                 None if nodes.is_empty() => None,
-                None => Some(Inputs::Beside(program(0))),
+                None => Some(Inputs::InputOf(program(0))),
             };
             let program = exec::build(&stage.models[0], self.device, &stage.spec, plans, inputs, watch)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });

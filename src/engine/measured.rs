@@ -1,4 +1,4 @@
-//! Building by measurement: kernels chosen by it, and what each step takes.
+//! Measurements at the build: the choice of kernels, and the time of each step.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::exec::{self, GoesOn, StepTimes, Told, Tuning, TuningProgress};
 use crate::plan::Plan;
 
 impl EngineBuilder<'_> {
-    /// Whether kernels are chosen by measurement. Default [`Tuning::Cached`]: what was measured earlier counts, and
-    /// nothing is measured. On the CPU there is nothing to choose.
+    /// Sets whether kernels are chosen by measurement. Default [`Tuning::Cached`]: the engine uses earlier
+    /// measurements, and measures nothing. On the CPU there is nothing to choose.
     ///
     /// ```no_run
     /// # use trefoil::{Engine, Tuning, model::Model};
@@ -29,20 +29,20 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// Where measurements are kept. Default: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in `~/.cache`.
+    /// Sets the folder for measurements. Default: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in `~/.cache`.
     pub fn tuning_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.options.tuning.folder = Some(folder.into());
         self
     }
 
-    /// Who hears how far a measurement has come, on the thread that builds. Default nobody.
+    /// Sets a function that is called with the progress of a measurement, on the thread that builds. Default: none.
     pub fn on_tuning(mut self, told: impl Fn(&TuningProgress) + Send + Sync + 'static) -> Self {
         self.options.tuning.told = Some(Told(Arc::new(told)));
         self
     }
 
-    /// Whether a measurement goes on: asked before each shape. Once the answer is no, the building goes on with what was
-    /// found until then, which is kept. Default always.
+    /// Sets a function that is called before each shape is measured. Once it returns false, the measurement ends, and
+    /// the build continues with the answers found until then, which are kept. Default: the measurement is never ended.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,8 +60,8 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// The plans that an engine would be built with, one for each size in the order of [`Engine::sizes`](crate::Engine::sizes);
-    /// a CPU has one for a row, of each kind of rows; those of several models follow one another. Nothing is built, loaded or measured.
+    /// The plans that an engine would be built with, in the order of [`Engine::plans`](crate::Engine::plans). Nothing
+    /// is built, loaded or measured.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -72,7 +72,7 @@ impl EngineBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// As for [`EngineBuilder::build`], but for memory.
+    /// As for [`EngineBuilder::build`], except that memory is not checked.
     pub fn plans(self) -> Result<Vec<Plan>, Error> {
         let device = self.device_or_default()?;
         let spec = self.build_spec()?;
@@ -80,9 +80,9 @@ impl EngineBuilder<'_> {
         Ok(flow.plans(flow.sizes())?.concat())
     }
 
-    /// Times each step of the plan for the largest batch, at the dimensions of the first size, inside the whole graph, over `runs` runs on random rows, and
-    /// gives back all memory that it took. [`StepTimes`] says what is measured; no step is timed once
-    /// [`EngineBuilder::tune_while`] has answered no.
+    /// Times each step of the plan for the largest batch, at the dimensions of the first size. A step is timed inside
+    /// the whole graph, over `runs` runs on random rows; the call frees all memory that it took. [`StepTimes`] says
+    /// what is measured. After [`EngineBuilder::tune_while`] has ended the measurement, no step is timed.
     ///
     /// ```no_run
     /// # use trefoil::{Engine, model::Model};

@@ -1,4 +1,4 @@
-//! The engines of a fleet: built at first, and built anew on a device that failed.
+//! The engines of a fleet: the first build, and the rebuild for a device that failed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,20 +17,22 @@ use crate::sync::{self, Mutex, lock};
 pub(super) type Engines = Mutex<Vec<Arc<Engine>>>;
 
 impl EngineBuilder<'_> {
-    /// How often a [`Fleet`](crate::Fleet), also of one device, builds the engine of a failed device anew. Default 0.
+    /// Sets how often a [`Fleet`](crate::Fleet), also a fleet of one device, rebuilds the engine of a failed device.
+    /// Default 0.
     ///
-    /// It does so after a fault of class [`Device`](crate::FaultClass::Device): a thread of the fleet opens the device again
-    /// and builds on it. What the failed engine had not answered is run again there, or on another device, from its
-    /// page-locked rows. Meanwhile producers wait for a batch, and tickets for their answer, as long as
-    /// [`acquire_limit`](Self::acquire_limit) says; past it they get an [`Error::Timeout`] that says why, but for
-    /// [`Ticket::wait_for`](crate::Ticket::wait_for) with a smaller limit, which gives the ticket back. An attempt that fails
-    /// counts too; those of several devices are made one after the other. The first is made at once, the second after 0.1 s, and each later one after twice the time, 10 s at most.
-    /// When none is left everything is answered with the fault, and so after a fault of class
-    /// [`Process`](crate::FaultClass::Process), which no new engine outlives. [`Fleet::stats`](crate::Fleet::stats) counts.
+    /// After a fault of class [`Device`](crate::FaultClass::Device), a thread that the fleet has for this device opens
+    /// the device again and builds an engine on it. The batches that the failed engine had not answered run again there,
+    /// or on another device, from their page-locked rows. Meanwhile producers wait for a batch, and tickets for their
+    /// answer, up to [`acquire_limit`](Self::acquire_limit); then they get an [`Error::Timeout`] that says why.
+    /// [`Ticket::wait_for`](crate::Ticket::wait_for) with a smaller limit gives the ticket back instead. A failed
+    /// attempt counts as one of `times`. The first attempt is made at once, the second after 0.1 s, and each later one
+    /// after twice the previous delay, at most 10 s. Several devices are rebuilt side by side. When no attempt is left,
+    /// every request is answered with the fault. A fault of class [`Process`](crate::FaultClass::Process) is answered at
+    /// once, because no new engine would work. [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
     ///
-    /// Memory of the failed engine stays with its device, which may still use it: each new engine needs as much again. A
-    /// batch that makes its device fail by what is in it does so on the new one too. Engines, batchers and [`Device`]s that
-    /// the program has of before stay failed.
+    /// The memory of the failed engine is not freed, because its device may still access it, so each new engine needs
+    /// as much memory again. If the content of a batch makes its device fail, it makes the new engine fail too.
+    /// Engines, batchers and [`Device`]s that the program holds from before the fault stay failed.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, model::Model};
@@ -85,23 +87,30 @@ impl Blueprint {
         })
     }
 
-    /// Starts the thread `trefoil-mend-N`, which builds the rings that are called for until the last use of them ends.
-    pub fn mend(mut self, rings: Arc<Rings>, engines: Weak<Engines>) -> Result<(), Error> {
+    /// Starts a thread `trefoil-mend-N-I` for each device, which builds the rings that are called for until the last use of
+    /// them ends.
+    pub fn mend(mut self, rings: &Arc<Rings>, engines: &Weak<Engines>) -> Result<(), Error> {
         static FLEETS: AtomicUsize = AtomicUsize::new(0);
         if self.options.tuning.mode == Tuning::Full {
             self.options.tuning.mode = Tuning::Cached; // it was measured
         }
-        let name = format!("trefoil-mend-{}", FLEETS.fetch_add(1, Ordering::Relaxed));
-        let mend = move || {
-            let _ended = EndsWithIt(&rings);
-            while let Some((index, failed)) = rings.next_due() {
-                match self.rebuild(&failed, &rings) {
-                    Ok(engine) => replace(&rings, &engines, index, engine),
-                    Err(error) => rings.failed(index, &error),
-                }
-            }
+        let (fleet, this) = (FLEETS.fetch_add(1, Ordering::Relaxed), Arc::new(self));
+        let mend = |index: usize| {
+            let (this, rings, engines) = (this.clone(), rings.clone(), engines.clone());
+            let mend = move || this.mend_one(index, &rings, &engines);
+            sync::spawn(format!("trefoil-mend-{fleet}-{index}"), mend).map(drop)
         };
-        sync::spawn(name, mend).map(drop)
+        (0..this.devices).try_for_each(mend)
+    }
+
+    fn mend_one(&self, index: usize, rings: &Rings, engines: &Weak<Engines>) {
+        let _ended = EndsWithIt(rings, index);
+        while let Some(failed) = rings.next_due(index) {
+            match self.rebuild(&failed, rings) {
+                Ok(engine) => replace(rings, engines, index, engine),
+                Err(error) => rings.failed(index, &error),
+            }
+        }
     }
 
     fn rebuild(&self, failed: &Device, rings: &Rings) -> Result<Engine, Error> {
@@ -109,18 +118,18 @@ impl Blueprint {
         if rings.has_ended() {
             return Err(Error::Closed);
         }
-        log::warn!("{}: opened again after a fault, the engine is built anew", device.info().target);
+        log::warn!("{}: opened again after a fault; the engine is rebuilt", device.info().target);
         let built = self.build_on(&[device])?.pop();
         built.ok_or_else(|| Error::Internal { what: "a build on one device gave no engine".into() })
     }
 }
 
 /// Nobody waits for what a thread that ended, or panicked, would have built.
-struct EndsWithIt<'a>(&'a Rings);
+struct EndsWithIt<'a>(&'a Rings, usize);
 
 impl Drop for EndsWithIt<'_> {
     fn drop(&mut self) {
-        self.0.builder_ended();
+        self.0.builder_ended(self.1);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Weights as the kernels of bytes want them: a scale for each output channel, biases as whole numbers.
+//! Weights for the kernels of bytes: a scale for each output channel, and biases as integers.
 
 use super::fold::{FoldedConv, fold_conv};
 use super::images::Conv2d;
@@ -27,7 +27,8 @@ pub(crate) struct ByteSource<'a> {
 
 /// Reads the filters and biases of dense convolutions, folds their batch norms into them, and rounds each output channel to
 /// whole numbers from -127 to 127 of one unit for all that goes into its sum: the largest product of a weight and 1 of its
-/// input by 127, or more where the bias would not fit 32 bits beside any sum.
+/// input by 127, or more where the bias would not fit 32 bits beside any sum. Where the means of inputs are known, biases
+/// have what is expected to be lost by that.
 ///
 /// # Errors
 /// As [`fold_conv`]; [`Error::Unsupported`] if a scale exceeds f32.
@@ -37,7 +38,10 @@ pub(crate) fn byte_filter(
     output_scale: f32,
 ) -> Result<ByteFilter, Error> {
     let terms = |of: &ByteSource<'_>| {
-        let bytes = vec![Byte { unit: of.scale.into(), zero: 0.0 }; of.in_channels];
+        let unit = f64::from(of.scale);
+        let mean = |c: usize| of.conv.means.as_ref().map_or(0.0, |means| f64::from(means[c]) / unit);
+        let byte = |c: usize| Byte { unit, zero: 0.0, mean: mean(c).clamp(-128.0, 255.0) };
+        let bytes = (0..of.in_channels).map(byte).collect();
         Ok(Terms { folded: fold_conv(weights, of.conv, of.in_channels)?, bytes })
     };
     let terms = sources.iter().map(terms).collect::<Result<Vec<_>, Error>>()?;
@@ -55,6 +59,7 @@ pub(crate) fn byte_filter_of_photos(
     let byte = |(mean, deviation): (&f32, &f32)| Byte {
         unit: 1.0 / (255.0 * f64::from(*deviation)),
         zero: 255.0 * f64::from(*mean),
+        mean: 0.0,
     };
     let bytes: Vec<Byte> = mean.iter().zip(deviation).map(byte).collect();
     let terms = Terms { folded: fold_conv(weights, conv, bytes.len())?, bytes };
@@ -77,6 +82,8 @@ struct Terms {
 struct Byte {
     unit: f64,
     zero: f64,
+    /// What it is above `zero` on average; 0 where that is not known.
+    mean: f64,
 }
 
 impl Terms {
@@ -85,13 +92,13 @@ impl Terms {
         self.folded.filter.len() / self.folded.bias.len()
     }
 
-    /// What a byte of 1 adds to an output channel by each of its weights, and the byte that stands for 0 there.
-    fn products(&self, k_out: usize) -> impl Iterator<Item = (f64, f64)> {
+    /// What a byte of 1 adds to an output channel by each of its weights, and that byte.
+    fn products(&self, k_out: usize) -> impl Iterator<Item = (f64, Byte)> {
         let taps = self.len() / self.bytes.len();
         let weights = self.folded.filter[k_out * self.len()..][..self.len()].iter().enumerate();
         weights.map(move |(at, weight)| {
-            let Byte { unit, zero } = self.bytes[at / taps];
-            (f64::from(*weight) * unit, zero)
+            let byte = self.bytes[at / taps];
+            (f64::from(*weight) * byte.unit, byte)
         })
     }
 
@@ -112,15 +119,16 @@ fn rounded(terms: &[Terms], conv: &Conv2d, output_scale: f32) -> Result<ByteFilt
         let bias: f64 = terms.iter().map(|of| f64::from(of.folded.bias[k_out])).sum();
         let least = (largest / 127.0).max(bias.abs() / most_bias);
         let unit = if least > 0.0 { least } else { 1.0 }; // a channel of zeros
-        let mut of_zeros = 0.0;
+        let [mut of_zeros, mut lost] = [0.0; 2];
         for (of, filter) in terms.iter().zip(&mut bytes.filters) {
-            for (product, zero) in of.products(k_out) {
+            for (product, byte) in of.products(k_out) {
                 let weight = (product / unit).round_ties_even();
-                of_zeros += weight * zero;
+                of_zeros += weight * byte.zero;
+                lost += (product - weight * unit) * byte.mean;
                 filter.push(weight as i8);
             }
         }
-        bytes.bias.push((bias / unit - of_zeros).round_ties_even() as i32);
+        bytes.bias.push(((bias + lost) / unit - of_zeros).round_ties_even() as i32);
         bytes.scale.push(finite(unit / f64::from(output_scale), conv, k_out)?);
     }
     Ok(bytes)
@@ -183,6 +191,25 @@ mod tests {
         assert_eq!(bytes.filters, [vec![127, -64, 12, 0], vec![25, -127]]);
         assert_eq!(bytes.bias, [60, 50]);
         near(&bytes.scale, &[0.02, 0.08]);
+    }
+
+    /// At its mean an input gives what weights give that are not rounded; no byte is above 255.
+    #[test]
+    fn what_rounding_is_expected_to_take_is_in_the_bias() {
+        let (filter, scale) = ([1.0_f32, 0.303, -0.098, 0.2041], 0.5_f32);
+        let (means, bytes) = ([12.0_f32, 30.0, -5.0, 1e9], [24.0_f64, 60.0, -10.0, 255.0]);
+        let weights = Weights::from_tensors([("c.weight", vec![1, 4, 1, 1], filter.to_vec())]).unwrap();
+        let plain = Conv2d::named("c", 1, Window::square(1, 1, 0));
+        let with_means = Conv2d { means: Some(means.into()), ..plain.clone() };
+        let exact: f64 = filter.iter().zip(bytes).map(|(w, x)| f64::from(*w) * f64::from(scale) * x).sum();
+        let found = [&plain, &with_means].map(|conv| {
+            let of = byte_filter(&weights, &[ByteSource { conv, in_channels: 4, scale }], RESULT).unwrap();
+            let products: f64 = of.filters[0].iter().zip(bytes).map(|(w, x)| f64::from(*w) * x).sum();
+            let unit = f64::from(of.scale[0]) * f64::from(RESULT);
+            (of.filters[0].clone(), ((products + f64::from(of.bias[0])) * unit - exact).abs() / unit)
+        });
+        assert_eq!(found[0].0, found[1].0);
+        assert!(found[0].1 > 10.0 && found[1].1 < 0.51, "off by so many units: {found:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A quantised graph as it is computed: values in bytes or in floats, and conversions between them.
+//! The graph of a network in bytes as it is computed: values in bytes or in floats, and conversions between them.
 
 use super::first_layers::{FirstLayers, first_layers};
 use super::images::{Conv2d, Network, Node, NodeId, Op, Pool};
@@ -76,6 +76,7 @@ impl Kept<'_> {
         let mut op = node.op.clone();
         if let Op::Conv2d(conv) = &mut op {
             conv.in_floats = false; // it is decided
+            conv.means = conv.means.take().filter(|_| reads_bytes);
         }
         self.ids[self.made.len()][usize::from(scale.is_some())] = Some(NodeId(self.nodes.len()));
         self.made.push(scale.is_some());

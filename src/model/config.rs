@@ -2,9 +2,9 @@
 //!
 //! What is read: `architecture`, `num_classes`, `label_names` or `id2label`, and from `pretrained_cfg` (or, if it is
 //! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`,
-//! `transform_input`; from `quantization` at the top level `scales` and `floats`; of a file of any values `nodes_in_f32`.
-//! Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and
-//! std for three channels, a crop of 0.875, bicubic.
+//! `transform_input`; from `quantization` at the top level `scales`, `means` and `floats`; of a file of any values
+//! `nodes_in_f32`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the
+//! ImageNet mean and std for three channels, a crop of 0.875, bicubic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -256,11 +256,26 @@ impl<'a> Keys<'a> {
         let scales = scales.as_object().ok_or_else(wrong)?;
         let number = |(name, value): (&String, &Value)| (name.clone(), value.as_f64().map_or(f32::NAN, |n| n as f32));
         let scales = scales.iter().map(number).collect();
+        let means = match get("means") {
+            None => BTreeMap::new(),
+            Some(value) => self.vectors(&format!("{key}.means"), value)?,
+        };
         let floats = match get("floats") {
             None => BTreeSet::new(),
             Some(value) => self.names(&format!("{key}.floats"), value)?,
         };
-        Ok(Some(Quantization { scales, floats }))
+        Ok(Some(Quantization { scales, means, floats }))
+    }
+
+    /// Lists of numbers, by names; what is no number becomes NaN.
+    fn vectors(&self, key: &str, value: &Value) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+        let number = |value: &Value| value.as_f64().map_or(f32::NAN, |n| n as f32);
+        let vector = |(name, value): (&String, &Value)| {
+            let numbers = value.as_array()?.iter().map(number).collect();
+            Some((name.clone(), numbers))
+        };
+        let vectors = value.as_object().and_then(|map| map.iter().map(vector).collect());
+        vectors.ok_or_else(|| self.wrong(key, "an object of lists of numbers, by the names of nodes", value))
     }
 
     fn names(&self, key: &str, value: &Value) -> Result<BTreeSet<String>, Error> {
@@ -381,14 +396,17 @@ mod tests {
     #[test]
     fn a_quantisation_is_scales_and_names() {
         let of = |text: &str| parse(&format!(r#"{{"architecture": "net", "quantization": {text}}}"#));
-        let full = of(r#"{"scales": {"relu": 0.25, "x": "1"}, "floats": ["fc"], "calibration": {"photos": 5}}"#);
+        let scales = r#""scales": {"relu": 0.25, "x": "1"}, "means": {"relu": [0.5, "2"]}"#;
+        let full = of(&format!(r#"{{{scales}, "floats": ["fc"], "calibration": {{"photos": 5}}}}"#));
         let quantization = full.unwrap().quantization.unwrap();
         assert_eq!((quantization.scales["relu"], quantization.floats.first().unwrap().as_str()), (0.25, "fc"));
+        assert!(quantization.means["relu"][0] == 0.5 && quantization.means["relu"][1].is_nan());
         assert!(quantization.scales["x"].is_nan() && of("null").unwrap().quantization.is_none());
         let cases = [
             ("3", "`quantization`: expected an object"),
             ("{}", "`quantization.scales`: expected an object of numbers"),
             (r#"{"scales": [1]}"#, "`quantization.scales`"),
+            (r#"{"scales": {}, "means": {"relu": 1}}"#, "`quantization.means`: expected an object of lists of numbers"),
             (r#"{"scales": {}, "floats": "fc"}"#, "`quantization.floats`: expected a list of names"),
             (r#"{"scales": {}, "floats": [1]}"#, "`quantization.floats`"),
         ];

@@ -49,14 +49,14 @@ mod tests {
     use crate::tensor::Shape;
 
     /// The first layers of a graph with such windows, and something else that reads the image or the convolution.
-    fn found(channels: [usize; 2], conv: &graph::Window, pool: &graph::Window, also: Option<&str>) -> bool {
+    fn found(channels: [usize; 2], conv: &graph::Window, pool: &graph::Window, other_reads: Option<&str>) -> bool {
         let mut g = GraphBuilder::new();
         let image = g.image("image", Shape::new(32, 32, channels[0]));
         let x = g.conv2d("conv", image, channels[1], conv);
         let x = g.batch_norm("bn", x, 1e-5);
         let x = g.relu("relu", x);
         let y = g.max_pool("pool", x, pool);
-        let other = match also {
+        let other = match other_reads {
             Some("image") => g.conv2d("other", image, channels[1], graph::Window::square(4, 4, 0)),
             Some(_) => g.max_pool("other", x, graph::Window::square(2, 2, 0)),
             None => y,

@@ -1,9 +1,11 @@
-//! Networks of images: what a planner finds in a graph of one image, and plans.
+//! Networks of images: graphs of one image, in the operations that the kernels for images compute.
 //!
 //! A [`Network`] has an operation for each kernel for images, with its attributes and the names of its weights; every value is
 //! an image of height x width x channels, a vector is 1 x 1 x C. A [`GraphBuilder`](crate::graph::GraphBuilder) writes the
 //! graph; [`Network::of`] and [`Model::new`](super::Model::new) find the network in it, [`optimize`] fuses its operations,
 //! and [`plan`](crate::plan::plan()) chooses kernels.
+
+use std::sync::Arc;
 
 use crate::error::Error;
 use crate::graph;
@@ -58,12 +60,12 @@ pub struct Network {
 pub struct Node {
     /// A unique name, used in errors and in `inspect`.
     pub name: String,
-    /// What it computes.
+    /// The operation.
     pub op: Op,
-    /// What it reads.
+    /// The nodes whose values it reads.
     pub inputs: Vec<NodeId>,
-    /// What 1 stands for where its value is kept in bytes: unsigned ones behind a ReLU, signed ones elsewhere. None: it is
-    /// kept in floats.
+    /// The number that the byte 1 stands for if the node's value is kept in bytes: unsigned bytes behind a ReLU, signed
+    /// bytes elsewhere. `None`: the value is kept in floats.
     pub scale: Option<f32>,
 }
 
@@ -79,11 +81,11 @@ pub struct Node {
 pub enum Op {
     /// The normalised image.
     Input,
-    /// A value of this shape that is computed elsewhere, from those that the node reads. In a graph of values, networks of
-    /// images read and write such values; no model of images has them.
+    /// A value of this shape that another step computes from the values that the node reads. It occurs only in plans of
+    /// models of values, whose layers the kernels for images compute.
     Given(Shape),
-    /// Convolution; after the rewrites with batch norm, residual and activation inside.
-    /// A second input, if present, is the residual that is added before the activation.
+    /// Convolution; the rewrites move batch norm, residual and activation into it. A second input, if present, is the
+    /// residual that is added before the activation.
     Conv2d(Conv2d),
     /// Inference-mode batch normalisation over channels.
     BatchNorm(BatchNorm),
@@ -117,7 +119,8 @@ pub struct Conv2d {
     pub out_channels: usize,
     /// The window: size, stride, padding, dilation.
     pub window: Window,
-    /// Into how many parts C and K are divided, each of its own; C where every output channel reads one input channel.
+    /// The number of groups. C and K are divided into that many parts, and an output channel reads only input channels
+    /// of its own part; with C groups every output channel reads one input channel.
     pub groups: usize,
     /// Name of the filter tensor.
     pub filter: String,
@@ -127,8 +130,11 @@ pub struct Conv2d {
     pub norm: Option<BatchNorm>,
     /// Applied last.
     pub activation: Activation,
-    /// Whether it is computed in floats, though all its operands have scales.
+    /// Whether it is computed in floats although all its operands have scales.
     pub in_floats: bool,
+    /// Means of what it reads, by channels, where they are known: what the rounding of its weights to bytes takes from its
+    /// sums is expected by them.
+    pub means: Option<Arc<[f32]>>,
 }
 
 /// A sliding window: a [window of the graph](crate::graph::Window) over an image's two axes.
@@ -245,7 +251,7 @@ impl Network {
         (Self { nodes, output: new_ids[output.0], input: self.input }, kept)
     }
 
-    /// What computes the result from the value of a node, which has `shape` and becomes the input.
+    /// The network that computes the result from the value of a node, which has `shape` and becomes the input.
     ///
     /// # Errors
     ///
@@ -321,6 +327,7 @@ impl Conv2d {
             norm: None,
             activation: Activation::None,
             in_floats: false,
+            means: None,
         }
     }
 }

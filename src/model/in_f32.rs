@@ -1,4 +1,4 @@
-//! Nodes of a network of any values that are computed in f32, whatever its layers are computed in.
+//! Nodes of a model of values that are computed in f32 on every device.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use super::{Model, Network, Values};
 use crate::error::Error;
 
 impl Model {
-    /// The model with these nodes computed in f32 on every device, and no others. On a GPU the layers of a model of any values
-    /// are in f16 ([`Precision::F16`](crate::Precision::F16)); a node that f16 does not hold, as [`Model::audit`] finds them, is
-    /// a loop in f32 instead, which takes longer.
+    /// The model with exactly these nodes computed in f32 on every device. A GPU computes the layers of a model of
+    /// values in f16 or bf16 ([`Precision`](crate::Precision)); nodes whose numbers f16 does not hold, which
+    /// [`Model::audit`] finds, are computed by loops in f32 instead, which takes longer.
     ///
     /// ```
     /// # use trefoil::{Dtype, graph::{Contract, GraphBuilder, Op}, model::{Model, Weights}};
@@ -53,7 +53,7 @@ impl Model {
         Ok(self.values()?.in_f32())
     }
 
-    /// What a model of any values is.
+    /// The values of a model of values.
     pub(crate) fn values(&self) -> Result<&Values, Error> {
         match self.network() {
             Network::Values(values) => Ok(values),

@@ -199,8 +199,8 @@ fn random_op(name: &str, x: NodeId, shapes: &[Shape], random: &mut Xorshift) -> 
         6 => Op::Activation([Activation::None, Activation::Relu6][random.below(2)]),
         7 => Op::MaxPool(Pool { window: random_window(random), count_pad: false }),
         8 if random.below(3) == 1 => {
-            let beside = (0..shapes.len()).rev().filter(|&i| shapes[i].pixels() == shapes[x.0].pixels());
-            return (Op::Concat, beside.take(1 + random.below(3)).map(NodeId).collect());
+            let same_size = (0..shapes.len()).rev().filter(|&i| shapes[i].pixels() == shapes[x.0].pixels());
+            return (Op::Concat, same_size.take(1 + random.below(3)).map(NodeId).collect());
         }
         8 if random.below(3) == 0 => {
             Op::AvgPool(Pool { window: random_window(random), count_pad: random.below(2) == 0 })

@@ -1,7 +1,7 @@
-//! What to compute: graphs with their weights, and how pictures become their input. No device is touched here.
+//! Models: graphs with their weights, and the preprocessing of pictures. This module uses no device.
 //!
-//! A [`Model`] is opened from files or made from a [graph](crate::graph) built in code. [`images`] has what a planner finds in
-//! a graph of one image.
+//! A [`Model`] is opened from files or made from a [graph](crate::graph) built in code. [`images`] has networks of
+//! images, which are graphs of one image that the kernels for images compute.
 
 mod byte_filter;
 mod bytes;
@@ -10,6 +10,7 @@ mod encoders;
 mod families;
 mod first_layers;
 mod fold;
+mod graph_of_images;
 pub mod images;
 mod in_f32;
 #[cfg(test)]
@@ -41,6 +42,8 @@ use crate::tensor::{Dims, Shape, Size};
 
 pub(crate) use byte_filter::{ByteFilter, ByteSource, byte_filter, byte_filter_of_photos, outside};
 pub(crate) use bytes::{ByteWork, in_bytes};
+#[cfg(test)]
+pub(crate) use encoders::network as network_of_encoder;
 pub use encoders::{Embedding, Pooling, Tower};
 pub use families::{architecture, architectures, build};
 pub(crate) use first_layers::overlaps_its_neighbour;
@@ -59,7 +62,7 @@ pub(crate) use values::Values;
 pub use weights::{WeightDtype, Weights};
 pub(crate) use weights::{filter_of, name_of};
 
-/// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
+/// A graph with its weights, preprocessing and labels. The graph and the weights have been checked. Cheap to clone.
 ///
 /// ```
 /// use trefoil::{Shape, graph::GraphBuilder, model::{Model, Preprocessing, Weights}};
@@ -86,7 +89,7 @@ pub struct Model {
     name: Arc<str>,
     /// See [`Model::metadata`].
     metadata: Arc<[(String, String)]>,
-    /// How pictures become rows of a network of any values, where they do.
+    /// How pictures become rows of a model of values, if it reads pictures.
     pictures: Option<Arc<Preprocessing>>,
 }
 
@@ -100,17 +103,18 @@ pub(crate) enum Network {
 }
 
 impl Model {
-    /// Opens a folder that holds `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file.
+    /// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file.
     ///
     /// An ONNX file of one input of f32 images, as planes or pixels, and one output is a network of images if the kernels for
     /// images compute all of it. Its labels and the preprocessing are those of the `config.json` beside it; without one
     /// there are no labels, and bytes become numbers from 0 to 1. Any other file is a model of values: the rows of its
     /// engines have the file's inputs and outputs as ports. [`Model::open_at`] gives sizes to free dimensions.
     ///
-    /// A file's configuration is the one in its own header, under `config` (the text of a `config.json`) or key by
-    /// key (`architecture`, `num_classes`, `input_size`, …); otherwise the `config.json` beside it.
+    /// The configuration of a `.safetensors` file is in its own header, under `config` (the text of a `config.json`) or
+    /// key by key (`architecture`, `num_classes`, `input_size`, …); without one, it is the `config.json` beside the
+    /// file.
     ///
-    /// The weights are not read yet, but every tensor's presence, shape and type is checked.
+    /// The call does not read the weights yet, but checks that every tensor is there, with the right shape and type.
     ///
     /// # Errors
     ///
@@ -166,11 +170,12 @@ impl Model {
         Ok(model.with(model.images()?.edited(in_bytes)?))
     }
 
-    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs, the
-    /// folder of an encoder at its `sequence`, or its `height` and `width`, or another model of safetensors at its `height` and
-    /// `width`. The first dimension of an ONNX file's inputs may stay free, or one whose name has `batch` in it: it is the
-    /// batch, whose sizes the engine's builder names. The builder may also have [other sizes](crate::EngineBuilder::sizes) for
-    /// the other ones.
+    /// Opens a model at these sizes of its free dimensions: an `.onnx` file, also with constants for some of its
+    /// inputs; the folder of an encoder, with `sequence`, with `tokens` and `rows`, or with `height` and
+    /// `width`; or another model of
+    /// safetensors, with `height` and `width`. One dimension of an ONNX file's inputs may stay free: the first one, or
+    /// the one whose name contains `batch`. It is the batch, whose sizes the engine's builder sets. The builder may
+    /// also set [other sizes](crate::EngineBuilder::sizes) for the other dimensions.
     ///
     /// ```no_run
     /// use trefoil::{model::Model, onnx::Sizes};
@@ -191,15 +196,17 @@ impl Model {
         Self::open(path)?.at(&Size::of(1, sizes.dims().clone()))
     }
 
-    /// Opens a folder with an encoder of texts, images or sounds: `model.safetensors` and `config.json` of Hugging Face's
-    /// BERT, RoBERTa, DistilBERT, MPNet, ModernBERT, ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, Swin, ConvNeXt or Whisper, or of a
-    /// vision transformer, Swin or ConvNeXt of timm. What `sentence-transformers` writes beside it is read too.
+    /// Opens a folder with an encoder of texts, images or sounds: `model.safetensors` and `config.json` of Hugging
+    /// Face's BERT, RoBERTa, DistilBERT, MPNet, ModernBERT, ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, Swin, ConvNeXt or
+    /// Whisper, or of a vision transformer, Swin or ConvNeXt of timm. If `sentence-transformers` has written files
+    /// beside them, these are read too.
     ///
-    /// An encoder of texts has the inputs `input_ids`, `attention_mask` and, of BERT, `token_type_ids`, all i64; rows are
-    /// padded behind their last token. SigLIP has no mask: it sees its padding, and its rows have their full length. One of
-    /// images has the input `pixels` of bytes, channels innermost, which [`preprocessing`](Self::preprocessing) describes;
-    /// Whisper's encoder has `input_features` of f32, bands by frames. The output is `embedding`, or `tokens` where none are
-    /// pooled; a classifier of images that is there adds `logits`.
+    /// An encoder of texts has the inputs `input_ids`, `attention_mask` and, for BERT, `token_type_ids`, all i64; rows
+    /// are padded behind their last token. SigLIP has no mask: it reads its padding, so its rows always have their full
+    /// length. An encoder of images has the input `pixels` of bytes, channels innermost, which
+    /// [`preprocessing`](Self::preprocessing) describes; Whisper's encoder has `input_features` of f32, bands by
+    /// frames. The output is `embedding`, or `tokens` if tokens are not pooled; an encoder of images with a classifier
+    /// has `logits` too.
     ///
     /// ```no_run
     /// use trefoil::{Engine, model::{Embedding, Model}};
@@ -228,10 +235,11 @@ impl Model {
         })
     }
 
-    /// A network of images: of a graph of one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of f32, and
-    /// one output. It is computed by the kernels for images: convolutions, batch norms behind them, ReLU, sums, pools,
-    /// concatenations, linear layers, and a softmax at the end, which is [an output](crate::OutputKind) of its own and left
-    /// out. Labels are one for each class, or none. [`Model::of_graphs`] takes any other graph.
+    /// A network of images from a graph with one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of
+    /// f32, and one output. The kernels for images compute it: convolutions, batch norms behind them, ReLU, sums,
+    /// pools, concatenations and linear layers. A softmax at the end of the graph is removed, because
+    /// [`OutputKind`](crate::OutputKind) selects logits or probabilities. There is one label for each class, or none.
+    /// [`Model::of_graphs`] takes any other graph.
     ///
     /// # Errors
     ///
@@ -249,9 +257,9 @@ impl Model {
         Self::of_shaped(Images::fixed(shaped), weights, labels)
     }
 
-    /// A model of graphs of values, built in code: `build` gives the graph for a number of rows, which is a dimension of each
-    /// of its inputs and outputs, the first or another one. An engine's rows have these as their ports, without that
-    /// dimension.
+    /// A model of values from graphs that are built in code. `build` gives the graph for a number of rows, which must
+    /// be one dimension of each input and output, the first or another one. The ports of an engine's rows are these
+    /// inputs and outputs without that dimension.
     ///
     /// ```
     /// use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -283,9 +291,9 @@ impl Model {
         Self::of_values(Values::built(Dims::new(), build)?, weights.into())
     }
 
-    /// A model of graphs of values with free dimensions, built in code: `build` gives the graph for a size, its rows and
-    /// its free dimensions, which are those that `at` names, and where `at` has the sizes unless an engine's builder has
-    /// [others](crate::EngineBuilder::sizes). The rows of `at` do not count.
+    /// A model of values with free dimensions, from graphs that are built in code. `build` gives the graph for a size:
+    /// a number of rows, and sizes of the free dimensions. `at` names the free dimensions and their default sizes; an
+    /// engine's builder may set [others](crate::EngineBuilder::sizes). The number of rows in `at` is ignored.
     ///
     /// ```
     /// use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -317,8 +325,8 @@ impl Model {
         Self::of_values(Values::built(at.dims().clone(), build)?, weights.into())
     }
 
-    /// A model of one graph of values: it computes one row at once, whose ports have all dimensions of the graph's inputs
-    /// and outputs.
+    /// A model of values from one graph. It computes one row at a time, and the ports of the row have all dimensions of
+    /// the graph's inputs and outputs.
     ///
     /// ```
     /// use trefoil::{Device, Engine, Target, graph::Graph, model::Model};
@@ -346,7 +354,7 @@ impl Model {
         Self::of_values(Values::fixed(graph)?, weights.into())
     }
 
-    /// A model of any values, with the weights that its graphs name.
+    /// A model of values, with the weights that its graphs name.
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         let weights = padding::with_layers(weights, &values)?;
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
@@ -358,7 +366,7 @@ impl Model {
         Self { network: Network::Values(values), weights, ..self.clone() }
     }
 
-    /// The same under another name.
+    /// The same model under another name.
     pub fn with_name(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
@@ -368,8 +376,8 @@ impl Model {
         Ok(Self { weights: Weights::in_memory(&self.weights)?, ..self.clone() })
     }
 
-    /// The model cut before its classifier: its result is what the last linear layer reads. A model that ends
-    /// otherwise, or was cut before, is its own features.
+    /// The model cut before its classifier: its result is the input of the last linear layer. If the model does not end
+    /// in a linear layer, or has been cut before, the call returns the same model.
     ///
     /// # Errors
     ///
@@ -383,14 +391,14 @@ impl Model {
         }
     }
 
-    /// The model cut at a node: its result is that node's value, and what is not needed for it is gone.
+    /// The model cut at a node: its result is the value of that node, and nodes that are not needed for it are removed.
     ///
-    /// A name that is no node's but a module's, such as `layer4` or `layer4.1`, means the last node of that module.
+    /// The name of a module, such as `layer4` or `layer4.1`, means the last node of that module.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if there is no such node; it tells names that are near. [`Error::Unsupported`] for a model that
-    /// is no network of images.
+    /// [`Error::Option`] if there is no such node, with similar names. [`Error::Unsupported`] for a model that is no
+    /// network of images.
     pub fn features_at(&self, node: &str) -> Result<Self, Error> {
         let (own, name) = (self.images()?, node.to_owned());
         let cut = own.edited(move |shaped| shaped.cut(&name))?;
@@ -400,7 +408,7 @@ impl Model {
         Ok(Self { labels, ..self.with(cut) })
     }
 
-    /// The model cut in two at a node, of the same weights: the second reads what the first gives, see
+    /// The model cut in two at a node, with shared weights: the second part reads the result of the first, see
     /// [`EngineBuilder::then`](crate::EngineBuilder::then).
     ///
     /// ```
@@ -421,12 +429,12 @@ impl Model {
         Ok((first, self.with(second)))
     }
 
-    /// The model with some of its values in bytes, of the same weights: those of its dense convolutions. Scales that it had
-    /// before are gone.
+    /// The model with the same weights whose dense convolutions are computed in bytes, with these scales. Earlier
+    /// scales of the model are removed.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] with everything that is wrong: a scale that is missing, that is none, or of no node.
+    /// [`Error::Option`] with everything that is wrong: scales that are missing, out of range, or that name no node.
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn quantized(&self, quantization: &Quantization) -> Result<Self, Error> {
         let quantization = quantization.clone();
@@ -456,8 +464,8 @@ impl Model {
         }
     }
 
-    /// The network of images that was found in the model's graph, or what [`features_at`](Self::features_at) or
-    /// [`quantized`](Self::quantized) made of it: no rewrite has been applied.
+    /// The network of images that was found in the model's graph, with the changes of
+    /// [`features_at`](Self::features_at) or [`quantized`](Self::quantized), and before any rewrite.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a model that is no network of images.
@@ -481,7 +489,8 @@ impl Model {
         }
     }
 
-    /// The graph of a model of any values for so many rows; one that computes one row at once has a graph for 1 alone.
+    /// The graph of a model of values for a number of rows. A model that computes one row at a time has only the graph
+    /// for 1 row.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a network of images, which has an [`image_network`](Self::image_network); as for
@@ -490,13 +499,13 @@ impl Model {
         self.values()?.graph(rows)
     }
 
-    /// Where the graph's tensors are.
+    /// The weights that the graph reads.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }
 
-    /// How a picture becomes the input, at the sizes that the model has; [`Model::at`] gives those of another. An encoder of
-    /// images normalises bytes in its graph: its mean and deviation are 0 and 1.
+    /// How a picture becomes the input, at the model's current sizes; use [`Model::at`] for other sizes. An encoder of
+    /// images normalises bytes in its graph, so the mean here is 0 and the deviation 1.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a model that reads no pictures.
@@ -515,12 +524,13 @@ impl Model {
         Ok(self.images()?.shaped().output)
     }
 
-    /// The length of the result, or its channels if it is not a vector; 0 of a model that is no network of images.
+    /// The length of the result, or its number of channels if it is not a vector; 0 for a model that is no network of
+    /// images.
     pub fn classes(&self) -> usize {
         self.labels.len()
     }
 
-    /// One label for each class; `class 0`, `class 1`, … where none are known.
+    /// One label for each class; `class 0`, `class 1`, … if the model has no labels.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
@@ -530,13 +540,13 @@ impl Model {
         self.labels.get(class).map_or("no such class", String::as_str)
     }
 
-    /// The architecture's name as configured; `model` where there is none.
+    /// The name of the architecture in the configuration; `model` if there is none.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The text that an ONNX file has under `key`: exporters write the names of classes there, or the characters that a
-    /// recogniser of text tells apart. Nothing for a model from another file.
+    /// text recogniser distinguishes. `None` for a model from another kind of file.
     ///
     /// ```
     /// let model = trefoil::model::Model::open("tests/data/onnx/boxes.onnx")?;

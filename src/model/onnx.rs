@@ -1,4 +1,4 @@
-//! ONNX files of image classifiers, as models.
+//! ONNX files as models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let batch = batch_dims(&file, sizes);
     let metadata = file.model().metadata.as_slice().into();
     let values = Values::of_file(file, sizes.clone(), batch)?;
-    let beside = path.with_file_name("config.json");
-    let in_f32 = config::nodes_in_f32(&beside)?;
+    let config_path = path.with_file_name("config.json");
+    let in_f32 = config::nodes_in_f32(&config_path)?;
     let with_f32 = |model: Model| {
         let what = "nodes_in_f32 is for the nodes of the files beside it";
         model
             .with_f32(&in_f32)
-            .map_err(|error| Error::format(&beside, format!("{what}, and in {}: {error}", path.display())))
+            .map_err(|error| Error::format(&config_path, format!("{what}, and in {}: {error}", path.display())))
     };
     let model = match recognise::network(&values.graph(1)?, &weights) {
         Ok(found) if in_f32.is_empty() => of_images(path, values, found, &weights)?,
@@ -48,10 +48,10 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
 
 /// A model of a network of images, found in a network of values, with what the `config.json` beside the file says.
 fn of_images(path: &Path, values: Values, found: Recognised, weights: &Arc<Weights>) -> Result<Model, Error> {
-    let beside = path.with_file_name("config.json");
-    let (labels, preprocessing) = match beside.exists() {
+    let config_path = path.with_file_name("config.json");
+    let (labels, preprocessing) = match config_path.exists() {
         true => {
-            let Config { labels, preprocessing, .. } = Config::open(&beside, |_| Ok(found.network.input))?;
+            let Config { labels, preprocessing, .. } = Config::open(&config_path, |_| Ok(found.network.input))?;
             (labels, preprocessing)
         }
         false => (Vec::new(), Preprocessing::new(found.network.input)),

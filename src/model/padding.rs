@@ -1,4 +1,4 @@
-//! What rows are padded with that are shorter than a size, and the weights of a model at several sizes.
+//! The padding of rows that are shorter than a size, and the weights of a model at several sizes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,10 +23,11 @@ pub(super) struct Declared {
 }
 
 impl Model {
-    /// The model with the declaration that a row may be shorter than an engine's size along the free dimension `dim`:
-    /// each of these inputs is filled up with its number, as [`Batch::write_port`](crate::Batch::write_port) does it, and
-    /// the caller vouches that the model leaves what is filled up aside, say by a mask. Every input that has the dimension
-    /// is to be named. A row then takes the smallest size that holds it; without the declaration dimensions match exactly.
+    /// Declares that rows may be shorter than an engine's size along the free dimension `dim`, and returns the model
+    /// with this declaration. `inputs` names every input that has the dimension, with the number that fills up shorter
+    /// values; [`Batch::write_port`](crate::Batch::write_port) writes this padding. The caller guarantees that the
+    /// model ignores padded elements, for example by a mask. A row then takes the smallest size that holds it; without
+    /// the declaration, dimensions match exactly.
     ///
     /// ```no_run
     /// use trefoil::{Engine, Size, model::Model, onnx::Sizes};

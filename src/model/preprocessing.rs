@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use crate::error::Error;
 use crate::tensor::Shape;
 
-/// How a picture becomes a model's input: resized so that its shorter side has `resize` pixels, cut out of the middle,
-/// then (value / 255 − mean) / std for each channel.
+/// How a picture becomes a model's input: it is resized so that its shorter side has `resize` pixels, its centre is
+/// cropped, and each channel becomes (value / 255 − mean) / std.
 ///
 /// ```
 /// use trefoil::{Shape, model::Preprocessing};
@@ -23,9 +23,9 @@ pub struct Preprocessing {
     pub mean: Vec<f32>,
     /// Divides each channel after that: from 0.001 to 1000.
     pub std: Vec<f32>,
-    /// The shorter side after resizing, before the middle is cut out.
+    /// The shorter side after resizing and before the crop, in pixels.
     pub resize: usize,
-    /// How it is resized.
+    /// The filter of the resize.
     pub interpolation: Interpolation,
 }
 
@@ -61,7 +61,7 @@ pub(super) const MEAN: RangeInclusive<f32> = -16.0..=16.0;
 pub(super) const STD: RangeInclusive<f32> = 1e-3..=1e3;
 
 impl Preprocessing {
-    /// No margin and no normalisation beyond the scale of 0-1: mean 0, std 1, bilinear.
+    /// The preprocessing without a margin, and without normalisation except to the range 0-1: mean 0, std 1, bilinear.
     pub fn new(input: Shape) -> Self {
         Self {
             input,
@@ -72,7 +72,7 @@ impl Preprocessing {
         }
     }
 
-    /// The same for another input: the part of the picture that is cut out stays as large.
+    /// The same for an input of another size: the crop takes the same share of the picture.
     ///
     /// ```
     /// use trefoil::{Shape, model::Preprocessing};

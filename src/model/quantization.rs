@@ -7,15 +7,17 @@ use super::first_layers::{FirstLayers, first_layers};
 use super::images::{Network, Node, NodeId, Op};
 use super::names::nearest;
 use super::rewrite::optimize_of;
+use super::shape::infer;
 use crate::error::Error;
 use crate::tensor::Activation;
 
-/// Which values of a model are kept in bytes, and which of its layers are computed in floats all the same.
+/// The scales of a network in bytes: the values that are kept in bytes, and the layers that are computed in floats
+/// nevertheless.
 ///
-/// A value is named by the node that gives it, as the model's graph has it. A dense convolution is
-/// computed in bytes, with exact sums, unless it is among the `floats`: then its operands and its result have scales, the
-/// result that of the last node that is computed with it, such as its ReLU. First layers of photos, by 7x7 windows with a
-/// maximum over 3x3, need the scale of their maxima alone.
+/// The name of a value is the name of its node in the model's graph. A dense convolution is computed in bytes, with
+/// exact sums, unless it is among the `floats`. Its operands and its result need scales; the scale of the result is
+/// that of the last node that is computed with the convolution, such as its ReLU. First layers that read photos, a
+/// convolution with 7x7 windows and a maximum over 3x3, need only the scale of the maxima.
 ///
 /// ```
 /// use trefoil::{Shape, graph::{GraphBuilder, Window}, model::{Model, Preprocessing, Quantization, Weights}};
@@ -37,8 +39,11 @@ use crate::tensor::Activation;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quantization {
-    /// What 1 stands for, by the name of the node that gives the value.
+    /// The number that the byte 1 stands for, by the name of the value's node.
     pub scales: BTreeMap<String, f32>,
+    /// What a value is on average, by its channels, as far as it is known. From that a layer that reads it knows what the
+    /// rounding of its weights takes from its sums, and adds it to its biases.
+    pub means: BTreeMap<String, Vec<f32>>,
     /// Layers that are computed in floats.
     pub floats: BTreeSet<String>,
 }
@@ -70,11 +75,39 @@ impl Quantization {
                 Err(problem) => problems.push(format!("`floats`: {problem}")),
             }
         }
+        problems.extend(self.add_means(&mut graph));
         let of_node = |node: &Node| check(node).err().map(|what| format!("`scales`: `{}`: {what}", node.name));
         problems.extend(graph.nodes.iter().filter_map(of_node));
         let lacks = |(layer, value)| format!("layer `{layer}`: no scale of `{value}`, and it is not among `floats`");
         problems.extend(missing(&graph).into_iter().map(lacks));
         if problems.is_empty() { Ok(graph) } else { Err(problems) }
+    }
+
+    /// Gives the convolutions the means of what they read, or tells what is wrong with these.
+    fn add_means(&self, graph: &mut Network) -> Vec<String> {
+        let unknown = self.means.keys().filter_map(|name| find(graph, name).err());
+        let mut problems: Vec<String> = unknown.collect();
+        let (optimized, values) = optimize_of(graph);
+        let shapes = infer(&without_scales(&optimized)).expect("a model's graph is well-formed");
+        let name = |value: NodeId| graph.nodes[values[value.0].0].name.clone();
+        for value in (0..optimized.nodes.len()).map(NodeId) {
+            let (name, channels) = (name(value), shapes[value.0].channels);
+            let means = self.means.get(&name);
+            if let Some(means) = means.filter(|of| of.len() != channels || of.iter().any(|mean| !mean.is_finite())) {
+                let found =
+                    format!("{} with {} that are finite", means.len(), means.iter().filter(|x| x.is_finite()).count());
+                problems.push(format!("`{name}`: expected {channels} finite numbers, found {found}"));
+            }
+        }
+        let dense = optimized.nodes.iter().filter(|node| matches!(&node.op, Op::Conv2d(conv) if conv.groups == 1));
+        let read: Vec<(String, String)> = dense.map(|node| (node.name.clone(), name(node.inputs[0]))).collect();
+        for (layer, value) in read {
+            let layer = graph.find(&layer).expect("a layer has the name of its convolution");
+            if let Op::Conv2d(conv) = &mut graph.nodes[layer.0].op {
+                conv.means = self.means.get(&value).map(|means| means[..].into());
+            }
+        }
+        problems.into_iter().map(|problem| format!("`means`: {problem}")).collect()
     }
 }
 
@@ -165,13 +198,13 @@ fn collect_steps(graph: &Network, id: NodeId, steps: &mut Vec<String>) {
     }
 }
 
-/// The graph without scales.
+/// The graph without scales, and what goes with them.
 pub(super) fn without_scales(graph: &Network) -> Network {
     let mut graph = graph.clone();
     for node in &mut graph.nodes {
         node.scale = None;
         if let Op::Conv2d(conv) = &mut node.op {
-            conv.in_floats = false;
+            (conv.in_floats, conv.means) = (false, None);
         }
     }
     graph
@@ -245,7 +278,7 @@ mod tests {
 
     fn of(scales: &[(&str, f32)], floats: &[&str]) -> Quantization {
         let scales = scales.iter().map(|(name, scale)| ((*name).to_owned(), *scale)).collect();
-        Quantization { scales, floats: floats.iter().map(|name| (*name).to_owned()).collect() }
+        Quantization { scales, means: BTreeMap::new(), floats: floats.iter().map(|name| (*name).to_owned()).collect() }
     }
 
     #[test]
@@ -273,6 +306,30 @@ mod tests {
         ];
         for part in expected {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
+        }
+    }
+
+    #[test]
+    fn means_reach_the_layers_that_read_the_value() {
+        let all = [("input", 0.5), ("relu", 0.25), ("relu6", 0.02)];
+        let means = |name: &str, means: &[f32]| Quantization {
+            means: BTreeMap::from([(name.to_owned(), means.to_vec())]),
+            ..of(&all, &[])
+        };
+        let applied = means("relu", &[0.5; 16]).apply(&graph()).unwrap();
+        let of_layer = |name: &str| match &applied.nodes[applied.find(name).unwrap().0].op {
+            Op::Conv2d(conv) => conv.means.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((of_layer("a"), of_layer("b")), (None, Some([0.5; 16].into())));
+        assert_eq!(without_scales(&applied), graph());
+        let cases: [(&str, &[f32], &str); 3] = [
+            ("relu", &[0.5; 15], "`means`: `relu`: expected 16 finite numbers, found 15 with 15 that are finite"),
+            ("relu6", &[f32::NAN; 16], "`means`: `relu6`: expected 16 finite numbers, found 16 with 0 that are finite"),
+            ("rleu", &[], "`means`: no node is named `rleu`, only `relu`"),
+        ];
+        for (name, wrong, expected) in cases {
+            assert_eq!(means(name, wrong).apply(&graph()).unwrap_err(), [expected]);
         }
     }
 

@@ -43,10 +43,10 @@ struct Source(Arc<At>);
 type At = dyn Fn(&Dims, &Arc<Weights>) -> Result<(Shaped, Arc<Weights>), Error> + Send + Sync;
 
 impl Model {
-    /// A model of graphs of images, built in code: `build` gives the graph of one image for sizes of its free dimensions,
-    /// which are those that `at` names, and where `at` has the sizes unless an engine's builder has
-    /// [others](crate::EngineBuilder::sizes). `preprocessing` is for these sizes; at others its crop keeps its share. The rows
-    /// of a size do not count.
+    /// A network of images with free dimensions, from graphs that are built in code. `build` gives the graph of one
+    /// image for sizes of the free dimensions. `at` names the free dimensions and their default sizes; an engine's
+    /// builder may set [others](crate::EngineBuilder::sizes). `preprocessing` is for the default sizes; at other sizes
+    /// the crop takes the same share of the picture. The number of rows in a size is ignored.
     ///
     /// ```
     /// use trefoil::{Device, Engine, OutputKind, Shape, Size, Target};

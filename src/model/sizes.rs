@@ -3,14 +3,15 @@
 use super::padding::{padded, with_layers};
 use super::{Model, Network};
 use crate::error::Error;
-use crate::tensor::{Dims, Size};
+use crate::tensor::{Dims, Packing, Size};
 
 impl Model {
-    /// The model at other sizes of its free dimensions: an engine of it has them, unless its builder names
-    /// [others](crate::EngineBuilder::sizes). The rows of `size` do not count.
+    /// The model at other sizes of its free dimensions. Its engines have these sizes unless the builder sets
+    /// [others](crate::EngineBuilder::sizes). The number of rows in `size` is ignored.
     ///
-    /// Networks of images have the dimensions `height` and `width` if they are from a folder with safetensors, those that an
-    /// ONNX file leaves free, or those of [`Model::of_images`]. Their preprocessing, shapes and parts are those of that size.
+    /// The free dimensions of a network of images are `height` and `width` if it is from a folder with safetensors,
+    /// those that an ONNX file leaves free, or those of [`Model::of_images`]. Preprocessing, shapes and parts of the
+    /// returned model are for the new size.
     ///
     /// ```
     /// use trefoil::{Size, model::Model};
@@ -27,6 +28,19 @@ impl Model {
     pub fn at(&self, size: &Size) -> Result<Self, Error> {
         check_dims(&self.dims(), size)?;
         Ok(self.at_each(std::slice::from_ref(size.dims()))?.remove(0))
+    }
+
+    /// The packed size of a model whose rows lie end to end in one record, as [`Embedding::packed`](super::Embedding::packed)
+    /// asks for; nothing of another model.
+    ///
+    /// ```no_run
+    /// use trefoil::{Packing, model::{Embedding, Model}};
+    /// let model = Model::open_encoder("all-MiniLM-L6-v2", &Embedding::new().sequence(256).packed(4096, 128))?;
+    /// assert_eq!(model.packing(), Some(Packing { tokens: 4096, rows: 128, longest: 256 }));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn packing(&self) -> Option<Packing> {
+        Packing::of(&self.dims())
     }
 
     /// The sizes of its free dimensions.
@@ -78,7 +92,7 @@ pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
     let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
     let dims = match &names[..] {
         [] => {
-            "none, since it is of a file without free ones, or of one graph built in code: give `Model::of_images` or \
+            "no sizes, because the model is from a file without free dimensions, or from one graph built in code: give `Model::of_images` or \
                `Model::of_sizes` the graph for each size"
                 .into()
         }

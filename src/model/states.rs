@@ -1,19 +1,20 @@
-//! Models whose values of one batch are read by the next.
+//! Models with state: values of one batch that the next batch reads.
 
 use super::{Model, Network};
 use crate::error::Error;
 use crate::tensor::RowPort;
 
 impl Model {
-    /// The model with the input `input` as a state, which stays on the device: its value is what the output `output` gave in
-    /// the batch before, and requests neither bring the one nor get the other. That is how recurrent networks go on with a
-    /// sequence, and networks for audio with a stream.
+    /// Makes the input `input` a state, which stays on the device: its value is the value of the output `output` in the
+    /// previous batch. Requests neither write this input nor read this output. So recurrent networks continue a
+    /// sequence, and networks for audio a stream.
     ///
-    /// Each row of a batch goes on with the state of the same row, so that batches have as many rows as one of the engine's
-    /// sizes, and rows belong to one caller: a [`Batcher`](crate::Batcher) or a [`Fleet`](crate::Fleet) is refused. Batches
-    /// are computed one after the other, on one compute stream; copies overlap as ever. Each engine has a state of its own,
-    /// zeros at first, see [`Engine::reset_states`](crate::Engine::reset_states),
-    /// [`Engine::read_state`](crate::Engine::read_state) and [`Engine::write_state`](crate::Engine::write_state).
+    /// Each row of a batch continues with the state of the same row. Therefore a batch must have as many rows as one of
+    /// the engine's sizes, and all batches must come from one caller and go to one device: the build of a
+    /// [`Batcher`](crate::Batcher) or a [`Fleet`](crate::Fleet) fails. Batches are computed one after the other, on one
+    /// compute stream; copies still overlap. Each engine has a state of its own, which is zeros at first, see
+    /// [`Engine::reset_states`](crate::Engine::reset_states), [`Engine::read_state`](crate::Engine::read_state) and
+    /// [`Engine::write_state`](crate::Engine::write_state).
     ///
     /// ```
     /// use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};

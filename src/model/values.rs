@@ -1,4 +1,4 @@
-//! A network of any values: a graph for each number of rows, at sizes of its free dimensions.
+//! Models of values: a graph for each number of rows, at sizes of their free dimensions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -103,11 +103,27 @@ impl Values {
         Self::batched(Arc::new(Source::Code(Box::new(build))), dims)
     }
 
+    /// The same of graphs that compute one row, whatever its ports are.
+    ///
+    /// # Errors
+    /// What the code answers; [`Error::Graph`] for a row that no memory can hold.
+    pub(super) fn unbatched(
+        dims: Dims,
+        build: impl Fn(&Size) -> Result<Graph, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let source = Arc::new(Source::Code(Box::new(build)));
+        let one = source.graph(&dims, 1)?;
+        Self::new(source, dims, one, None)
+    }
+
     fn batched(source: Arc<Source>, dims: Dims) -> Result<Self, Error> {
         let one = source.graph(&dims, 1)?;
         match batch_axes(&one, &source.graph(&dims, 2)?) {
             Ok(axes) => Self::new(source, dims, one, Some(axes)),
-            Err(port) => Err(Error::graph(&port, "its dimensions are not the number of rows and others that stay")),
+            Err(port) => Err(Error::graph(
+                &port,
+                "expected one dimension that is the number of rows, and others that do not depend on it",
+            )),
         }
     }
 
@@ -116,8 +132,7 @@ impl Values {
     /// # Errors
     /// [`Error::Graph`] for a row that no memory can hold.
     pub(super) fn fixed(graph: Graph) -> Result<Self, Error> {
-        let one = graph.clone();
-        Self::new(Arc::new(Source::Code(Box::new(move |_| Ok(graph.clone())))), Dims::new(), one, None)
+        Self::unbatched(Dims::new(), move |_| Ok(graph.clone()))
     }
 
     fn new(source: Arc<Source>, dims: Dims, one: Graph, batch: Option<BatchAxes>) -> Result<Self, Error> {
@@ -236,7 +251,7 @@ impl Values {
         Ok(LayerWeights { computed, matrices })
     }
 
-    /// The graph for so many rows; only one if it [is not batched](Self::is_batched).
+    /// The graph for a number of rows, which is 1 if the model [is not batched](Self::is_batched).
     ///
     /// # Errors
     /// As for the first one.

@@ -122,7 +122,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// These weights and others, made in code. The files stay open for both.
+    /// These weights, and further ones that are made in code. Both objects share the open files.
     ///
     /// # Errors
     ///
@@ -274,7 +274,16 @@ impl Weights {
         self.header.tensors.get(name).map(|entry| entry.dtype)
     }
 
-    /// The free text in the file's header, by name: `__metadata__` in the format's words.
+    /// Of f16, bf16 and f32 the type that most elements are stored in; f32 where there are none.
+    pub(crate) fn most_stored(&self) -> Dtype {
+        let elems = |dtype: Dtype| {
+            let of_type = |entry: &&StoredTensor| entry.dtype == WeightDtype::Element(dtype);
+            self.header.tensors.values().filter(of_type).map(|entry| entry.elems).sum::<usize>()
+        };
+        [Dtype::F16, Dtype::Bf16, Dtype::F32].into_iter().max_by_key(|&dtype| elems(dtype)).expect("there are three")
+    }
+
+    /// The free text in the file's header, by key; the format calls it `__metadata__`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
     }

@@ -34,6 +34,8 @@ pub(super) struct Seen {
     pub added: Option<ValueId>,
     /// Cosines and sines of the angles that queries and keys are turned by.
     pub turned: Option<[ValueId; 2]>,
+    /// Where rows begin and end that lie end to end, and the tokens of the longest: what is added is by distance then.
+    pub packed: Option<(ValueId, usize)>,
 }
 
 /// What is between the two products of a layer.
@@ -80,7 +82,7 @@ impl Activation {
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "gelu" | "gelu_python" => Some(Self::Gelu),
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Some(Self::GeluTanh),
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_fast" => Some(Self::GeluTanh),
             "quick_gelu" => Some(Self::QuickGelu),
             "relu" => Some(Self::Relu),
             "silu" | "swish" => Some(Self::Silu),
@@ -169,7 +171,8 @@ impl Block {
         })
     }
 
-    fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
+    /// A layer, of whose tokens only the first ones are computed.
+    pub fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let Names { norms, scales, norm_first, .. } = *of.names;
         let norms = norms.map(|part| of.at(layer, part));
         let scales = scales.map_or([None, None], |scales| scales.map(|part| Some(of.at(layer, part))));
@@ -192,7 +195,7 @@ impl Block {
     }
 
     /// The two products of a layer.
-    pub fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
+    fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let [fc1, fc2] = of.names.fc.map(|part| of.at(layer, part));
         if of.gated {
             let y = self.gated(of, layer, x);
@@ -216,7 +219,7 @@ impl Block {
     }
 
     /// Attention of the first tokens to all of them, and the product behind it.
-    pub fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
+    fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let name = |part: &str| of.at(layer, part);
         let [rows, keys] = [0, 1].map(|axis| self.g.value(x).dims[axis]);
         let qkv = self.qkv(of, layer, x);
@@ -226,7 +229,16 @@ impl Block {
                 .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens)),
         };
         let v = self.heads(of, &name("v"), qkv, 2, keys);
-        let mixed = self.g.attention(&name("attention"), [q, k, v], seen.added);
+        let mixed = match seen.packed {
+            None => self.g.attention(&name("attention"), [q, k, v], seen.added),
+            Some((starts, longest)) => {
+                let of_tokens = vec![tokens, of.heads, of.width / of.heads];
+                let qkv = [("q", q), ("k", k), ("v", v)].map(|(part, x)| {
+                    self.g.node(&name(&format!("{part}.packed")), Op::Reshape(of_tokens.clone()), &[x])
+                });
+                self.g.packed_attention(&name("attention"), qkv, starts, seen.added, longest)
+            }
+        };
         let together = self.g.node(&name("together"), Op::Reshape(vec![rows, tokens, of.width]), &[mixed]);
         self.linear(&name(of.names.out), together, of.width, true)
     }
@@ -234,6 +246,9 @@ impl Block {
     /// Queries, keys and values side by side, by one product.
     fn qkv(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let parts: Vec<String> = of.names.qkv.iter().map(|part| of.at(layer, part)).collect();
+        if let (Some(biases), [all]) = (of.names.biases, &parts[..]) {
+            self.join(&format!("{all}.bias"), biases.map(|part| of.at(layer, part)).to_vec(), &[of.width]);
+        }
         self.side_by_side(&of.at(layer, "qkv"), &parts, x, 3 * of.width)
     }
 
@@ -243,16 +258,16 @@ impl Block {
             return self.linear(all, x, columns, true);
         }
         let (terms, of_part) = (self.width(x), columns / parts.len());
-        self.join(name, parts, "weight", &[of_part, terms]);
-        self.join(name, parts, "bias", &[of_part]);
+        for (kind, dims) in [("weight", &[of_part, terms][..]), ("bias", &[of_part])] {
+            self.join(&format!("{name}.{kind}"), parts.iter().map(|part| format!("{part}.{kind}")).collect(), dims);
+        }
         self.linear(name, x, columns, true)
     }
 
-    /// Makes a layer's tensor of others, of these dimensions, one behind the other.
-    fn join(&mut self, name: &str, parts: &[String], kind: &str, dims: &[usize]) {
-        let parts: Vec<String> = parts.iter().map(|part| format!("{part}.{kind}")).collect();
+    /// Makes a tensor of others, of these dimensions, one behind the other.
+    fn join(&mut self, name: &str, parts: Vec<String>, dims: &[usize]) {
         self.parts.extend(parts.iter().map(|part| (part.clone(), dims.to_vec())));
-        self.joins.insert(format!("{name}.{kind}"), parts);
+        self.joins.insert(name.to_owned(), parts);
     }
 
     /// One of queries, keys and values: `[rows, tokens, heads, dims]`.

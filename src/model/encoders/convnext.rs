@@ -3,9 +3,8 @@
 use super::block::{Activation, Block};
 use super::encoder::Encoder;
 use super::ends::Ends;
-use super::options::{Embedding, Pooling};
+use super::options::Embedding;
 use super::pixels::Pixels;
-use super::pooling::Counted;
 use crate::error::Error;
 use crate::graph::{Conv, Op, ValueId, Window};
 
@@ -18,6 +17,8 @@ pub(super) struct ConvNext {
     /// What all names begin with.
     pub prefix: String,
     pub activation: Activation,
+    /// Whether the products of layers are stored as filters of one pixel.
+    pub has_filters: bool,
     pub ends: Ends,
 }
 
@@ -81,15 +82,12 @@ impl Encoder for ConvNext {
         }
         let [.., height, wide, channels] = block.g.value(x).dims[..] else { return block }; // of a mistake, told elsewhere
         let x = block.g.node("tokens", Op::Reshape(vec![rows, height * wide, channels]), &[x]);
-        let pooled = block.pooled(self.ends.pooling, x, &Counted::From(0));
-        self.ends.give(&mut block, pooled);
+        self.ends.pool(&mut block, x);
         block
     }
 
     fn check(&self, asked: &Embedding) -> Result<(), Error> {
-        if asked.pooling == Some(Pooling::Class) {
-            return Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"));
-        }
+        self.ends.check(false)?;
         self.pixels.check(asked, self.grain(), "last pixels")
     }
 
@@ -116,10 +114,15 @@ impl ConvNext {
         let depthwise = Conv { window: Window::all(2, TAPS, 1, TAPS / 2), groups: channels };
         let y = block.g.node(&conv, Op::Conv(depthwise), &[x, filter, bias]);
         let y = block.g.layer_norm(&norm, y, EPS);
-        let y = block.linear(&fc1, y, 4 * channels, true);
+        let y = self.product(block, &fc1, y, 4 * channels);
         let y = block.g.map(&format!("{at}.activation"), self.activation.expr(), &[y]);
-        let y = block.linear(&fc2, y, channels, true);
+        let y = self.product(block, &fc2, y, channels);
         block.sum(&format!("{at}.sum"), x, y, Some(&format!("{at}.{}", self.names.scale)))
+    }
+
+    /// A product of each pixel's channels.
+    fn product(&self, block: &mut Block, name: &str, x: ValueId, channels: usize) -> ValueId {
+        if self.has_filters { reduced(block, name, x, channels, 1) } else { block.linear(name, x, channels, true) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! DINOv3's vision transformers: patches have no places, but queries and keys are turned by them.
+//! DINOv3's vision transformers: rotary position embeddings of queries and keys, and no table of positions.
 
 use super::block::{Activation, Stack};
 use super::ends::Ends;
@@ -14,18 +14,29 @@ use crate::model::weights::Weights;
 pub(super) const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 pub(super) const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
+/// How fast the first planes turn, where nothing else is said.
+pub(super) const BASE: f64 = 100.0;
+/// The keys of biases, whether there are some by default, and their modules.
+const BIASES: [(&str, bool, &str); 7] = [
+    ("query_bias", true, "attention.q_proj"),
+    ("key_bias", false, "attention.k_proj"),
+    ("value_bias", true, "attention.v_proj"),
+    ("proj_bias", true, "attention.o_proj"),
+    ("mlp_bias", true, "mlp.gate_proj"),
+    ("mlp_bias", true, "mlp.up_proj"),
+    ("mlp_bias", true, "mlp.down_proj"),
+];
+
 pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding) -> Images {
     let beginning = prefix(weights, &["", "dinov3_vit."], "embeddings.cls_token");
     let stack = tower(settings, &beginning, [384, 6, 1536], (Activation::Gelu, 1e-5));
     let stack = Stack {
         names: &names::DINOV3,
         gated: settings.flag("use_gated_mlp", false),
-        absent: absent(settings),
+        absent: settings.without_biases(&BIASES),
         ..stack
     };
-    if !(stack.width / stack.heads).is_multiple_of(4) {
-        settings.refuse(format!("heads of {} values: expected a multiple of 4", stack.width / stack.heads));
-    }
+    check_heads(settings, &stack);
     let mut tokens = vec![("embeddings.cls_token", vec![1, 1, stack.width])];
     if settings.has("num_register_tokens") {
         let registers = settings.count(&["num_register_tokens"], 4);
@@ -43,7 +54,7 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding) 
         places: None,
         placed: 0,
         antialias: false,
-        turning: Some(settings.number("rope_theta", 100.0)),
+        turning: Some(settings.positive("rope_theta", BASE)),
         first_norm: None,
         last_norm: Some("norm"),
         head: None,
@@ -58,17 +69,9 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding) 
     }
 }
 
-/// How the biases end that the configuration leaves out.
-fn absent(settings: &Settings) -> Vec<String> {
-    let parts = [
-        ("query_bias", true, "attention.q_proj"),
-        ("key_bias", false, "attention.k_proj"),
-        ("value_bias", true, "attention.v_proj"),
-        ("proj_bias", true, "attention.o_proj"),
-        ("mlp_bias", true, "mlp.gate_proj"),
-        ("mlp_bias", true, "mlp.up_proj"),
-        ("mlp_bias", true, "mlp.down_proj"),
-    ];
-    let left_out = parts.into_iter().filter(|(key, default, _)| !settings.flag(key, *default));
-    left_out.map(|(_, _, module)| format!("{module}.bias")).collect()
+/// Notes heads whose planes are not as many for the height as for the width.
+pub(super) fn check_heads(settings: &Settings, of: &Stack) {
+    if !(of.width / of.heads).is_multiple_of(4) {
+        settings.refuse(format!("heads of {} values: expected a multiple of 4", of.width / of.heads));
+    }
 }

@@ -1,4 +1,4 @@
-//! What all encoders have, and how one becomes a model.
+//! The trait of all encoders, and the step from an encoder to a model.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,13 @@ use super::block::{Block, Stack};
 use super::options::Embedding;
 use super::pixels::Pixels;
 use super::settings::Settings;
+use super::text::Text;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 use crate::model::Model;
 use crate::model::values::Values;
 use crate::model::weights::{WeightDtype, Weights};
-use crate::tensor::{Dims, Dtype, Size};
+use crate::tensor::{Dims, Dtype, Packing, Size};
 
 /// An encoder, ready to be built.
 pub(super) trait Encoder: Send + Sync {
@@ -37,6 +38,11 @@ pub(super) trait Encoder: Send + Sync {
     /// What the names of the tensors of layers begin with.
     fn layers(&self) -> String;
 
+    /// The encoder of texts that it is, if it is one.
+    fn texts(&self) -> Option<&Text> {
+        None
+    }
+
     /// The pixels that it reads, if it does.
     fn pixels(&mut self) -> Option<&mut Pixels> {
         None
@@ -51,11 +57,11 @@ pub(super) trait Encoder: Send + Sync {
     }
 }
 
-/// Notes sizes that no encoder has: nothing is made of them before the weights are looked at.
+/// Notes sizes that no encoder has, before tables of these sizes are made.
 pub(super) fn check_sizes(encoder: &dyn Encoder, settings: &Settings) {
     for Stack { width, heads, layers, .. } in encoder.stacks() {
-        if *heads == 0 || !width.is_multiple_of(*heads) {
-            settings.refuse(format!("{width} values of a token for {heads} heads: expected as many for each"));
+        if *heads == 0 || *width == 0 || !width.is_multiple_of(*heads) {
+            settings.refuse(format!("{width} values of a token for {heads} heads: expected some, as many for each"));
         }
         if *layers > MOST_LAYERS {
             settings.refuse(format!("{layers} layers: expected up to {MOST_LAYERS}"));
@@ -73,30 +79,47 @@ const MOST_LAYERS: usize = 1024;
 /// Numbers of a table that is made of sizes: those of 16,384 tokens by as many.
 const MOST_MADE: usize = 1 << 28;
 
-/// The model, of weights that have everything that it needs.
+/// The model, of weights that have everything that it needs, for rows of one length or end to end.
 ///
 /// # Errors
-/// [`Error::Format`] with every tensor that does not fit; those of [`Encoder::computed`]; [`Error::Graph`].
-pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights) -> Result<Model, Error> {
-    let block = encoder.block(1);
+/// [`Error::Format`] with every tensor that does not fit; those of [`Encoder::computed`]; [`Error::Graph`]; of packed rows
+/// those of [`Text::packed`].
+pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights, packed: Option<Packing>) -> Result<Model, Error> {
+    let texts = |encoder: &dyn Encoder, of: Packing| encoder.texts().expect("it was seen to be one").packed(of);
+    let block = match packed {
+        Some(of) => texts(&*encoder, of)?,
+        None => encoder.block(1),
+    };
     check(weights, &block.needs(), &encoder.layers())?;
     let zeros = block.zeros();
     let Block { g, joins, .. } = block;
     g.finish()?;
-    let weights = weights.with(encoder.computed(weights)?)?.with(absent(weights, &zeros)?)?.with_joined(&joins)?;
-    let build = move |size: &Size| encoder.block(size.batch()).g.finish();
-    Model::of_values(Values::built(Dims::new(), build)?, weights.into())
+    let weights =
+        weights.with(encoder.computed(weights)?)?.with(absent(weights, &zeros, &joins)?)?.with_joined(&joins)?;
+    let values = match packed {
+        Some(of) => Values::unbatched(of.dims(), move |size| {
+            texts(&*encoder, Packing::of(size.dims()).expect("the model's own dimensions"))?.g.finish()
+        }),
+        None => Values::built(Dims::new(), move |size: &Size| encoder.block(size.batch()).g.finish()),
+    };
+    Model::of_values(values?, weights.into())
 }
 
-/// Biases that are not stored, in the type of their matrices.
-fn absent(weights: &Weights, zeros: &BTreeMap<String, Vec<usize>>) -> Result<Vec<(String, Tensor)>, Error> {
+/// Biases that are not stored, in the type of those that they are joined with, or of their matrices.
+fn absent(
+    weights: &Weights,
+    zeros: &BTreeMap<String, Vec<usize>>,
+    joins: &BTreeMap<String, Vec<String>>,
+) -> Result<Vec<(String, Tensor)>, Error> {
     let mut all = Vec::new();
     for (name, dims) in zeros {
-        let beside = name.strip_suffix("bias").map(|module| format!("{module}weight"));
-        let dtype = match beside.and_then(|matrix| weights.dtype(&matrix)) {
-            Some(WeightDtype::Element(dtype)) => dtype,
-            _ => Dtype::F32,
-        };
+        let joined = joins.values().filter(|parts| parts.contains(name)).flatten().cloned();
+        let matrix = name.strip_suffix("bias").map(|module| format!("{module}weight"));
+        let dtype = joined.chain(matrix).find_map(|beside| match weights.dtype(&beside) {
+            Some(WeightDtype::Element(dtype)) => Some(dtype),
+            _ => None,
+        });
+        let dtype = dtype.unwrap_or(Dtype::F32);
         all.push((name.clone(), Tensor::zeros(ValueType::new(dtype, dims))?));
     }
     Ok(all)

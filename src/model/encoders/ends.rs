@@ -1,7 +1,9 @@
-//! What an encoder of images gives: vectors, and logits of classes.
+//! The outputs of an encoder of images: vectors, and logits of classes.
 
 use super::block::Block;
 use super::options::Pooling;
+use super::pooling::Counted;
+use crate::error::Error;
 use crate::graph::ValueId;
 use crate::model::weights::Weights;
 
@@ -20,6 +22,23 @@ pub(super) struct Ends {
 }
 
 impl Ends {
+    /// # Errors
+    /// [`Error::Option`] where the first token is asked for of an encoder that has none before those of pixels.
+    pub fn check(&self, has_first: bool) -> Result<(), Error> {
+        match self.pooling {
+            Pooling::Class if !has_first => {
+                Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives all tokens, `[rows, tokens, width]`, pooled, and what is made of that.
+    pub fn pool(&self, block: &mut Block, tokens: ValueId) {
+        let pooled = block.pooled(self.pooling, tokens, &Counted::From(0));
+        self.give(block, pooled);
+    }
+
     /// Gives a pooled vector, or all tokens, and what is made of it.
     pub fn give(&self, block: &mut Block, pooled: ValueId) {
         if self.pooling == Pooling::Tokens {

@@ -105,7 +105,7 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
             .then(|| ("encoder.relative_attention_bias", settings.count(&["relative_attention_num_buckets"], 32))),
         is_causal: false,
         spans: Vec::new(),
-        end: End::Seen,
+        end: Some(End::Seen),
         sequence: asked.sequence.unwrap_or(longest.min(most)),
         most,
         pooling: asked.pooling.unwrap_or(Pooling::Mean),
@@ -136,7 +136,7 @@ pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) 
         distances: None,
         is_causal: true,
         spans: Vec::new(),
-        end,
+        end: Some(end),
         sequence: asked.sequence.unwrap_or(places),
         most: places,
         pooling: asked.pooling.unwrap_or(Pooling::Last),
@@ -258,87 +258,4 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
         },
         stack,
     }
-}
-
-/// Width, layers and heads of timm's vision transformers, by their names.
-const SIZES: [(&str, [usize; 3]); 6] = [
-    ("tiny", [192, 12, 3]),
-    ("small", [384, 12, 6]),
-    ("medium", [512, 12, 8]),
-    ("base", [768, 12, 12]),
-    ("large", [1024, 24, 16]),
-    ("huge", [1280, 32, 16]),
-];
-
-/// A vision transformer of timm, whose name tells its size, and whose tensors what it has.
-pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, name: &str) -> Images {
-    let model = settings.inner("model_args"); // what differs from what the name says
-    let found = SIZES.iter().find(|(size, _)| name.split('_').any(|part| part == *size));
-    let [width, layers, heads] = found.map_or([768, 12, 12], |(_, sizes)| *sizes);
-    let stack = Stack {
-        names: if weights.dims("blocks.0.ls1.gamma").is_some() { &names::TIMM_SCALED } else { &names::TIMM },
-        prefix: String::new(),
-        width: model.count(&["embed_dim"], width),
-        layers: model.count(&["depth"], layers),
-        heads: model.count(&["num_heads"], heads),
-        inner: model.count(&["mlp_ratio"], 4) * model.count(&["embed_dim"], width),
-        eps: if name.contains("clip") { 1e-5 } else { 1e-6 },
-        activation: if name.contains("quickgelu") { Activation::QuickGelu } else { Activation::Gelu },
-        gated: false,
-        bare_first: false,
-        absent: if weights.dims("blocks.0.attn.qkv.bias").is_some() { Vec::new() } else { biases_of(names::TIMM.qkv) },
-    };
-    if found.is_none() {
-        settings.refuse(format!("`{name}`: expected a name with one of {}", SIZES.map(|(size, _)| size).join(", ")));
-    }
-    settings.include(&model);
-    let patch = patch(name).unwrap_or_else(|| {
-        settings.refuse(format!("`{name}`: expected a name with the size of its patches, as in patch16"));
-        16
-    });
-    let mut tokens = Vec::new();
-    for token in ["cls_token", "dist_token", "reg_token"] {
-        tokens.extend(weights.dims(token).map(|dims| (token, vec![1, dims.get(1).copied().unwrap_or(1), stack.width])));
-    }
-    let prefix: usize = tokens.iter().map(|(_, dims)| dims[1]).sum();
-    let stored = weights.dims("pos_embed").and_then(|dims| dims.get(1).copied()).unwrap_or(prefix + 1);
-    let is_square = |count: usize| count.isqrt().pow(2) == count;
-    let placed = [prefix, 0].into_iter().find(|placed| stored > *placed && is_square(stored - placed)).unwrap_or(0);
-    let side = patch * (stored - placed).isqrt();
-    let has = |norm: &'static str| weights.dims(&format!("{norm}.weight")).map(|_| norm);
-    let pooling = match settings.name("global_pool") {
-        "avg" => Pooling::Mean,
-        "" | "token" => Pooling::Class,
-        other => {
-            settings.refuse(format!("`global_pool`: expected `token` or `avg`, found `{other}`"));
-            Pooling::Tokens
-        }
-    };
-    Images {
-        pixels: Pixels { size: asked.image.unwrap_or([side; 2]), mean: [0.5; 3], std: [0.5; 3] },
-        patch,
-        filter: ("patch_embed.proj", weights.dims("patch_embed.proj.bias").is_some()),
-        tokens,
-        places: Some(("pos_embed", vec![1, stored, stack.width])),
-        placed,
-        antialias: true,
-        turning: None,
-        first_norm: has("norm_pre"),
-        last_norm: if has("fc_norm").is_some() { None } else { Some("norm") },
-        head: None,
-        ends: Ends {
-            pooling: asked.pooling.unwrap_or(pooling),
-            normalized: asked.normalized.unwrap_or(false),
-            norm: has("fc_norm").map(|norm| (norm.to_owned(), stack.eps)),
-            projection: None,
-            // Two heads whose mean counts belong to two tokens.
-            classes: if placed == 2 { None } else { classes(weights, "head", stack.width) },
-        },
-        stack,
-    }
-}
-
-/// The side of patches: of `vit_base_patch16_224` 16.
-fn patch(name: &str) -> Option<usize> {
-    name.split('_').find_map(|part| part.strip_prefix("patch")?.parse().ok()).filter(|side| *side > 0)
 }

@@ -12,7 +12,40 @@ use crate::tensor::Dtype;
 pub(super) struct Head {
     /// The name of its module.
     pub name: String,
+    pub names: &'static Names,
 }
+
+/// What its tensors are called.
+pub(super) struct Names {
+    /// What the query is a product of.
+    probe: &'static str,
+    /// The product of queries.
+    query: Stored,
+    /// The product behind attention, and the norm behind that.
+    out: &'static str,
+    norm: &'static str,
+}
+
+/// How a product of queries is stored: its matrix and biases.
+#[derive(Clone, Copy)]
+enum Stored {
+    /// In front of that of keys and values.
+    Joined([&'static str; 2]),
+    /// By itself.
+    Alone([&'static str; 2]),
+}
+
+/// Those of the library `transformers`.
+pub(super) const NAMES: Names = Names {
+    probe: "probe",
+    query: Stored::Joined(["attention.in_proj_weight", "attention.in_proj_bias"]),
+    out: "attention.out_proj",
+    norm: "layernorm",
+};
+
+/// timm's.
+pub(super) const TIMM: Names =
+    Names { probe: "latent", query: Stored::Alone(["q.weight", "q.bias"]), out: "proj", norm: "norm" };
 
 impl Head {
     fn at(&self, part: &str) -> String {
@@ -22,10 +55,13 @@ impl Head {
     /// Of tokens `[rows, tokens, width]` one vector `[rows, width]`.
     pub fn pooled(&self, block: &mut Block, of: &Stack, x: ValueId) -> ValueId {
         let Stack { width, heads, .. } = *of;
-        for (part, dims) in stored(width) {
+        for (part, dims) in self.stored(width) {
             block.parts.insert(self.at(part), dims);
         }
-        block.made.extend([QUERY, MATRIX, BIASES].map(|part| self.at(part)));
+        block.made.insert(self.at(QUERY));
+        if let Stored::Joined(_) = self.names.query {
+            block.made.extend([MATRIX, BIASES].map(|part| self.at(part)));
+        }
         let [rows, tokens] = [0, 1].map(|axis| block.g.value(x).dims[axis]);
         let query = block.g.weight(&self.at(QUERY), Dtype::F32, &[1, 1, heads, width / heads]);
         let query = block.g.node(&self.at("q"), Op::Broadcast(vec![rows, 1, heads, width / heads]), &[query]);
@@ -35,23 +71,23 @@ impl Head {
         let [k, v] = [("k", 0), ("v", 1)].map(|(part, index)| block.heads(of, &self.at(part), kv, index, tokens));
         let mixed = block.g.attention(&self.at("attention"), [query, k, v], None);
         let x = block.g.node(&self.at("together"), Op::Reshape(vec![rows, width]), &[mixed]);
-        let x = block.linear(&self.at("attention.out_proj"), x, width, true);
-        let y = block.g.layer_norm(&self.at("layernorm"), x, of.eps);
+        let x = block.linear(&self.at(self.names.out), x, width, true);
+        let y = block.g.layer_norm(&self.at(self.names.norm), x, of.eps);
         let y = block.linear(&self.at("mlp.fc1"), y, of.inner, true);
         let y = block.g.map(&self.at("activation"), of.activation.expr(), &[y]);
         let y = block.linear(&self.at("mlp.fc2"), y, width, true);
         block.g.map(&self.at("sum"), Expr::arg(0) + Expr::arg(1), &[x, y])
     }
 
-    /// What is computed of the weights once: the query, and the matrix of keys and values, which are stored behind that of
-    /// queries.
+    /// What is computed of the weights once: the query, and the matrix of keys and values where that is stored behind the
+    /// one of queries.
     ///
     /// # Errors
     /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are no floats.
     pub fn computed(&self, weights: &Weights, of: &Stack) -> Result<Vec<(String, Tensor)>, Error> {
         let Stack { width, heads, .. } = *of;
         let mut read = Vec::new();
-        for (part, dims) in stored(width) {
+        for (part, dims) in self.stored(width) {
             read.push(weights.read_as(&self.at(part), &ValueType::new(Dtype::F32, &dims))?);
         }
         let [probe, matrix, biases] = [0, 1, 2].map(|index| read[index].elems::<f32>());
@@ -61,23 +97,24 @@ impl Head {
         let result = ValueType::new(Dtype::F32, &[width]);
         let query = loops::compute(&Op::Contract(product), &operands.each_ref().map(Some), &[result])?.remove(0);
         let query: Vec<f32> = query.elems::<f32>().iter().zip(biases).map(|(x, bias)| x + bias).collect();
-        Ok(vec![
-            (self.at(QUERY), Tensor::of(&[1, 1, heads, width / heads], &query)),
-            (self.at(MATRIX), Tensor::of(&[2 * width, width], of_others)),
-            (self.at(BIASES), Tensor::of(&[2 * width], &biases[width..])),
-        ])
+        let mut made = vec![(self.at(QUERY), Tensor::of(&[1, 1, heads, width / heads], &query))];
+        if let Stored::Joined(_) = self.names.query {
+            made.push((self.at(MATRIX), Tensor::of(&[2 * width, width], of_others)));
+            made.push((self.at(BIASES), Tensor::of(&[2 * width], &biases[width..])));
+        }
+        Ok(made)
+    }
+
+    /// The tensors that something is computed of.
+    fn stored(&self, width: usize) -> [(&'static str, Vec<usize>); 3] {
+        let ([matrix, biases], rows) = match self.names.query {
+            Stored::Joined(names) => (names, 3 * width),
+            Stored::Alone(names) => (names, width),
+        };
+        [(self.names.probe, vec![1, 1, width]), (matrix, vec![rows, width]), (biases, vec![rows])]
     }
 }
 
 const QUERY: &str = "query";
 const MATRIX: &str = "kv.weight";
 const BIASES: &str = "kv.bias";
-
-/// The tensors of its attention that something is computed of.
-fn stored(width: usize) -> [(&'static str, Vec<usize>); 3] {
-    [
-        ("probe", vec![1, 1, width]),
-        ("attention.in_proj_weight", vec![3 * width, width]),
-        ("attention.in_proj_bias", vec![3 * width]),
-    ]
-}

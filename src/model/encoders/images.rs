@@ -53,7 +53,8 @@ impl Encoder for Images {
         };
         let tokens = block.g.value(x).dims[1];
         let last = if self.ends.pooling == Pooling::Class && self.head.is_none() { 1 } else { tokens };
-        let seen = Seen { added: None, turned: self.turning.map(|base| self.angles(&mut block, base)) };
+        let turned = self.turning.map(|base| self.angles(&mut block, base));
+        let seen = Seen { turned, ..Seen::default() };
         let x = block.layers(&self.stack, x, &[seen], last);
         let x = match self.last_norm {
             Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, eps),
@@ -68,9 +69,7 @@ impl Encoder for Images {
     }
 
     fn check(&self, asked: &Embedding) -> Result<(), Error> {
-        if self.ends.pooling == Pooling::Class && self.head.is_none() && self.tokens.is_empty() {
-            return Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"));
-        }
+        self.ends.check(!self.tokens.is_empty())?;
         self.pixels.check(asked, self.patch, "patches")
     }
 
@@ -80,7 +79,9 @@ impl Encoder for Images {
 
     fn made(&self) -> usize {
         let [height, width] = self.pixels.grid(self.patch.max(1));
-        height.saturating_mul(width).saturating_mul(self.stack.width)
+        let numbers = |dims: &[usize]| dims.iter().copied().fold(1, usize::saturating_mul);
+        let before = self.tokens.iter().map(|(_, dims)| numbers(dims)).fold(0, usize::saturating_add);
+        numbers(&[height, width, self.stack.width]).saturating_add(before)
     }
 
     fn layers(&self) -> String {
@@ -108,6 +109,10 @@ impl Encoder for Images {
             let (first, patches) = places.split_at(self.placed * width);
             prefix.iter_mut().zip(first).for_each(|(token, place)| *token += place);
             let side = (patches.len() / width).isqrt();
+            if side * side * width != patches.len() {
+                let found = format!("{} places of patches", patches.len() / width);
+                return Err(Error::option("image_size", found, "the places of a square image"));
+            }
             let places = resized(Tensor::of(&[side, side, width], patches), self.grid(), self.antialias)?;
             all.push((PLACES.to_owned(), places.cast(of(self.patches()))));
         }

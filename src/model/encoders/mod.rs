@@ -17,6 +17,8 @@ mod modules;
 mod names;
 mod open;
 mod options;
+mod packed;
+mod packed_rows;
 mod pictures;
 mod pixels;
 mod places;
@@ -27,8 +29,11 @@ mod spans;
 mod staged;
 mod swin;
 mod text;
+mod timm;
 mod turned;
 mod whisper;
 
+#[cfg(test)]
+pub(crate) use open::network;
 pub(super) use open::{is_one, known, open};
 pub use options::{Embedding, Pooling, Tower};

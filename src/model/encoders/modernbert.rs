@@ -1,4 +1,4 @@
-//! ModernBERT: tokens are turned by their places, most layers see only what is near, and first products are gated.
+//! ModernBERT: rotary position embeddings, local attention in most layers, and gated first products.
 
 use super::block::{Activation, Stack};
 use super::families::prefix;
@@ -22,7 +22,7 @@ pub(super) fn texts(settings: &Settings, weights: &Weights, asked: &Embedding, l
         distances: None,
         is_causal: false,
         spans: spans(settings),
-        end: End::Seen,
+        end: Some(End::Seen),
         sequence: asked.sequence.unwrap_or(longest.min(most)),
         most,
         pooling: asked.pooling.unwrap_or(Pooling::Mean),
@@ -48,22 +48,18 @@ fn stack(settings: &Settings, prefix: String) -> Stack {
         activation: settings.activation(&["hidden_activation"], Activation::Gelu),
         gated: true,
         bare_first: true,
-        absent: absent(settings),
+        absent: settings.without_biases(&BIASES),
     }
 }
 
-/// How the biases end that the configuration leaves out.
-fn absent(settings: &Settings) -> Vec<String> {
-    let parts = [
-        ("attention_bias", "attn.Wqkv"),
-        ("attention_bias", "attn.Wo"),
-        ("mlp_bias", "mlp.Wi"),
-        ("mlp_bias", "mlp.Wo"),
-        ("norm_bias", "norm"),
-    ];
-    let left_out = parts.into_iter().filter(|(key, _)| !settings.flag(key, false));
-    left_out.map(|(_, module)| format!("{module}.bias")).collect()
-}
+/// The keys of biases, of which there are none by default, and their modules.
+const BIASES: [(&str, bool, &str); 5] = [
+    ("attention_bias", false, "attn.Wqkv"),
+    ("attention_bias", false, "attn.Wo"),
+    ("mlp_bias", false, "mlp.Wi"),
+    ("mlp_bias", false, "mlp.Wo"),
+    ("norm_bias", false, "norm"),
+];
 
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
@@ -73,7 +69,7 @@ fn spans(settings: &Settings) -> Vec<Span> {
     let rope = settings.inner("rope_parameters");
     let base = |kind: &str, key: &str, default: f64| {
         let of = rope.inner(kind);
-        let base = of.number("rope_theta", settings.number(key, default));
+        let base = of.positive("rope_theta", settings.positive(key, default));
         if !["", "default"].contains(&of.name("rope_type")) {
             of.refuse(format!("`rope_type` `{}` is not supported: `default` is", of.name("rope_type")));
         }
@@ -82,7 +78,10 @@ fn spans(settings: &Settings) -> Vec<Span> {
     };
     let full = Span { base: base(FULL, "global_rope_theta", 160_000.0), reach: None };
     let reach = settings.count(&["local_attention"], 128) / 2;
-    let sliding = Span { base: base(SLIDING, "local_rope_theta", 10_000.0), reach: Some(reach) };
+    // Null stands for the base of the layers that see all.
+    let is_null = settings.is_null("local_rope_theta") || rope.inner(SLIDING).is_null("rope_theta");
+    let default = if is_null { full.base } else { 10_000.0 };
+    let sliding = Span { base: base(SLIDING, "local_rope_theta", default), reach: Some(reach) };
     settings.include(&rope);
     let Some(kinds) = settings.names("layer_types") else {
         let every = settings.count(&["global_attn_every_n_layers"], 3).min(1 << 10); // no model has more layers

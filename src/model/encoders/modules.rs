@@ -1,4 +1,4 @@
-//! What the library `sentence-transformers` says beside a model.
+//! The files that the library `sentence-transformers` writes beside a model.
 
 use std::path::{Component, Path};
 

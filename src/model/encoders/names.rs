@@ -1,4 +1,4 @@
-//! What the tensors of a layer are called, by whoever wrote them.
+//! The names of a layer's tensors in the files of each library.
 
 /// Names in a layer, without its number and what is before.
 pub(super) struct Names {
@@ -6,6 +6,8 @@ pub(super) struct Names {
     pub layers: &'static str,
     /// The products for queries, keys and values, or the one for all three.
     pub qkv: &'static [&'static str],
+    /// The biases of queries, keys and values, where these are one product and its biases three.
+    pub biases: Option<[&'static str; 3]>,
     /// What follows attention.
     pub out: &'static str,
     /// Both products behind it.
@@ -23,6 +25,7 @@ pub(super) struct Names {
 pub(super) const BERT: Names = Names {
     layers: "encoder.layer.",
     qkv: &["attention.self.query", "attention.self.key", "attention.self.value"],
+    biases: None,
     out: "attention.output.dense",
     fc: ["intermediate.dense", "output.dense"],
     gate: None,
@@ -50,6 +53,7 @@ pub(super) const DISTILBERT: Names = Names {
 pub(super) const VIT: Names = Names {
     layers: "encoder.layer.",
     qkv: &["attention.attention.query", "attention.attention.key", "attention.attention.value"],
+    biases: None,
     out: "attention.output.dense",
     fc: ["intermediate.dense", "output.dense"],
     gate: None,
@@ -113,3 +117,11 @@ pub(super) const TIMM: Names = Names {
 
 /// timm's, of layers that scale what they add.
 pub(super) const TIMM_SCALED: Names = Names { scales: Some(["ls1.gamma", "ls2.gamma"]), ..TIMM };
+
+/// timm's DINOv3.
+pub(super) const TIMM_DINOV3: Names =
+    Names { biases: Some(["attn.q_bias", "attn.k_bias", "attn.v_bias"]), scales: Some(["gamma_1", "gamma_2"]), ..TIMM };
+
+/// timm's DINOv3 whose first product is gated.
+pub(super) const TIMM_DINOV3_GATED: Names =
+    Names { fc: ["mlp.fc1_x", "mlp.fc2"], gate: Some("mlp.fc1_g"), ..TIMM_DINOV3 };

@@ -10,10 +10,13 @@ use super::modules;
 use super::options::{Embedding, Tower};
 use super::pictures;
 use super::settings::Settings;
-use super::{dinov3, modernbert, siglip, staged, whisper};
+use super::{dinov3, modernbert, siglip, staged, timm, whisper};
 use crate::error::Error;
 use crate::model::Model;
 use crate::model::weights::Weights;
+use crate::tensor::Packing;
+#[cfg(test)]
+use crate::tensor::{Dims, Size};
 
 /// The families, for messages.
 pub(in crate::model) fn known() -> impl Iterator<Item = String> {
@@ -35,13 +38,14 @@ pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<
         (None, _) => None,
         (Some(pixels), None) => Some(pictures::by_timm(&settings.inner("pretrained_cfg"), pixels)?),
         (Some(pixels), Some(_)) => {
-            Some(pictures::by_transformers(&Settings::beside(folder, "preprocessor_config.json")?, pixels)?)
+            Some(pictures::by_transformers(&Settings::in_folder(folder, "preprocessor_config.json")?, pixels)?)
         }
     };
     encoder::check_sizes(&*encoder, &settings);
     settings.check()?;
     encoder.check(&asked)?;
-    let model = encoder::model(encoder, &weights)?;
+    let packed = packing(&*encoder, &asked, &kind)?;
+    let model = encoder::model(encoder, &weights, packed)?;
     Ok(Some(Model { name: kind.as_str().into(), pictures: pictures.map(Into::into), ..model }))
 }
 
@@ -80,10 +84,27 @@ fn encoder(
         "convnext" => Box::new(staged::convnext(settings, weights, asked)),
         "modernbert" => Box::new(modernbert::texts(settings, weights, asked, longest(folder)?)),
         _ if FAMILIES.contains(&kind) => Box::new(families::bert(settings, weights, asked, kind, longest(folder)?)),
-        timm if timm.starts_with("swin_") => Box::new(staged::timm_swin(settings, weights, asked)),
-        timm if timm.starts_with("convnext_") => Box::new(staged::timm_convnext(settings, weights, asked)),
-        timm => Box::new(families::timm(settings, weights, asked, timm)),
+        name if name.starts_with("swin_") => Box::new(staged::timm_swin(settings, weights, asked)),
+        name if name.starts_with("convnext_") => Box::new(staged::timm_convnext(settings, weights, asked)),
+        name => Box::new(timm::images(settings, weights, asked, name)),
     })
+}
+
+/// The packed size that is asked for, if there is one.
+///
+/// # Errors
+/// [`Error::Unsupported`] for an encoder whose rows cannot lie end to end.
+fn packing(encoder: &dyn Encoder, asked: &Embedding, kind: &str) -> Result<Option<Packing>, Error> {
+    let Some([tokens, rows]) = asked.packed else { return Ok(None) };
+    let refused = |why: &str| Error::Unsupported {
+        what: format!("packed rows of `{kind}`: {why}"),
+        instead: "open it for rows of one length".into(),
+    };
+    let texts = encoder.texts().ok_or_else(|| refused("it is no encoder of texts"))?;
+    match texts.is_not_packed() {
+        Some(why) => Err(refused(why)),
+        None => Ok(Some(Packing { tokens, rows, longest: texts.sequence.min(tokens) })),
+    }
 }
 
 /// A tower of a model of images and texts.
@@ -100,9 +121,22 @@ fn tower(settings: &Settings, asked: &Embedding, kind: &str) -> Box<dyn Encoder>
     encoder
 }
 
+/// The network of a configuration, at the longest texts that it has, without its weights.
+#[cfg(test)]
+pub(crate) fn network(config: &Value, asked: &Embedding) -> crate::model::Values {
+    let (folder, map) = (Path::new("of a test"), config.as_object().cloned().unwrap_or_default());
+    let settings = Settings::of(folder, map);
+    let kind = kind(&settings).expect("a family's configuration");
+    let weights = Weights::from_tensors(Vec::<(String, _, _)>::new()).expect("none");
+    let encoder = encoder(folder, &settings, &weights, asked, &kind).expect("an encoder");
+    settings.check().expect("settings that fit");
+    let build = move |size: &Size| encoder.block(size.batch()).g.finish();
+    crate::model::Values::built(Dims::new(), build).expect("a graph")
+}
+
 /// The longest texts that sentence-transformers says beside a model.
 fn longest(folder: &Path) -> Result<usize, Error> {
-    let sentences = Settings::beside(folder, "sentence_bert_config.json")?;
+    let sentences = Settings::in_folder(folder, "sentence_bert_config.json")?;
     let longest = sentences.count(&["max_seq_length"], usize::MAX);
     sentences.check().map(|()| longest)
 }

@@ -1,9 +1,10 @@
-//! What is asked of an encoder where its files leave a choice.
+//! The options of an encoder.
 
 use crate::error::Error;
 use crate::onnx::Sizes;
 
-/// What an encoder is to give, and at which sizes it is opened. What is not said here is as the model's folder says.
+/// The options of an encoder: its output, and the sizes at which it is opened. The files in the model's folder give the
+/// defaults.
 ///
 /// ```no_run
 /// use trefoil::model::{Embedding, Model, Pooling};
@@ -18,6 +19,8 @@ pub struct Embedding {
     pub(super) pooling: Option<Pooling>,
     pub(super) normalized: Option<bool>,
     pub(super) tower: Option<Tower>,
+    /// Tokens and rows of a record.
+    pub(super) packed: Option<[usize; 2]>,
 }
 
 /// Which vector stands for all tokens.
@@ -34,7 +37,7 @@ pub enum Pooling {
     Class,
     /// The last token that the mask shows; of CLIP's texts the first token that ends a text. An image has none.
     Last,
-    /// None: every token has a vector of its own.
+    /// No pooling: every token has a vector of its own.
     Tokens,
 }
 
@@ -48,65 +51,86 @@ pub enum Pooling {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tower {
-    /// Which reads images.
+    /// The part that reads images.
     Images,
-    /// Which reads texts.
+    /// The part that reads texts.
     Texts,
 }
 
 impl Embedding {
-    /// As the folder says: the longest texts, images of the size that the model was trained with, the pooling that is told
-    /// beside the model, or the mean of texts and the first token of images, and of two towers that of images.
+    /// The defaults: the longest texts that the model takes; images of the size that the model was trained with; the
+    /// pooling in the files of sentence-transformers or, without them, the mean for texts and the first token for
+    /// images; and for a model of images and texts, the part that reads images.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Texts of so many tokens; shorter ones are padded behind their end, and the mask says so.
+    /// Sets the number of tokens. Shorter texts are padded behind their end, and the mask excludes the padding.
     #[must_use]
     pub const fn sequence(self, tokens: usize) -> Self {
         Self { sequence: Some(tokens), ..self }
     }
 
-    /// Images of this size, a multiple of the patches' in each direction. Position embeddings are interpolated.
+    /// Sets the size of images, a multiple of the patch size in each direction. Position embeddings are interpolated.
     #[must_use]
     pub const fn image(self, height: usize, width: usize) -> Self {
         Self { image: Some([height, width]), ..self }
     }
 
-    /// What stands for all tokens.
+    /// Sets how the vectors of all tokens become one.
     #[must_use]
     pub const fn pooling(self, pooling: Pooling) -> Self {
         Self { pooling: Some(pooling), ..self }
     }
 
-    /// Whether vectors are divided by their length.
+    /// Sets whether vectors are divided by their length.
     #[must_use]
     pub const fn normalized(self, normalized: bool) -> Self {
         Self { normalized: Some(normalized), ..self }
     }
 
-    /// Which part of a model that has two.
+    /// Selects the part of a model of images and texts.
     #[must_use]
     pub const fn tower(self, tower: Tower) -> Self {
         Self { tower: Some(tower), ..self }
     }
 
-    /// With the sizes of `sequence`, or of `height` and `width`.
+    /// Texts of different lengths end to end: a record has up to `tokens` tokens of up to `rows` texts, each of which has as many
+    /// as a [`sequence`](Self::sequence) at most. Nothing is padded, and a text's vector does not depend on the others.
+    ///
+    /// The inputs are `input_ids` `[tokens]`, `starts` `[rows + 1]`, and of BERT `token_type_ids` `[tokens]`, all i64. `starts`
+    /// has the lengths of the texts summed up: text i is from `starts[i]` to `starts[i + 1]`, and texts that are not there are
+    /// empty. The output is `embedding` `[rows, values]`, of which empty texts have rows without a meaning, or `tokens`
+    /// `[tokens, values]`. [`Pack`](crate::Pack) fills such records. The free dimensions are `tokens`, `rows` and `longest`.
+    ///
+    /// ```no_run
+    /// use trefoil::model::{Embedding, Model};
+    /// let model = Model::open_encoder("all-MiniLM-L6-v2", &Embedding::new().sequence(256).packed(4096, 128))?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    #[must_use]
+    pub const fn packed(self, tokens: usize, rows: usize) -> Self {
+        Self { packed: Some([tokens, rows]), ..self }
+    }
+
+    /// With the sizes of `sequence`, of `height` and `width`, or of `tokens` and `rows`.
     pub(in crate::model) fn of_sizes(sizes: &Sizes) -> Result<Self, Error> {
-        let known = ["sequence", "height", "width"];
+        let known = ["sequence", "height", "width", "tokens", "rows"];
         if let Some(other) = sizes.names().find(|name| !known.contains(name)) {
             return Err(Error::option(
                 "sizes",
                 format_args!("one of `{other}`"),
-                "of `sequence`, or `height` and `width`",
+                "of `sequence`, `height` and `width`, or `tokens` and `rows`",
             ));
         }
-        let [sequence, height, width] = known.map(|name| sizes.get(name));
-        let image = match (height, width) {
-            (Some(height), Some(width)) => Some([height, width]),
-            (None, None) => None,
-            _ => return Err(Error::option("sizes", "one of `height` and `width`", "both")),
+        let [sequence, height, width, tokens, rows] = known.map(|name| sizes.get(name));
+        let both = |pair: [Option<usize>; 2], names: &str| match pair {
+            [Some(a), Some(b)] => Ok(Some([a, b])),
+            [None, None] => Ok(None),
+            _ => Err(Error::option("sizes", format_args!("one of {names}"), "both")),
         };
-        Ok(Self { sequence, image, ..Self::default() })
+        let image = both([height, width], "`height` and `width`")?;
+        let packed = both([tokens, rows], "`tokens` and `rows`")?;
+        Ok(Self { sequence, image, packed, ..Self::default() })
     }
 }

@@ -1,4 +1,4 @@
-//! What says where tokens are: tables of positions at other sizes, angles, and biases of scores by distance.
+//! Position embeddings: tables of positions at other sizes, angles, and biases of scores by distance.
 
 use super::turned::frequencies;
 use crate::error::Error;
@@ -46,6 +46,17 @@ pub(super) fn grid_angles(grid: [usize; 2], base: f64, dims: usize) -> Vec<Vec<f
 pub(super) fn buckets(tokens: usize, buckets: usize) -> Vec<i64> {
     let pairs = (0..tokens).flat_map(|token| (0..tokens).map(move |key| key as i64 - token as i64));
     pairs.map(|distance| bucket(distance, buckets as i64)).collect()
+}
+
+/// The same for each distance between tokens of a row that has up to so many: from the key that is furthest ahead to the one
+/// that is furthest behind.
+pub(super) fn buckets_by_distance(longest: usize, buckets: usize) -> Vec<i64> {
+    distances(longest).map(|distance| bucket(distance, buckets as i64)).collect()
+}
+
+/// The distances of a key behind a token of a row that has up to so many, ascending.
+pub(super) fn distances(longest: usize) -> impl Iterator<Item = i64> {
+    1 - longest as i64..longest as i64
 }
 
 /// Larger distances are one bucket.
@@ -98,6 +109,7 @@ mod tests {
             assert_eq!(bucket(distance, 32), expected, "{distance}");
         }
         assert_eq!(buckets(2, 32), [0, 17, 1, 0]);
+        assert_eq!(buckets_by_distance(2, 32), [1, 0, 17]);
     }
 
     #[test]

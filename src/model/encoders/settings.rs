@@ -42,7 +42,7 @@ impl Settings {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn beside(folder: &Path, name: &str) -> Result<Self, Error> {
+    pub fn in_folder(folder: &Path, name: &str) -> Result<Self, Error> {
         let path = folder.join(name);
         if path.exists() { Self::open(&path) } else { Ok(Self::of(&path, Map::new())) }
     }
@@ -67,6 +67,11 @@ impl Settings {
     /// What stands under a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether a key is there, and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
     }
 
     /// A size under one of some keys, of which the first one names it in errors.
@@ -99,7 +104,7 @@ impl Settings {
     }
 
     /// A positive number, at most a million.
-    pub fn number(&self, key: &str, default: f64) -> f64 {
+    pub fn positive(&self, key: &str, default: f64) -> f64 {
         let Some(value) = self.get(key) else { return default };
         value.as_f64().filter(|number| *number > 0.0 && *number <= 1e6).unwrap_or_else(|| {
             self.wrong(key, "a number above 0, at most 1000000", value);
@@ -173,6 +178,12 @@ impl Settings {
             self.wrong(key, "gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu or silu", value);
             default
         })
+    }
+
+    /// How the names of the biases of some modules end, each where a key, or its default, says that it has none.
+    pub fn without_biases(&self, modules: &[(&str, bool, &str)]) -> Vec<String> {
+        let left_out = modules.iter().filter(|(key, default, _)| !self.flag(key, *default));
+        left_out.map(|(_, _, module)| format!("{module}.bias")).collect()
     }
 
     /// Notes something that is not as it should be.

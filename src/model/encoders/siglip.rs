@@ -3,12 +3,12 @@
 use super::block::Activation;
 use super::ends::Ends;
 use super::families::tower;
-use super::head::Head;
+use super::head::{self, Head};
 use super::images::Images;
 use super::options::{Embedding, Pooling};
 use super::pixels::Pixels;
 use super::settings::Settings;
-use super::text::{End, Text};
+use super::text::Text;
 
 const STYLE: (Activation, f64) = (Activation::GeluTanh, 1e-6);
 
@@ -26,7 +26,7 @@ pub(super) fn texts(of: &Settings, asked: &Embedding) -> Text {
         distances: None,
         is_causal: false,
         spans: Vec::new(),
-        end: End::Padding,
+        end: None,
         sequence: asked.sequence.unwrap_or(places),
         most: places,
         pooling: asked.pooling.unwrap_or(Pooling::Last),
@@ -53,7 +53,7 @@ pub(super) fn images(of: &Settings, asked: &Embedding) -> Images {
         turning: None,
         first_norm: None,
         last_norm: Some("post_layernorm"),
-        head: has_head.then(|| Head { name: stack.name("head") }),
+        head: has_head.then(|| Head { name: stack.name("head"), names: &head::NAMES }),
         ends: Ends {
             pooling: asked.pooling.unwrap_or(Pooling::Mean),
             normalized: asked.normalized.unwrap_or(false),

@@ -1,4 +1,4 @@
-//! Layers whose tokens are turned by their places, and of which some see only what is near.
+//! Layers with rotary position embeddings, some of them with local attention.
 
 use super::block::{Block, HIDDEN, Seen, number};
 use super::text::Text;
@@ -18,18 +18,24 @@ pub(super) struct Span {
 impl Text {
     /// What tokens see of each other in layers of these spans; `mask` is added to all scores.
     pub fn spanned(&self, block: &mut Block, mask: ValueId) -> Vec<Seen> {
+        self.by_spans(|span| {
+            let reach = span.reach.filter(|reach| reach + 1 < self.sequence);
+            let added = reach.map_or(mask, |reach| self.near(block, mask, reach));
+            Seen { added: Some(added), turned: Some(self.turns(block, span.base, self.sequence)), packed: None }
+        })
+    }
+
+    /// What `of` gives for the span of each layer; it is asked once for each of them.
+    pub fn by_spans(&self, mut of: impl FnMut(Span) -> Seen) -> Vec<Seen> {
         let mut known: Vec<(Span, Seen)> = Vec::new();
-        let mut of_span = |span: Span| match known.iter().find(|(of, _)| *of == span) {
+        let seen = |span: &Span| match known.iter().find(|(other, _)| other == span) {
             Some((_, seen)) => *seen,
             None => {
-                let reach = span.reach.filter(|reach| reach + 1 < self.sequence);
-                let added = reach.map_or(mask, |reach| self.near(block, mask, reach));
-                let seen = Seen { added: Some(added), turned: Some(self.turns(block, span.base)) };
-                known.push((span, seen));
-                seen
+                known.push((*span, of(*span)));
+                known[known.len() - 1].1
             }
         };
-        self.spans.iter().map(|&span| of_span(span)).collect()
+        self.spans.iter().map(seen).collect()
     }
 
     /// The mask with what is further away hidden: `[rows, 1, tokens, keys]`.
@@ -43,10 +49,10 @@ impl Text {
         block.g.map(&format!("mask within {reach}"), near, &[mask, token, key])
     }
 
-    /// The angles of each token, from 0 on.
-    fn turns(&self, block: &mut Block, base: f64) -> [ValueId; 2] {
+    /// The angles of so many tokens.
+    pub fn turns(&self, block: &mut Block, base: f64, tokens: usize) -> [ValueId; 2] {
         let speeds = frequencies(base, self.stack.width / self.stack.heads / 2);
         let of_token = |token: usize| speeds.iter().map(|speed| token as f32 * speed).collect();
-        block.angles(&(0..self.sequence).map(of_token).collect::<Vec<_>>())
+        block.angles(&(0..tokens).map(of_token).collect::<Vec<_>>())
     }
 }

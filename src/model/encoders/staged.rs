@@ -25,7 +25,7 @@ pub(super) fn swin(settings: &Settings, weights: &Weights, asked: &Embedding) ->
         settings.refuse("`use_absolute_embeddings` is not supported: distances in windows are".into());
     }
     let eps = settings.fraction("layer_norm_eps", 1e-5);
-    let ratio = settings.number("mlp_ratio", 4.0);
+    let ratio = settings.positive("mlp_ratio", 4.0);
     let absent = if settings.flag("qkv_bias", true) { Vec::new() } else { biases_of(names::SWIN.qkv) };
     let stage = |(index, (&layers, &heads)): (usize, (&usize, &usize))| {
         let width = first << index;
@@ -51,6 +51,7 @@ pub(super) fn swin(settings: &Settings, weights: &Weights, asked: &Embedding) ->
         pixels: pixels(settings.sides("image_size", 224), asked),
         patch: settings.count(&["patch_size"], 4),
         window: settings.count(&["window_size"], 7),
+        moves_one_side: false,
         filter: "embeddings.patch_embeddings.projection",
         first_norm: "embeddings.norm",
         distances: "attention.self.relative_position_bias_table",
@@ -88,6 +89,7 @@ pub(super) fn timm_swin(settings: &Settings, weights: &Weights, asked: &Embeddin
         pixels: pixels(timm_sides(settings), asked),
         patch: dims("patch_embed.proj.weight", 2).unwrap_or(4),
         window: distances.isqrt().div_ceil(2),
+        moves_one_side: true,
         filter: "patch_embed.proj",
         first_norm: "patch_embed.norm",
         distances: DISTANCES,
@@ -116,6 +118,7 @@ pub(super) fn convnext(settings: &Settings, weights: &Weights, asked: &Embedding
         names: &convnext::NAMES,
         prefix,
         activation: settings.activation(&["hidden_act"], Activation::Gelu),
+        has_filters: false,
         ends: ends(weights, asked, "classifier", channels[channels.len() - 1], Some(norm)),
         stages: channels.into_iter().zip(depths).collect(),
     }
@@ -135,6 +138,7 @@ pub(super) fn timm_convnext(settings: &Settings, weights: &Weights, asked: &Embe
         names: &convnext::TIMM,
         prefix: String::new(),
         activation: Activation::Gelu,
+        has_filters: weights.dims("stages.0.blocks.0.mlp.fc1.weight").is_some_and(|dims| dims.len() == 4),
         ends: ends(weights, asked, "head.fc", width(depths.len() - 1), Some(norm)),
         stages: depths.iter().enumerate().map(|(stage, &layers)| (width(stage), layers)).collect(),
     }
@@ -172,7 +176,7 @@ fn depths(weights: &Weights, shown: impl Fn(usize, usize) -> String) -> Vec<usiz
 }
 
 /// The image that a model of timm was trained with.
-fn timm_sides(settings: &Settings) -> [usize; 2] {
+pub(super) fn timm_sides(settings: &Settings) -> [usize; 2] {
     let args = settings.inner("model_args");
     let pretrained = settings.inner("pretrained_cfg");
     let default = match pretrained.counts("input_size", &[3, 224, 224])[..] {

@@ -1,11 +1,11 @@
 //! Swin: stages of layers whose tokens see those of their window alone; every second layer has the windows elsewhere.
+//! Tokens are in the order of windows from one layer to the next, so that only those of moved windows change places.
 
 use super::block::{Block, HIDDEN, Seen, Stack, number};
 use super::encoder::Encoder;
 use super::ends::Ends;
-use super::options::{Embedding, Pooling};
+use super::options::Embedding;
 use super::pixels::{CHANNELS, Pixels};
-use super::pooling::Counted;
 use crate::error::Error;
 use crate::graph::{Binary, Conv, Expr, Op, Pad, PadMode, ValueId, Window};
 use crate::tensor::Dtype;
@@ -15,6 +15,8 @@ pub(super) struct Swin {
     pub patch: usize,
     /// Tokens along each side of a window.
     pub window: usize,
+    /// Whether windows move along a side that has several of them where the other side has one alone.
+    pub moves_one_side: bool,
     /// The layers of each stage, whose tokens are twice as wide as those of the one before.
     pub stages: Vec<Stack>,
     /// The product of patches, and the norm behind it.
@@ -50,15 +52,12 @@ impl Encoder for Swin {
             x = (0..stage.layers).fold(x, |x, layer| self.layer(&mut block, stage, layer, x, sides));
         }
         let x = block.g.layer_norm(&format!("{}{}", self.prefix, self.last_norm), x, self.eps);
-        let pooled = block.pooled(self.ends.pooling, x, &Counted::From(0));
-        self.ends.give(&mut block, pooled);
+        self.ends.pool(&mut block, x);
         block
     }
 
     fn check(&self, asked: &Embedding) -> Result<(), Error> {
-        if asked.pooling == Some(Pooling::Class) {
-            return Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"));
-        }
+        self.ends.check(false)?;
         let grain = (self.patch * self.window) << (self.stages.len() - 1);
         let [height, width] = self.pixels.size;
         self.pixels.check(&asked.clone().image(height, width), grain, "last windows")
@@ -110,30 +109,29 @@ impl Swin {
         block.linear(&name("reduction"), x, 2 * width, false)
     }
 
-    /// A layer, of whose windows every second one's are moved by half of one.
+    /// A layer. All of it has tokens window by window: where the next layer has the same windows, none is moved back.
     fn layer(&self, block: &mut Block, of: &Stack, layer: usize, x: ValueId, sides: [usize; 2]) -> ValueId {
-        let is_moved = layer % 2 == 1 && sides.iter().all(|&side| side > self.window);
-        let shift = if is_moved { self.window / 2 } else { 0 };
-        let [norm1, norm2] = of.names.norms.map(|part| of.at(layer, part));
-        let y = block.g.layer_norm(&norm1, x, of.eps);
-        let rows = block.g.value(x).dims[0];
-        let y = self.windows(block, &of.at(layer, "windows"), y, sides, shift);
+        let (rows, shift) = (block.g.value(x).dims[0], self.shift(layer, sides));
+        let x = self.windows(block, &of.at(layer, "windows"), x, sides, shift);
         let added = self.added(block, of, layer, rows, sides, shift);
-        let tokens = self.window * self.window;
-        let y = block.attention(of, layer, y, Seen { added: Some(added), turned: None }, tokens);
-        let y = self.whole(block, &of.at(layer, "whole"), y, sides, shift);
-        let x = block.sum(&of.at(layer, "sum1"), x, y, None);
-        let y = block.g.layer_norm(&norm2, x, of.eps);
-        let y = block.mlp(of, layer, y);
-        block.sum(&of.at(layer, "sum2"), x, y, None)
+        let x = block.layer(of, layer, x, Seen { added: Some(added), ..Seen::default() }, self.window * self.window);
+        self.joined(block, &of.at(layer, "whole"), x, sides, shift)
+    }
+
+    /// How far the windows of a layer are moved along each side: every second layer's by half of one. Those of a side
+    /// that has one alone stay, and with them, where nothing else is said, those of the other side.
+    fn shift(&self, layer: usize, sides: [usize; 2]) -> [usize; 2] {
+        let has_several = sides.map(|side| side > self.window);
+        let is_moved = |of: bool| layer % 2 == 1 && of && (self.moves_one_side || has_several == [true; 2]);
+        has_several.map(|of| if is_moved(of) { self.window / 2 } else { 0 })
     }
 
     /// Tokens window by window, from such a place on: `[rows x windows, tokens, width]`.
-    fn windows(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: usize) -> ValueId {
+    fn windows(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: [usize; 2]) -> ValueId {
         let ([height, wide], window) = (sides, self.window);
         let (rows, width) = (block.g.value(x).dims[0], block.width(x));
         let x = block.g.node(&format!("{name}.image"), Op::Reshape(vec![rows, height, wide, width]), &[x]);
-        let x = moved(block, &format!("{name}.moved"), x, shift as isize);
+        let x = moved(block, &format!("{name}.moved"), x, shift.map(|by| by as isize));
         let apart = vec![rows, height / window, window, wide / window, window, width];
         let x = block.g.node(&format!("{name}.apart"), Op::Reshape(apart), &[x]);
         let x = block.g.node(&format!("{name}.turned"), Op::Transpose(vec![0, 1, 3, 2, 4, 5]), &[x]);
@@ -142,7 +140,7 @@ impl Swin {
     }
 
     /// The tokens of windows as those of an image again.
-    fn whole(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: usize) -> ValueId {
+    fn joined(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: [usize; 2]) -> ValueId {
         let ([height, wide], window) = (sides, self.window);
         let width = block.width(x);
         let rows = block.g.value(x).elems() / (height * wide * width);
@@ -150,7 +148,7 @@ impl Swin {
         let x = block.g.node(&format!("{name}.apart"), Op::Reshape(apart), &[x]);
         let x = block.g.node(&format!("{name}.turned"), Op::Transpose(vec![0, 1, 3, 2, 4, 5]), &[x]);
         let x = block.g.node(&format!("{name}.image"), Op::Reshape(vec![rows, height, wide, width]), &[x]);
-        let x = moved(block, &format!("{name}.moved"), x, -(shift as isize));
+        let x = moved(block, &format!("{name}.moved"), x, shift.map(|by| -(by as isize)));
         block.g.node(name, Op::Reshape(vec![rows, height * wide, width]), &[x])
     }
 
@@ -162,7 +160,7 @@ impl Swin {
         layer: usize,
         rows: usize,
         sides: [usize; 2],
-        shift: usize,
+        shift: [usize; 2],
     ) -> ValueId {
         let (window, heads) = (self.window, of.heads);
         let (tokens, reach) = (window * window, 2 * window - 1);
@@ -174,7 +172,7 @@ impl Swin {
         let biases = block.g.node(&at("distances"), Op::Gather(0), &[table, index]);
         let biases = block.g.node(&at("distances.turned"), Op::Transpose(vec![2, 0, 1]), &[biases]);
         let biases = block.g.node(&at("distances.apart"), Op::Reshape(vec![1, heads, tokens, tokens]), &[biases]);
-        if shift == 0 {
+        if shift == [0; 2] {
             return biases;
         }
         let regions = regions(sides, window, shift);
@@ -191,11 +189,12 @@ impl Swin {
 }
 
 /// An image from this row and column on, the ones before behind its end.
-fn moved(block: &mut Block, name: &str, x: ValueId, by: isize) -> ValueId {
-    if by == 0 {
+fn moved(block: &mut Block, name: &str, x: ValueId, by: [isize; 2]) -> ValueId {
+    if by == [0; 2] {
         return x;
     }
-    let pad = Pad { before: vec![0, -by, -by, 0], after: vec![0, by, by, 0], mode: PadMode::Wrap };
+    let [down, right] = by;
+    let pad = Pad { before: vec![0, -down, -right, 0], after: vec![0, down, right, 0], mode: PadMode::Wrap };
     block.g.node(name, Op::Pad(pad), &[x])
 }
 
@@ -211,11 +210,11 @@ fn distances(window: usize) -> Vec<i64> {
 }
 
 /// For each token of each moved window which part of the image it is from: those of one part were neighbours.
-fn regions([height, wide]: [usize; 2], window: usize, shift: usize) -> Vec<f32> {
-    let part = |at: usize, side: usize| usize::from(at >= side - window) + usize::from(at >= side - shift);
+fn regions([height, wide]: [usize; 2], window: usize, [down, right]: [usize; 2]) -> Vec<f32> {
+    let part = |at: usize, side: usize, by: usize| usize::from(at >= side - window) + usize::from(at >= side - by);
     let of_window = |y: usize, x: usize| {
         let tokens = (y..y + window).flat_map(move |y| (x..x + window).map(move |x| (y, x)));
-        tokens.map(move |(y, x)| (3 * part(y, height) + part(x, wide)) as f32)
+        tokens.map(move |(y, x)| (3 * part(y, height, down) + part(x, wide, right)) as f32)
     };
     let starts = (0..height).step_by(window).flat_map(|y| (0..wide).step_by(window).map(move |x| (y, x)));
     starts.flat_map(|(y, x)| of_window(y, x)).collect()

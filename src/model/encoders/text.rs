@@ -29,7 +29,8 @@ pub(super) struct Text {
     pub is_causal: bool,
     /// How far tokens of each layer see, where they are turned by their places; by turns.
     pub spans: Vec<Span>,
-    pub end: End,
+    /// Which token is the last one; without one there is no mask, all tokens are seen, and the last one of all is it.
+    pub end: Option<End>,
     /// Tokens, and the most that there may be.
     pub sequence: usize,
     pub most: usize,
@@ -48,8 +49,6 @@ pub(super) enum End {
     Id(i64),
     /// The first of the largest number.
     Largest,
-    /// The last one of all: there is no mask, and padding is seen as other tokens are.
-    Padding,
 }
 
 impl Encoder for Text {
@@ -57,28 +56,18 @@ impl Encoder for Text {
         let mut block = Block::new(&self.stack);
         let dims = [rows, self.sequence];
         let ids = block.g.input("input_ids", Dtype::I64, &dims);
-        let mask = match self.end {
-            End::Padding => None,
-            _ => Some(block.g.input("attention_mask", Dtype::I64, &dims)),
-        };
-        let x = self.embedded(&mut block, ids, dims);
-        let seen = self.seen(&mut block, mask);
+        let ended = self.end.map(|end| (end, block.g.input("attention_mask", Dtype::I64, &dims)));
+        let types = self.has_types().then(|| block.g.input("token_type_ids", Dtype::I64, &dims));
+        let x = self.embedded(&mut block, ids, types, None);
+        let seen = self.seen(&mut block, ended.map(|(_, mask)| mask));
         let x = block.layers(&self.stack, x, &seen, if self.is_first_alone() { 1 } else { self.sequence });
-        let x = match self.last_norm {
-            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps),
-            None => x,
-        };
-        let counted = match mask {
-            Some(mask) => Counted::Masked { mask, last: self.last(&mut block, ids, mask) },
+        let x = self.normed(&mut block, self.last_norm, x);
+        let counted = match ended {
+            Some((end, mask)) => Counted::Masked { mask, last: end.last(&mut block, ids, mask) },
             None => Counted::From(0),
         };
         let x = block.pooled(self.pooling, x, &counted);
-        let x = match self.projection {
-            Some((name, columns, bias)) if self.pooling != Pooling::Tokens => block.linear(name, x, columns, bias),
-            _ => x,
-        };
-        let x = if self.normalized { block.unit(x) } else { x };
-        block.g.output(if self.pooling == Pooling::Tokens { "tokens" } else { "embedding" }, x);
+        self.give(&mut block, x);
         block
     }
 
@@ -97,11 +86,16 @@ impl Encoder for Text {
     }
 
     fn made(&self) -> usize {
-        self.sequence.saturating_mul(self.sequence)
+        let turned = if self.spans.is_empty() { 0 } else { self.stack.width };
+        self.sequence.saturating_mul(self.sequence.max(turned))
     }
 
     fn layers(&self) -> String {
         self.stack.name(self.stack.names.layers)
+    }
+
+    fn texts(&self) -> Option<&Text> {
+        Some(self)
     }
 }
 
@@ -116,13 +110,24 @@ impl Text {
         let Some(mask) = mask else { return vec![Seen::default()] };
         let added = self.added(block, mask);
         match self.spans[..] {
-            [] => vec![Seen { added: Some(added), turned: None }],
+            [] => vec![Seen { added: Some(added), ..Seen::default() }],
             _ => self.spanned(block, added),
         }
     }
 
-    /// What tokens, their places and types are as vectors.
-    fn embedded(&self, block: &mut Block, ids: ValueId, dims: [usize; 2]) -> ValueId {
+    /// Whether tokens have types that a request brings.
+    pub fn has_types(&self) -> bool {
+        self.types.is_some_and(|(_, rows)| rows > 1)
+    }
+
+    /// What tokens, their places and types are as vectors. Places are 0, 1, 2, … but where rows of the table are given.
+    pub fn embedded(
+        &self,
+        block: &mut Block,
+        ids: ValueId,
+        types: Option<ValueId>,
+        places: Option<ValueId>,
+    ) -> ValueId {
         let width = self.stack.width;
         let table = |block: &mut Block, (name, rows)| {
             block.weight(&format!("{}.weight", self.stack.name(name)), &[rows, width])
@@ -130,20 +135,17 @@ impl Text {
         let words = table(block, self.words);
         let words = block.g.node("words", Op::Gather(0), &[words, ids]);
         let mut added = vec![words];
-        if let Some(places) = self.places {
-            let places = table(block, places);
+        if let Some(of) = self.places {
+            let table = table(block, of);
             let slice = Slice { start: vec![self.first_place, 0], step: vec![1; 2], dims: vec![self.sequence, width] };
-            added.push(block.g.node("places", Op::Slice(slice), &[places]));
-        }
-        if let Some((name, rows)) = self.types {
-            let types = table(block, (name, rows));
-            added.push(match rows {
-                1 => types,
-                _ => {
-                    let ids = block.g.input("token_type_ids", Dtype::I64, &dims);
-                    block.g.node("types", Op::Gather(0), &[types, ids])
-                }
+            added.push(match places {
+                None => block.g.node("places", Op::Slice(slice), &[table]),
+                Some(places) => block.g.node("places", Op::Gather(0), &[table, places]),
             });
+        }
+        if let Some(of) = self.types {
+            let table = table(block, of);
+            added.push(types.map_or(table, |ids| block.g.node("types", Op::Gather(0), &[table, ids])));
         }
         let x = match added[..] {
             [words] => words,
@@ -152,10 +154,22 @@ impl Text {
                 block.g.map("embedded", sum, &added)
             }
         };
-        match self.norm {
-            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps),
-            None => x,
-        }
+        self.normed(block, self.norm, x)
+    }
+
+    /// A value behind a norm, if there is one.
+    pub fn normed(&self, block: &mut Block, norm: Option<&str>, x: ValueId) -> ValueId {
+        norm.map_or(x, |norm| block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps))
+    }
+
+    /// Gives a pooled vector, or all tokens, and what is made of it.
+    pub fn give(&self, block: &mut Block, pooled: ValueId) {
+        let x = match self.projection {
+            Some((name, columns, bias)) if self.pooling != Pooling::Tokens => block.linear(name, pooled, columns, bias),
+            _ => pooled,
+        };
+        let x = if self.normalized { block.unit(x) } else { x };
+        block.g.output(if self.pooling == Pooling::Tokens { "tokens" } else { "embedding" }, x);
     }
 
     /// What is added to scores: `[rows, 1 or heads, 1 or tokens, keys]`.
@@ -183,18 +197,20 @@ impl Text {
         let turned = block.g.node("distances.turned", Op::Transpose(vec![2, 0, 1]), &[biases]);
         block.g.node("distances.apart", Op::Reshape(vec![1, heads, tokens, tokens]), &[turned])
     }
+}
 
+impl End {
     /// The index of the last token of each row.
-    fn last(&self, block: &mut Block, ids: ValueId, mask: ValueId) -> ValueId {
+    fn last(self, block: &mut Block, ids: ValueId, mask: ValueId) -> ValueId {
         let largest = Op::ArgReduce(ArgReduce { largest: true, axis: 1, keep: false, last: false });
-        match self.end {
-            End::Largest => block.g.node("last", largest, &[ids]),
-            End::Id(id) => {
+        match self {
+            Self::Largest => block.g.node("last", largest, &[ids]),
+            Self::Id(id) => {
                 let is_end = Expr::arg(0).binary(Binary::Equal, Expr::int(Dtype::I64, id.into()));
                 let is_end = block.g.map("is_end", is_end.cast(Dtype::I64), &[ids]);
                 block.g.node("last", largest, &[is_end])
             }
-            End::Seen | End::Padding => {
+            Self::Seen => {
                 let count = block.g.node("count", over(ReduceOp::Sum, 1, false), &[mask]);
                 let one = || Expr::int(Dtype::I64, 1);
                 block.g.map("last", Expr::arg(0).binary(Binary::Max, one()).binary(Binary::Sub, one()), &[count])

@@ -1,4 +1,4 @@
-//! Queries and keys that are turned by where their tokens are (RoPE), and layers with a gate.
+//! Rotary position embeddings of queries and keys (RoPE), and layers with a gate.
 
 use super::block::{Block, Stack};
 use crate::graph::{Expr, Op, Slice, ValueId};

@@ -38,8 +38,8 @@ pub(super) trait Architecture: Sync {
 
 /// The graph of an architecture, for input images of a shape.
 ///
-/// The name is timm's or torchvision's; a tag after a dot, as in `resnet50.a1_in1k`, says where weights come from and
-/// is ignored. Without `num_classes`, the classifier's weights tell it.
+/// The name is that of timm or torchvision. A tag after a dot, as in `resnet50.a1_in1k`, names the origin of weights
+/// and is ignored. Without `num_classes`, the classifier's weights give the number of classes.
 ///
 /// # Errors
 ///

@@ -8,10 +8,10 @@ use crate::model::images::{Conv2d, Linear, NodeId, Op, Pad, Pool, Window};
 impl Recogniser<'_> {
     pub(super) fn conv(&mut self, node: &values::Node, conv: &values::Conv, x: NodeId) -> Result<NodeId, Failed> {
         let [_, filter, ..] = node.inputs[..] else { return Err("it has no filter".into()) };
-        let filter = filter.filter(|&id| self.is_constant(id)).ok_or(Failed::Why("its filter is no constant"))?;
+        let filter = filter.filter(|&id| self.is_constant(id)).ok_or(Failed::Why("its filter is not a constant"))?;
         let bias = node.inputs.get(2).copied().flatten();
         if bias.is_some_and(|id| !self.is_constant(id)) {
-            return Err("its bias is no constant".into());
+            return Err("its bias is not a constant".into());
         }
         let op = Op::Conv2d(Conv2d {
             groups: conv.groups,
@@ -33,7 +33,7 @@ impl Recogniser<'_> {
 
     pub(super) fn concat(&mut self, node: &values::Node, axis: usize, images: &[NodeId]) -> Result<NodeId, Failed> {
         if images.len() != node.inputs.len() || axis + 1 != self.from.value(read(node)).rank() || axis == 0 {
-            return Err("it does not put channels beside channels".into());
+            return Err("it does not concatenate channels".into());
         }
         Ok(self.push(node, Op::Concat, images.to_vec()))
     }
@@ -61,7 +61,7 @@ impl Recogniser<'_> {
         let x = self.from.value(read(node));
         let is_vector = x.dims.last() == Some(&x.elems());
         let sums_first = of.sums_first().filter(|_| is_vector && self.is_constant(weight));
-        let sums_first = sums_first.ok_or(Failed::Why("it is no linear layer"))?;
+        let sums_first = sums_first.ok_or(Failed::Why("it is not a linear layer of the kernels for images"))?;
         let dims = self.from.value(weight).dims.clone();
         if !sums_first {
             return Ok((dims[0], self.named(node, "weight", weight)?));
@@ -78,7 +78,7 @@ impl Recogniser<'_> {
         let [from, to] = [read(node), node.outputs[0]].map(|id| self.from.value(id));
         let is_vector = |of: &ValueType| of.dims.last() == Some(&of.elems());
         if from.dims != to.dims && !(is_vector(from) && is_vector(to)) {
-            return Err("it makes channels of pixels".into());
+            return Err("it turns pixels into channels".into());
         }
         Ok(x)
     }
@@ -87,7 +87,7 @@ impl Recogniser<'_> {
         let of = self.from.value(read(node));
         let is_last = node.outputs[0] == self.from.outputs[0].value && axis + 1 == of.rank();
         if !is_last || of.elems() != of.dims[axis] {
-            return Err("it is no softmax of the result".into());
+            return Err("it is not a softmax of the result".into());
         }
         self.softmax = Some(read(node));
         Ok(x)
@@ -98,7 +98,7 @@ impl Recogniser<'_> {
 pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Why> {
     let window = window_of(&pool.window)?;
     if node.outputs.len() > 1 {
-        return Err("the places of its maxima are asked for");
+        return Err("its second output, the indices of the maxima, is used");
     }
     match pool.op {
         PoolOp::Max => Ok(Op::MaxPool(Pool { window, count_pad: false })),
@@ -112,16 +112,16 @@ pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Wh
 fn mean_of(of: &values::Reduce, rank: usize) -> Result<Op, Why> {
     match (of.op, &of.axes[..], rank) {
         (ReduceOp::Mean, [1, 2], 4) => Ok(Op::GlobalAvgPool),
-        _ => Err("it is no mean over all pixels"),
+        _ => Err("it is not a mean over all pixels"),
     }
 }
 
 /// A window over the two axes of an image.
 pub(crate) fn window_of(window: &values::Window) -> Result<Window, Why> {
-    let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| "its window has other axes than two");
+    let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| "its window does not have two axes");
     let [size, stride, dilation] = [pair(&window.size)?, pair(&window.stride)?, pair(&window.dilation)?];
     let [[top, bottom], [left, right]] = window.pad[..] else {
-        return Err("its window has other axes than two");
+        return Err("its window does not have two axes");
     };
     Ok(Window { size, stride, dilation, pad: Pad { top, bottom, left, right } })
 }

@@ -18,11 +18,11 @@ impl Recogniser<'_> {
                 Err("its operands differ in shape".into())
             };
         }
-        let &[x] = images else { return Err("no kernel computes it of several images".into()) };
+        let &[x] = images else { return Err("no kernel for images computes it from several images".into()) };
         let last = |id: ValueId| self.from.value(id).dims.last().copied();
         let run = node.inputs.iter().flatten().find(|id| !self.is_constant(**id));
         if run.is_some_and(|&id| last(id) != last(node.outputs[0])) {
-            return Err("it makes several channels of one".into());
+            return Err("it makes several channels from one".into());
         }
         let at =
             node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
@@ -68,7 +68,7 @@ impl Recogniser<'_> {
                 let inputs = inputs.clone();
                 Ok(self.push(node, Op::Activation(Activation::Relu6), inputs))
             }
-            _ => Err("it bounds its operand by other numbers than 0 and 6".into()),
+            _ => Err("its bounds are not 0 and 6".into()),
         }
     }
 

@@ -235,7 +235,7 @@ impl<'a> Recogniser<'a> {
         let mut network = Network { nodes: self.nodes, output, input: self.input }.cut(output);
         let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
         let last = network.output.0;
-        for (index, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
+        for (_, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
             // Only the last layer is followed by nothing that kernels do in the same launch.
             if let Op::Linear(linear) = &node.op {
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
@@ -244,7 +244,6 @@ impl<'a> Recogniser<'a> {
                 let window = Window::square(1, 1, 0);
                 let conv = Conv2d { filter, bias: linear.bias.clone(), ..Conv2d::named(&node.name, dims[0], window) };
                 node.op = Op::Conv2d(conv);
-                debug_assert!(index > 0, "the first node is the input");
             }
         }
         let in_floats = bytes::leave_in_floats(&mut network, &self.asymmetric);
@@ -262,7 +261,7 @@ impl<'a> Recogniser<'a> {
                 .flatten()
                 .any(|&input| self.from.values[input.0].origin == self.from.values[id.0].origin)
         {
-            return Err("something reads the softmax's operand too".into());
+            return Err("another node reads the softmax's operand too".into());
         }
         match &node.op {
             values::Op::Conv(conv) => self.conv(node, conv, images[0]).map(Some),

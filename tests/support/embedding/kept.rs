@@ -10,7 +10,7 @@ use super::folder::Tensors;
 use super::{Computed, Problem, Reference, Shape, WORDS};
 
 /// The files, without their ends.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 26] = [
     "clip images",
     "clip texts",
     "siglip images",
@@ -22,11 +22,21 @@ pub const NAMES: [&str; 16] = [
     "dinov3 wider",
     "dinov3 gated",
     "modernbert",
+    "modernbert null",
     "whisper",
     "swin",
     "timm swin",
+    "timm swin lower",
+    "timm swin narrower",
     "convnext",
     "timm convnext",
+    "timm convnext of filters",
+    "timm dinov3",
+    "timm dinov3 biased",
+    "timm dinov3 gated",
+    "timm siglip",
+    "timm siglip tanh",
+    "timm siglip mean",
 ];
 
 /// Every one.

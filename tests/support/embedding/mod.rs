@@ -4,6 +4,7 @@
 pub mod folder;
 pub mod kept;
 mod loops;
+mod packed;
 pub mod problems;
 mod references;
 mod style;
@@ -12,7 +13,7 @@ use std::fmt;
 
 use serde_json::Value;
 use trefoil::model::{Embedding, Model};
-use trefoil::{Batch, Device, Engine, Error, Output};
+use trefoil::{Batch, Device, Engine, Error};
 
 use folder::{Folder, Size, Tensors};
 use loops::Net;
@@ -78,7 +79,7 @@ impl Problem {
             rows.iter().enumerate().for_each(|(index, row)| self.fill(&mut batch, index, row));
             let output = batch.submit(count).and_then(|ticket| ticket.wait()).map_err(told)?;
             for (index, row) in rows.iter().enumerate() {
-                self.compare(&output, index, row, is_f16)?;
+                self.compare(index, row, is_f16, |port| output.port::<f32>(index, port))?;
             }
         }
         Ok(())
@@ -126,7 +127,13 @@ impl Problem {
     /// Deviations of independent roundings add as squares; a result is at most eight of them off. A layer has
     /// [`ROUNDINGS`] values between its operations, and their weights. In f32 each is a sum of up to [`INNER`] terms, each of
     /// which is rounded; in f16 the rounding of the sum is what counts.
-    fn compare(&self, output: &Output, index: usize, row: &Row, is_f16: bool) -> Result<(), String> {
+    fn compare<'a>(
+        &self,
+        index: usize,
+        row: &Row,
+        is_f16: bool,
+        found: impl Fn(&str) -> Result<&'a [f32], Error>,
+    ) -> Result<(), String> {
         let Computed { ports, scale } = match &self.reference {
             Reference::Loops(computes) => computes(&Net(&self.tensors), row),
             Reference::Kept(rows) => rows[index].clone(),
@@ -135,7 +142,7 @@ impl Problem {
         let unit = if is_f16 { U16 / 3_f64.sqrt() } else { U32 * ((INNER + 1) as f64).sqrt() };
         let most = 8.0 * unit * values.sqrt() * scale;
         for (port, wanted) in ports {
-            let found = output.port::<f32>(index, port).map_err(|error| error.to_string())?;
+            let found = found(port).map_err(|error| error.to_string())?;
             if found.len() != wanted.len() {
                 return Err(format!("`{port}` has {} values instead of {}", found.len(), wanted.len()));
             }

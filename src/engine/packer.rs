@@ -1,0 +1,292 @@
+//! Single rows of any length from many threads, end to end in packs.
+
+mod queue;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+
+use self::queue::Queue;
+use super::Engine;
+use super::pack::{Pack, Packed, length};
+use crate::error::Error;
+use crate::graph::{Tensor, ValueType};
+use crate::ring::{Core, Output, Ticket};
+use crate::sync::{Condvar, Mutex, lock, spawn, wait};
+use crate::tensor::{Element, Packing, RowPort};
+
+/// Forms packs of rows that threads submit one by one, each of any length up to the longest. Share it by reference or in an
+/// `Arc`.
+///
+/// A pack is filled by tokens, in the order in which rows come. Rows leave at once while fewer than two packs are under way,
+/// and gather for a full one otherwise. A row's answer does not depend on the others of its pack; between sizes of an engine
+/// it differs by roundings.
+///
+/// When it is dropped, rows that were submitted are still answered.
+///
+/// ```no_run
+/// use trefoil::{Engine, Packer, model::{Embedding, Model}};
+/// # fn f(texts: &[Vec<i64>]) -> Result<(), trefoil::Error> {
+/// let model = Model::open_encoder("all-MiniLM-L6-v2", &Embedding::new().sequence(256).packed(4096, 128))?;
+/// let engine = Engine::builder(&model).build()?;
+/// let packer = Packer::new(&engine)?;
+/// let embed = |ids: &[i64]| -> Result<Vec<f32>, trefoil::Error> {
+///     Ok(packer.submit(&[("input_ids", ids)])?.wait()?.port("embedding")?.to_vec())
+/// };
+/// std::thread::scope(|scope| {
+///     for ids in texts {
+///         scope.spawn(move || embed(ids));
+///     }
+/// });
+/// # Ok(()) }
+/// ```
+pub struct Packer {
+    shared: Arc<Shared>,
+}
+
+/// The claim on the answer of one row.
+///
+/// ```no_run
+/// # fn f(packer: &trefoil::Packer, ids: &[i64]) -> Result<(), trefoil::Error> {
+/// let ticket = packer.submit(&[("input_ids", ids)])?;
+/// println!("{:?}", ticket.wait()?.port::<f32>("embedding")?);
+/// # Ok(()) }
+/// ```
+#[must_use = "a dropped ticket abandons its answer"]
+pub struct PackedTicket(mpsc::Receiver<Result<PackedRow, Error>>);
+
+/// What a row of a pack got: a copy of its part of each output.
+///
+/// ```no_run
+/// # fn f(row: trefoil::PackedRow) -> Result<(), trefoil::Error> {
+/// let vector: &[f32] = row.port("embedding")?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PackedRow(Vec<(Arc<str>, Tensor)>);
+
+/// What threads share.
+struct Shared {
+    core: Arc<Core>,
+    /// The sizes of packs with the numbers of their buckets, ascending by tokens.
+    sizes: Vec<(Packing, usize)>,
+    state: Mutex<State>,
+    /// There is room for rows.
+    room: Condvar,
+    /// There is a pack under way, or no packer any more.
+    sent: Condvar,
+}
+
+struct State {
+    queue: Queue<Waiting>,
+    /// Packs whose answers are to be handed out.
+    under_way: VecDeque<Sent>,
+    is_closed: bool,
+}
+
+/// A row that waits.
+struct Waiting {
+    inputs: Vec<(String, Vec<i64>)>,
+    answer: Answer,
+}
+
+type Answer = mpsc::SyncSender<Result<PackedRow, Error>>;
+
+/// A pack that was submitted, and who waits for its rows.
+struct Sent {
+    ticket: Ticket,
+    packed: Packed,
+    answers: Vec<Answer>,
+}
+
+impl Packer {
+    /// A packer for an engine of packed rows. Of several sizes a pack is of the smallest that holds its rows, and rows gather for
+    /// the largest.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an engine of other rows; [`Error::Thread`] if its thread cannot be started.
+    pub fn new(engine: &Engine) -> Result<Self, Error> {
+        let core = engine.core.clone();
+        let mut sizes = Vec::new();
+        for size in engine.sizes() {
+            sizes.extend(Packing::of(size.dims()).zip(Some(core.spec().buckets.holding(&size)?)));
+        }
+        sizes.sort_by_key(|(size, _)| size.tokens);
+        let Some(&(largest, _)) = sizes.last() else {
+            return Err(Error::option("engine", engine.input(), "one of packed rows, as `Embedding::packed` asks for"));
+        };
+        let queue = Queue::new(largest, engine.slots());
+        let state = State { queue, under_way: VecDeque::new(), is_closed: false };
+        let (room, sent) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { core, sizes, state: Mutex::new(state), room, sent });
+        let answering = shared.clone();
+        spawn("trefoil-pack", move || answering.answer_all())?;
+        Ok(Self { shared })
+    }
+
+    /// Hands a row over: what each of these inputs has for its tokens; other inputs have zeros. While rows for several packs
+    /// wait, it waits for room; and the thread that submits a row also acquires batches for the packs that are due.
+    ///
+    /// # Errors
+    /// [`Error::Option`] as for [`Pack::push`]; [`Error::Closed`] if the packer's thread has ended; those of the pack that the row leaves in are told by its ticket.
+    pub fn submit(&self, inputs: &[(&str, &[i64])]) -> Result<PackedTicket, Error> {
+        let (largest, bucket) = self.shared.sizes[self.shared.sizes.len() - 1];
+        let tokens = length(&self.shared.core.bucket(bucket).input, largest, inputs)?;
+        let inputs = inputs.iter().map(|(name, values)| ((*name).to_owned(), values.to_vec())).collect();
+        let (answer, ticket) = mpsc::sync_channel(1);
+        let mut state = lock(&self.shared.state);
+        while !state.queue.has_room(tokens) && !state.is_closed {
+            state = wait(&self.shared.room, state);
+        }
+        if state.is_closed {
+            return Err(Error::Closed);
+        }
+        state.queue.push(tokens, Waiting { inputs, answer });
+        drop(state);
+        self.shared.send();
+        Ok(PackedTicket(ticket))
+    }
+}
+
+impl Drop for Packer {
+    fn drop(&mut self) {
+        lock(&self.shared.state).is_closed = true;
+        self.shared.sent.notify_all();
+    }
+}
+
+impl Shared {
+    /// Submits the packs that are to leave now.
+    fn send(&self) {
+        while let Some(rows) = { lock(&self.state).queue.take() } {
+            let (inputs, answers): (Vec<_>, Vec<_>) = rows.into_iter().map(|row| (row.inputs, row.answer)).unzip();
+            self.room.notify_all();
+            let under_way = UnderWay(self);
+            match self.submit(&inputs) {
+                Ok((ticket, packed)) => {
+                    std::mem::forget(under_way);
+                    lock(&self.state).under_way.push_back(Sent { ticket, packed, answers });
+                }
+                Err(error) => {
+                    drop(under_way);
+                    answers.iter().for_each(|answer| tell(answer, Err(error.clone())));
+                }
+            }
+            self.sent.notify_all();
+        }
+    }
+
+    fn submit(&self, rows: &[Vec<(String, Vec<i64>)>]) -> Result<(Ticket, Packed), Error> {
+        let (size, bucket) = self.size_for(rows);
+        let mut pack = Pack::new(self.core.acquire(self.core.spec().acquire_limit)?.in_bucket(bucket), size)?;
+        for row in rows {
+            let inputs: Vec<(&str, &[i64])> = row.iter().map(|(name, values)| (&**name, &**values)).collect();
+            pack.push(&inputs)?.expect("a size that holds the rows");
+        }
+        pack.submit()
+    }
+
+    /// The smallest size that holds rows, which the largest does.
+    fn size_for(&self, rows: &[Vec<(String, Vec<i64>)>]) -> (Packing, usize) {
+        let lengths = || rows.iter().map(|row| row[0].1.len());
+        let (tokens, longest): (usize, _) = (lengths().sum(), lengths().max().unwrap_or(0));
+        let holds = |size: &Packing| size.tokens >= tokens && size.rows >= rows.len() && size.longest >= longest;
+        let found = self.sizes.iter().find(|(size, _)| holds(size));
+        *found.expect("the queue gives what the largest size holds")
+    }
+
+    /// Hands answers out until there is no packer any more, and nothing that it was given.
+    fn answer_all(&self) {
+        let _ended = Ended(self);
+        while let Some(Sent { ticket, packed, answers }) = self.next() {
+            let copies = copies(ticket.wait(), &packed); // which frees the output for the next pack
+            lock(&self.state).queue.done();
+            answers.iter().zip(copies).for_each(|(answer, copy)| tell(answer, copy));
+            self.send();
+        }
+    }
+
+    /// The pack that was submitted first.
+    fn next(&self) -> Option<Sent> {
+        let mut state = lock(&self.state);
+        loop {
+            match state.under_way.pop_front() {
+                None if state.is_closed && state.queue.is_empty() => return None,
+                None => state = wait(&self.sent, state),
+                sent => return sent,
+            }
+        }
+    }
+}
+
+/// A pack that left the queue, until its ticket is kept: it is done when the submission fails, or panics.
+struct UnderWay<'s>(&'s Shared);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).queue.done();
+    }
+}
+
+/// The life of the packer's thread: behind it, even behind a panic, nobody waits for an answer.
+struct Ended<'s>(&'s Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.is_closed = true;
+        state.queue.clear();
+        state.under_way.clear();
+        drop(state);
+        self.0.room.notify_all();
+    }
+}
+
+/// What each row of a pack got.
+fn copies(output: Result<Output, Error>, packed: &Packed) -> Vec<Result<PackedRow, Error>> {
+    let copy = |row| match &output {
+        Ok(output) => PackedRow::of(output, packed, row),
+        Err(error) => Err(error.clone()),
+    };
+    (0..packed.len()).map(copy).collect()
+}
+
+/// Answers a row, whose ticket may be gone.
+fn tell(answer: &Answer, result: Result<PackedRow, Error>) {
+    drop(answer.try_send(result));
+}
+
+impl PackedTicket {
+    /// Blocks until the answer is there.
+    ///
+    /// # Errors
+    /// Those of [`Engine::acquire`] and of [`Ticket::wait`], of the pack that the row was in.
+    pub fn wait(self) -> Result<PackedRow, Error> {
+        self.0.recv().unwrap_or(Err(Error::Closed))
+    }
+}
+
+impl PackedRow {
+    fn of(output: &Output, packed: &Packed, row: usize) -> Result<Self, Error> {
+        let copied = |port: &RowPort| {
+            let (bytes, dims) = packed.bytes(output, row, port)?;
+            Ok((port.name.clone(), Tensor::from_bytes(ValueType::new(port.dtype, &dims), bytes)))
+        };
+        output.spec().ports().iter().map(copied).collect::<Result<_, Error>>().map(Self)
+    }
+
+    /// What an output has for the row: of `tokens` the vectors of its tokens, of others the row's own vector.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an output that there is not, or of another type.
+    pub fn port<T: Element>(&self, name: &str) -> Result<&[T], Error> {
+        let known = || self.0.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let found = self.0.iter().find(|(other, _)| **other == *name);
+        let (_, value) =
+            found.ok_or_else(|| Error::option("port", format!("`{name}`"), format!("one of {}", known())))?;
+        let of = value.value_type();
+        match T::DTYPES.contains(&of.dtype) {
+            true => Ok(value.elems()),
+            false => Err(Error::option("port", format!("`{name}` of {of}"), "elements of that type")),
+        }
+    }
+}

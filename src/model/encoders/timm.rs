@@ -1,0 +1,152 @@
+//! timm's vision transformers, whose names tell their sizes, and whose tensors what they have.
+
+use super::block::{Activation, Stack};
+use super::dinov3;
+use super::ends::{Ends, classes};
+use super::families::biases_of;
+use super::head::{self, Head};
+use super::images::Images;
+use super::names::{self, Names};
+use super::options::{Embedding, Pooling};
+use super::pixels::Pixels;
+use super::settings::Settings;
+use super::staged::timm_sides;
+use crate::model::weights::Weights;
+
+/// Width, layers and heads, by parts of names, of which the first one that a name has counts.
+const SIZES: [(&str, [usize; 3]); 10] = [
+    ("tiny", [192, 12, 3]),
+    ("small", [384, 12, 6]),
+    ("medium", [512, 12, 8]),
+    ("base", [768, 12, 12]),
+    ("large", [1024, 24, 16]),
+    ("huge_plus", [1280, 32, 20]),
+    ("huge", [1280, 32, 16]),
+    ("so400m", [1152, 27, 16]),
+    ("giantopt", [1536, 40, 16]),
+    ("7b", [4096, 40, 32]),
+];
+
+/// What the names of SigLIP's encoders begin with whose GELU is by tanh.
+const GELU_TANH: [&str; 5] = [
+    "vit_base_patch32_siglip",
+    "vit_large_patch16_siglip_512",
+    "vit_large_patch16_siglip_gap_512",
+    "vit_so400m_patch16_siglip",
+    "vit_giantopt_patch16_siglip",
+];
+
+pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding, name: &str) -> Images {
+    let is_turned = is_turned(name);
+    if name.split('_').any(|part| part == "rope") {
+        settings.refuse(format!("`{name}`: queries and keys that are turned are supported as DINOv3 turns them"));
+    }
+    let stack = stack(settings, weights, name);
+    let patch = weights.dims("patch_embed.proj.weight").and_then(|dims| dims.get(2).copied()).unwrap_or(16);
+    let mut tokens = Vec::new();
+    for token in ["cls_token", "dist_token", "reg_token"] {
+        tokens.extend(weights.dims(token).map(|dims| (token, vec![1, dims.get(1).copied().unwrap_or(1), stack.width])));
+    }
+    let prefix: usize = tokens.iter().map(|(_, dims)| dims[1]).sum();
+    let stored = weights.dims("pos_embed").and_then(|dims| dims.get(1).copied()).unwrap_or(prefix + 1);
+    let is_square = |count: usize| count.isqrt().pow(2) == count;
+    let placed = [prefix, 0].into_iter().find(|placed| stored > *placed && is_square(stored - placed)).unwrap_or(0);
+    let trained = if is_turned { timm_sides(settings) } else { [patch * (stored - placed).isqrt(); 2] };
+    let has = |norm: &'static str| weights.dims(&format!("{norm}.weight")).map(|_| norm);
+    let (pooling, head) = pooling(settings, is_turned);
+    Images {
+        pixels: Pixels { size: asked.image.unwrap_or(trained), mean: [0.5; 3], std: [0.5; 3] },
+        patch,
+        filter: ("patch_embed.proj", weights.dims("patch_embed.proj.bias").is_some()),
+        tokens,
+        places: (!is_turned).then(|| ("pos_embed", vec![1, stored, stack.width])),
+        placed: if is_turned { 0 } else { placed },
+        antialias: true,
+        turning: is_turned.then_some(dinov3::BASE),
+        first_norm: has("norm_pre"),
+        last_norm: if has("fc_norm").is_some() { None } else { Some("norm") },
+        head: head.filter(|_| asked.pooling.is_none()),
+        ends: Ends {
+            pooling: asked.pooling.unwrap_or(pooling),
+            normalized: asked.normalized.unwrap_or(false),
+            norm: has("fc_norm").map(|norm| (norm.to_owned(), stack.eps)),
+            projection: None,
+            // Two heads whose mean counts belong to two tokens.
+            classes: if weights.dims("dist_token").is_some() { None } else { classes(weights, "head", stack.width) },
+        },
+        stack,
+    }
+}
+
+/// Whether queries and keys are turned by the places of patches.
+fn is_turned(name: &str) -> bool {
+    name.contains("_dinov3")
+}
+
+fn stack(settings: &Settings, weights: &Weights, name: &str) -> Stack {
+    let model = settings.inner("model_args"); // what differs from what the name says
+    let found = SIZES.iter().find(|(size, _)| format!("{name}_").contains(&format!("_{size}_")));
+    if found.is_none() {
+        settings.refuse(format!("`{name}`: expected a name with one of {}", SIZES.map(|(size, _)| size).join(", ")));
+    }
+    let [width, layers, heads] = found.map_or([768, 12, 12], |(_, sizes)| *sizes);
+    let width = model.count(&["embed_dim"], width);
+    let names = names(weights, name);
+    let stack = Stack {
+        names,
+        prefix: String::new(),
+        width,
+        layers: model.count(&["depth"], layers),
+        heads: model.count(&["num_heads"], heads),
+        inner: weights.dims("blocks.0.mlp.fc2.weight").and_then(|dims| dims.get(1).copied()).unwrap_or(4 * width),
+        eps: if name.contains("clip") || is_turned(name) { 1e-5 } else { 1e-6 },
+        activation: model.activation(&["act_layer"], activation(names, name)),
+        gated: names.gate.is_some(),
+        bare_first: false,
+        absent: absent(weights, names),
+    };
+    if is_turned(name) {
+        dinov3::check_heads(&model, &stack);
+    }
+    settings.include(&model);
+    stack
+}
+
+fn names(weights: &Weights, name: &str) -> &'static Names {
+    let has = |tensor: &str| weights.dims(&format!("blocks.0.{tensor}")).is_some();
+    match is_turned(name) {
+        true if has("mlp.fc1_g.weight") => &names::TIMM_DINOV3_GATED,
+        true => &names::TIMM_DINOV3,
+        false if has("ls1.gamma") => &names::TIMM_SCALED,
+        false => &names::TIMM,
+    }
+}
+
+fn activation(of: &Names, name: &str) -> Activation {
+    match of.gate {
+        Some(_) => Activation::Silu,
+        None if name.contains("quickgelu") => Activation::QuickGelu,
+        None if GELU_TANH.iter().any(|beginning| name.starts_with(beginning)) => Activation::GeluTanh,
+        None => Activation::Gelu,
+    }
+}
+
+/// How the names of the biases of queries, keys and values end that the first layer has not.
+fn absent(weights: &Weights, of: &Names) -> Vec<String> {
+    let biases = of.biases.map_or_else(|| biases_of(of.qkv), |biases| biases.map(str::to_owned).to_vec());
+    biases.into_iter().filter(|bias| weights.dims(&format!("{}0.{bias}", of.layers)).is_none()).collect()
+}
+
+/// What stands for all tokens.
+fn pooling(settings: &Settings, is_turned: bool) -> (Pooling, Option<Head>) {
+    match settings.name("global_pool") {
+        "avg" => (Pooling::Mean, None),
+        "" if is_turned => (Pooling::Mean, None),
+        "" | "token" => (Pooling::Class, None),
+        "map" => (Pooling::Mean, Some(Head { name: "attn_pool".into(), names: &head::TIMM })),
+        other => {
+            settings.refuse(format!("`global_pool`: expected `token`, `avg` or `map`, found `{other}`"));
+            (Pooling::Tokens, None)
+        }
+    }
+}
