@@ -1,35 +1,36 @@
-/* trefoil: copy in, compute, copy out, all at once. The C interface; trefoil.hpp wraps it for C++17.
+/* The C interface of trefoil: copy in, compute, copy out, all at the same time. trefoil.hpp wraps it for C++17.
  *
- * Made from src/ffi/ by scripts/header.sh: not to be edited.
+ * scripts/header.sh writes this file from src/ffi/; do not edit it.
  *
- * The way of a batch: trefoil_acquire() lends page-locked memory; any threads write rows at trefoil_batch_row();
- * trefoil_submit() enqueues upload, forward pass and download and returns at once; trefoil_wait() blocks on that
- * submission alone, or trefoil_on_ready() calls back; trefoil_output_row() is read in place; trefoil_release() frees
- * the memory for a later batch. Single rows from many threads go through a batcher instead.
+ * The way of a batch: trefoil_acquire() lends a batch of page-locked memory. Any number of threads write its rows, at the
+ * addresses that trefoil_batch_row() gives. trefoil_submit() enqueues upload, forward pass and download, and returns at
+ * once. trefoil_wait() blocks until this submission is done; trefoil_on_ready() registers a callback instead. The program
+ * reads the result in place, at the addresses that trefoil_output_row() gives. trefoil_release() frees the memory for a
+ * later batch. Single rows from many threads go through a batcher instead.
  *
- * A row holds one or several ports, each a value with a name, a type and dimensions. A network of images has one on each
- * side; any other has those of its inputs and outputs: trefoil_engine_input_port() describes them,
- * trefoil_engine_find_input() finds one by its name, trefoil_batch_port() and trefoil_output_port() tell where its elements
- * are. Every call that gives out memory tells its length in bytes.
+ * A row holds one or several ports, each a value with a name, a type and dimensions. The rows of a network of images have
+ * one port; those of any other model have a port for each input or output. trefoil_engine_input_port() describes a port,
+ * trefoil_engine_find_input() finds one by its name, trefoil_batch_port() and trefoil_output_port() give the address of its
+ * elements. Every call that gives out memory also gives its length in bytes.
  *
- * Handles are numbers, never pointers; 0 is none. Every function may be called from any thread at any time, with any
- * handle: one that was released, that never was, or that names something else is answered with a status. An object
- * that a call uses up, as trefoil_submit() does the batch, is gone for every thread. No function may be called from a
- * signal handler, from a trefoil_log_callback, or in a child after fork().
+ * Handles are numbers, never pointers; 0 is no handle. Every function may be called from any thread at any time, with any
+ * handle: for a handle that was released, that never existed, or that names another kind of object, it returns a status.
+ * An object that a call consumes, such as the batch of trefoil_submit(), is gone for every thread. No function may be
+ * called from a signal handler, from a trefoil_log_callback, or in a child after fork().
  *
- * This is version 2 of the interface, as TREFOIL_ABI_MAJOR says: a program compiled for version 1 is to be compiled anew.
- * trefoil_check_abi() tells whether the library is of the version that the program was compiled for.
+ * This is version 2 of the interface, see TREFOIL_ABI_MAJOR; a program compiled for version 1 must be compiled again.
+ * trefoil_check_abi() tells whether the library can run a program that was compiled with this header.
  *
- * Every function that can fail gives a trefoil_status; trefoil_last_error() tells more. What a failing call would have
- * written is left as it was. Nothing here throws, and nothing aborts unless malloc() fails.
+ * Every function that can fail returns a trefoil_status; trefoil_last_error() has the message. A call that fails writes
+ * none of its results. No function throws, and none aborts unless malloc() fails.
  *
- * Structs begin with `size`, to be set to sizeof the struct; other members of options are 0 for the default. They
- * grow at their end, and programs compiled with an older header keep working.
+ * Structs begin with `size`, which the program sets to sizeof the struct. For all other members of options, 0 is the
+ * default. Structs grow at their end, and programs compiled with an older header keep working.
  *
- * What cannot be checked is what the pointers given to the library are good for, and what is done with those that it
- * gives out: rows of a batch must not be written after trefoil_submit() or trefoil_release(), rows of an output not
- * be read after trefoil_release(). The memory stays mapped while its engine or anything of it lives, so that doing so
- * damages another batch's pixels, or reads another's results.
+ * The library cannot check that the pointers given to it are valid, and how a program uses the pointers that it gives
+ * out: do not write rows of a batch after trefoil_submit() or trefoil_release(), and do not read rows of an output after
+ * trefoil_release(). The memory stays mapped while an object of its engine lives, so such a write damages another batch,
+ * and such a read sees the results of another batch.
  */
 
 #ifndef TREFOIL_H
@@ -47,7 +48,7 @@
 /* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
 #define TREFOIL_ABI_MINOR 2
 
-/* What a call answers. The numbers never change. */
+/* The status that a call returns. The numbers never change. */
 enum trefoil_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -55,51 +56,60 @@ enum trefoil_status
  {
     /* Done. */
     TREFOIL_STATUS_OK = 0,
-    /* Not yet: nothing failed, and every handle is as it was. No message. */
+    /* The result is not there yet. Nothing failed, and every handle stays valid. There is no message. */
     TREFOIL_STATUS_NOT_READY = 1,
-    /* The handle is 0, or no number that this library ever gave out. */
+    /* The handle is 0, or a number that this library never gave out. */
     TREFOIL_STATUS_INVALID_HANDLE = 10,
-    /* The handle is one of another kind of object. */
+    /* The handle belongs to another kind of object. */
     TREFOIL_STATUS_WRONG_KIND = 11,
-    /* The handle was released, or given up to a call such as trefoil_submit(). */
+    /* The handle was released, or consumed by a call such as trefoil_submit(). */
     TREFOIL_STATUS_RELEASED = 12,
-    /* Another thread is in a call that uses the object up, such as trefoil_wait(). */
+    /* Another thread is in a call that consumes the object, such as trefoil_wait(). */
     TREFOIL_STATUS_BUSY = 13,
-    /* A pointer is null that must not be. */
+    /* A pointer that must not be null is null. */
     TREFOIL_STATUS_NULL_POINTER = 14,
-    /* An argument or option is out of its range; the message tells the range. */
+    /* An argument or option is out of its range; the message has the range. */
     TREFOIL_STATUS_INVALID_ARGUMENT = 15,
-    /* Program and library do not fit: compiled for another interface, or a struct without its size. */
+    /*
+     Program and library do not match: the program was compiled for another version of the interface, or did not set
+     the size of a struct.
+     */
     TREFOIL_STATUS_ABI_MISMATCH = 16,
-    /* There are a million handles of this kind. */
+    /* There are already a million handles of this kind. */
     TREFOIL_STATUS_TOO_MANY_HANDLES = 17,
-    /* A callback waited for a result that is not there: it may need the callbacks that come after this one. */
+    /*
+     A call in a callback would have to wait. It returns at once instead, because what it waits for may depend on
+     later callbacks.
+     */
     TREFOIL_STATUS_IN_CALLBACK = 18,
     /* A file cannot be opened, read or written. */
     TREFOIL_STATUS_IO = 20,
-    /* A file's content is not what its format or the model demands. */
+    /* The content of a file violates its format, or does not match the model. */
     TREFOIL_STATUS_FORMAT = 21,
-    /* Something legal that trefoil does not do, or not on this device. */
+    /* A valid request that trefoil does not support, or does not support on this device. */
     TREFOIL_STATUS_UNSUPPORTED = 22,
-    /* There is no device of the kind asked for. */
+    /* There is no device of the kind that was asked for. */
     TREFOIL_STATUS_NO_DEVICE = 30,
-    /* Memory or threads are not to be had; the message tells the batch that would fit, or the thread. */
+    /*
+     There is not enough memory, or a thread cannot be started; the message names the batch that would fit, or the
+     thread.
+     */
     TREFOIL_STATUS_OUT_OF_MEMORY = 31,
     /* A driver call failed; the message names it and its status. */
     TREFOIL_STATUS_DRIVER = 32,
     /* The device failed earlier and is out of use. */
     TREFOIL_STATUS_FAULT = 33,
-    /* A wait ran out of time; the message tells where the batches are. */
+    /* A wait reached its limit; the message has the state of the batches. */
     TREFOIL_STATUS_TIMEOUT = 40,
     /* A row's deadline passed in the queue; it was not computed. */
     TREFOIL_STATUS_DEADLINE = 41,
-    /* A batcher that does not wait for room has none. */
+    /* A batcher that does not wait for free rows has no free row. */
     TREFOIL_STATUS_FULL = 42,
     /* The engine or batcher was closed. */
     TREFOIL_STATUS_CLOSED = 43,
     /*
-     A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
-     model's.
+     A row of a result is invalid: a value is not finite, a probability is not within 0 to 1, or the model has no
+     such class.
      */
     TREFOIL_STATUS_OUTPUT = 44,
     /* A bug in trefoil; please report it. */
@@ -113,17 +123,17 @@ typedef int32_t trefoil_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* How far a failure reaches, and so what is to be done about it. */
+/* How far a failure reaches, which decides how to recover from it. */
 enum trefoil_fault_class
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    /* This call or this request failed; everything else goes on. */
+    /* Only this call or this request failed; everything else continues. */
     TREFOIL_FAULT_CLASS_REQUEST = 0,
-    /* The device is out of use for whoever has it open; to open it anew and build anew may work. */
+    /* Every handle of the device is out of use. Opening the device again and building a new engine may work. */
     TREFOIL_FAULT_CLASS_DEVICE = 1,
-    /* Nothing works on any GPU in this process any more: it has to be started anew. */
+    /* No GPU works in this process any more; the process must be restarted. */
     TREFOIL_FAULT_CLASS_PROCESS = 2,
 };
 #ifndef __cplusplus
@@ -198,7 +208,7 @@ typedef uint32_t trefoil_input;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* What comes out for each row. */
+/* The result for each row. */
 enum trefoil_result
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -224,7 +234,7 @@ typedef uint32_t trefoil_result;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* What trefoil_batcher_submit() and trefoil_batcher_row() do when every row is taken. */
+/* What trefoil_batcher_submit() and trefoil_batcher_row() do when no row is free. */
 enum trefoil_when_full
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -245,7 +255,7 @@ typedef uint32_t trefoil_when_full;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* How threads of the host learn that the device is done. */
+/* How host threads learn that the device is done. */
 enum trefoil_waiting
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -253,9 +263,9 @@ enum trefoil_waiting
  {
     /* They sleep in the driver. */
     TREFOIL_WAITING_BLOCK = 0,
-    /* They ask again and again, and keep a core busy with it: the lowest latency. */
+    /* They poll, which keeps a core busy and has the lowest latency. */
     TREFOIL_WAITING_SPIN = 1,
-    /* The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver. */
+    /* The driver runs a callback of the library, which wakes them. For threads that may not sleep in the driver. */
     TREFOIL_WAITING_CALLBACK = 2,
 };
 #ifndef __cplusplus
@@ -266,7 +276,32 @@ typedef uint32_t trefoil_waiting;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* How much is logged. */
+/* The type in which layers read their operands: convolutions and products of matrices. Their sums are F32. */
+enum trefoil_precision
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* The device's own: F16 on a GPU, F32 on the CPU. */
+    TREFOIL_PRECISION_AUTO = 0,
+    /* IEEE half precision. */
+    TREFOIL_PRECISION_F16 = 1,
+    /* The upper half of an IEEE single. */
+    TREFOIL_PRECISION_BF16 = 2,
+    /* IEEE single precision. */
+    TREFOIL_PRECISION_F32 = 3,
+    /* The one that most elements of the model's weights are stored in. */
+    TREFOIL_PRECISION_CHECKPOINT = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_precision trefoil_precision;
+#else
+typedef uint32_t trefoil_precision;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* The messages that are logged. Each level includes the levels before it. */
 enum trefoil_log_level
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -276,11 +311,11 @@ enum trefoil_log_level
     TREFOIL_LOG_LEVEL_OFF = 0,
     /* Faults. */
     TREFOIL_LOG_LEVEL_ERROR = 1,
-    /* And what is not as it was meant, such as the CPU in place of a missing GPU. */
+    /* Fallbacks, such as the CPU in place of a missing GPU. */
     TREFOIL_LOG_LEVEL_WARN = 2,
-    /* And what was chosen. */
+    /* Choices, such as the device. */
     TREFOIL_LOG_LEVEL_INFO = 3,
-    /* And details. */
+    /* Details. */
     TREFOIL_LOG_LEVEL_DEBUG = 4,
 };
 #ifndef __cplusplus
@@ -294,7 +329,7 @@ typedef uint32_t trefoil_log_level;
 /* A device that engines run on. */
 typedef uint64_t trefoil_device;
 
-/* What a device says of itself. */
+/* A description of a device. */
 typedef struct trefoil_device_info {
     /* sizeof(trefoil_device_info), set by the caller. */
     size_t size;
@@ -310,7 +345,7 @@ typedef struct trefoil_device_info {
     uint32_t driver_version;
     /* Streaming multiprocessors; for a CPU, compute threads. */
     uint32_t units;
-    /* Memory in all; 0 where it is the host's. */
+    /* The size of the device's memory in bytes; 0 for a CPU. */
     uint64_t memory_bytes;
     /* Device memory that trefoil holds: weights, activations, slots. */
     uint64_t device_bytes_used;
@@ -322,8 +357,8 @@ typedef struct trefoil_device_info {
 typedef uint64_t trefoil_model;
 
 /*
- What a model takes and gives. One that is no network of images has zeros for all but its name: what it takes and gives
- is told by the ports of an engine of it.
+ The input and the result of a model. For a model that is no network of images, all members except the name are
+ zeros: the ports of its engine describe its inputs and outputs.
  */
 typedef struct trefoil_model_info {
     /* sizeof(trefoil_model_info), set by the caller. */
@@ -336,15 +371,15 @@ typedef struct trefoil_model_info {
     uint32_t width;
     /* Channels of its input. */
     uint32_t channels;
-    /* Pictures are to be resized so that their shorter side has so many pixels, then the middle is cut out. */
+    /* Preprocessing resizes a picture so that its shorter side has this many pixels, and then crops its centre. */
     uint32_t resize;
     /* Length of the result, or its channels if it is not a vector. */
     size_t classes;
 } trefoil_model_info;
 
 /*
- A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name. A dimension that is
- not named has the size that the model was opened at.
+ A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name. A
+ dimension without a name here has the size that the model was opened at.
  */
 typedef struct trefoil_size {
     /* sizeof(trefoil_size). */
@@ -359,59 +394,66 @@ typedef struct trefoil_size {
     size_t count;
 } trefoil_size;
 
-/* How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`. */
+/* The options of an engine. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`. */
 typedef struct trefoil_engine_options {
     /* sizeof(trefoil_engine_options). */
     size_t size;
-    /* The device; without it a GPU if there is one, else the CPU. */
+    /* The device. Default: the first GPU, or the CPU if there is no GPU. */
     trefoil_device device;
-    /* The largest batch. A GPU gets a graph for each power of two below it as well. Default: 32 on a GPU, 8 on a CPU. */
+    /*
+     The largest batch. For a GPU the engine also has a captured graph for each smaller power of two. Default: 32 on
+     a GPU, 8 on a CPU.
+     */
     size_t batch;
     /* Exactly these batch sizes, instead of `batch`. */
     const size_t *batch_sizes;
     /* How many they are. */
     size_t batch_size_count;
-    /* Batches on the device at once. Default 3; 1 is the serial baseline. */
+    /* Slots: batches that are on the device at the same time. Default 3; with 1 nothing overlaps. */
     size_t slots;
-    /* Staging buffers. Default slots + 3; advised: producers + slots. */
+    /* Staging buffers. Default: slots + 3. Recommended: producers + slots. */
     size_t staging;
     /* Result buffers. Default 4 x staging. */
     size_t results;
-    /* What producers write: a trefoil_input. */
+    /* The format of the rows that producers write: a trefoil_input. */
     uint32_t input;
-    /* What consumers read: a trefoil_result. */
+    /* The kind of result that consumers read: a trefoil_result. */
     uint32_t result;
-    /* Classes of a result of TREFOIL_RESULT_TOP_K. */
+    /* The number of classes in a result of TREFOIL_RESULT_TOP_K. */
     size_t top_k;
     /* How long trefoil_acquire() waits for a free batch. Default 10 s. */
     uint64_t acquire_limit_ns;
-    /* 1: this engine's streams go before those of normal priority. */
+    /* 1: this engine's streams have priority over streams of normal priority. */
     uint32_t high_priority;
-    /* 1: every access is checked to be ordered after those that it conflicts with. For tests. */
+    /* 1: the hazard checker checks every access. For tests. */
     uint32_t check;
     /* How threads learn that the device is done: a trefoil_waiting. */
     uint32_t waiting;
-    /* 1: there is room for results that stay on the device, for trefoil_submit_to_device(). */
+    /* 1: the engine has buffers for results that stay on the device, for trefoil_submit_to_device(). */
     uint32_t device_results;
-    /* Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none. */
+    /* The number of batches that the recorder remembers, for trefoil_trace_write(); 0: the engine does not record. */
     size_t trace_batches;
-    /* Batches that are computed side by side, of which `slots` is a multiple. Default 1. */
+    /* The number of batches that are computed side by side; `slots` must be a multiple of it. Default 1. */
     size_t compute_streams;
     /*
-     Exactly these sizes, instead of `batch` and `batch_sizes`. Functions that ask for none take the first one's
-     dimensions.
+     Exactly these sizes, instead of `batch` and `batch_sizes`. Functions without a size use the dimensions of the
+     first one.
      */
     const struct trefoil_size *const *sizes;
     /* How many they are. */
     size_t size_count;
+    /* What layers are computed in: a trefoil_precision. */
+    uint32_t precision;
+    /* Zero. */
+    uint32_t reserved;
 } trefoil_engine_options;
 
 /* A model on a device behind a ring. */
 typedef uint64_t trefoil_engine;
 
 /*
- Shape, type and size of the rows on one side of an engine. Rows of several ports have the shape and type of the first
- one here; trefoil_port has those of each.
+ Shape, type and size of an engine's input rows or output rows. If rows have several ports, shape and type are those
+ of the first one; trefoil_port describes each port.
  */
 typedef struct trefoil_tensor {
     /* sizeof(trefoil_tensor), set by the caller. */
@@ -431,14 +473,15 @@ typedef struct trefoil_tensor {
 } trefoil_tensor;
 
 /*
- What state an engine is in. Each batch buffer is in exactly one of the states that are counted; but a result that was
- handed back on the device counts as in flight until it is there, and may be lent again meanwhile.
+ The state of an engine. Each staging or result buffer is counted in exactly one state, with one exception: the
+ buffer of a released trefoil_device_output counts as in flight until its result is computed, and may be lent again
+ meanwhile.
  */
 typedef struct trefoil_health {
     /* sizeof(trefoil_health), set by the caller. */
     size_t size;
     /*
-     1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+     1 if a fault put the device out of use. Every later call returns this fault, and trefoil_device_health() has its
      message.
      */
     uint32_t faulted;
@@ -452,9 +495,9 @@ typedef struct trefoil_health {
     size_t filling;
     /* Submissions whose result is not there yet. */
     size_t in_flight;
-    /* Results that are there, held by a ticket or output. */
+    /* Finished results that a ticket or output still holds. */
     size_t unread;
-    /* Buffers out of use because a fault left it unknown whether the device still accesses them. */
+    /* Buffers that are out of use, because after a fault it is unknown whether the device still accesses them. */
     size_t quarantined;
     /* Staging buffers in all. */
     size_t staging;
@@ -462,25 +505,25 @@ typedef struct trefoil_health {
     size_t results;
 } trefoil_health;
 
-/* A port: one of the values that a row holds one behind the other, and where it is. */
+/* A port: one of the values in a row, and its place in the row. */
 typedef struct trefoil_port {
     /* sizeof(trefoil_port), set by the caller. */
     size_t size;
-    /* Its name, which no other port of the row has, cut to what fits with a NUL. */
+    /* Its name, which no other port of the row has, with a final NUL; a longer name is cut. */
     char name[128];
     /* Bytes of the whole name, without NUL. */
     size_t name_bytes;
     /* Element type: a trefoil_dtype. */
     uint32_t dtype;
-    /* How many dimensions there are; 0 for one number. The batch is not among them. */
+    /* The number of dimensions; 0 for a single number. The batch is not among them. */
     uint32_t rank;
-    /* The first dimensions, the innermost last; zeros behind them. A `rank` above 8 has more than fit. */
+    /* The first 8 dimensions, the innermost last, followed by zeros. If `rank` is above 8, the others are left out. */
     size_t dims[8];
     /* Elements in all. */
     size_t elements;
     /* Bytes in all. */
     size_t bytes;
-    /* Where it begins in a row, in bytes. */
+    /* The offset of the port in a row, in bytes. */
     size_t offset;
 } trefoil_port;
 
@@ -494,8 +537,8 @@ typedef uint64_t trefoil_ticket;
 typedef uint64_t trefoil_output;
 
 /*
- What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
- trefoil_last_error() has the message.
+ The callback of trefoil_on_ready(). If `status` is TREFOIL_STATUS_OK, it gets an output, which it must release;
+ otherwise it gets 0, and trefoil_last_error() has the message.
  */
 typedef void (*trefoil_callback)(void *user, trefoil_status status, trefoil_output output);
 
@@ -507,7 +550,7 @@ typedef struct trefoil_scored_class {
     uint32_t index;
 } trefoil_scored_class;
 
-/* How a batcher is to be built. Zeros are the defaults. */
+/* The options of a batcher. Zeros are the defaults. */
 typedef struct trefoil_batcher_options {
     /* sizeof(trefoil_batcher_options). */
     size_t size;
@@ -515,9 +558,9 @@ typedef struct trefoil_batcher_options {
     uint64_t max_delay_ns;
     /* Rows of page-locked memory. Default: as many as may be in flight, and four batches more. */
     size_t rows;
-    /* Batches handed to the ring at once. Default: the slots and one. */
+    /* The number of batches that the ring has at the same time. Default: the slots and one. */
     size_t in_flight;
-    /* What happens when every row is taken: a trefoil_when_full. */
+    /* What a submission does when no row is free: a trefoil_when_full. */
     uint32_t when_full;
     /* Zero. */
     uint32_t reserved;
@@ -525,16 +568,16 @@ typedef struct trefoil_batcher_options {
     uint64_t full_limit_ns;
 } trefoil_batcher_options;
 
-/* What makes batches of single rows from many threads. */
+/* A batcher: it forms batches of single rows from many threads. */
 typedef uint64_t trefoil_batcher;
 
-/* What can be said of one row. Zeros are the defaults. */
+/* The options of one row. Zeros are the defaults. */
 typedef struct trefoil_row_options {
     /* sizeof(trefoil_row_options). */
     size_t size;
     /*
-     How long after the call the row may wait to be uploaded, also for memory; past that it is answered with
-     DEADLINE. 0: for ever.
+     How long after the call the row may wait for memory and for its upload; after that it is answered with DEADLINE.
+     0: no limit.
      */
     uint64_t deadline_ns;
     /* 1: it goes before waiting and queued rows of normal priority. */
@@ -542,8 +585,8 @@ typedef struct trefoil_row_options {
     /* Zero. */
     uint32_t reserved;
     /*
-     The size that it is for, whose `batch` is 1: the smallest of the engine that holds it. Null: the first one's
-     dimensions.
+     The dimensions of the row, with a `batch` of 1: the row gets the smallest size of the engine that holds them.
+     Null: the dimensions of the engine's first size.
      */
     const struct trefoil_size *at;
 } trefoil_row_options;
@@ -551,7 +594,7 @@ typedef struct trefoil_row_options {
 /* A row of a batcher being written. */
 typedef uint64_t trefoil_row;
 
-/* What a batcher did since it was built. */
+/* Counts of a batcher's work since it was built. */
 typedef struct trefoil_batcher_stats {
     /* sizeof(trefoil_batcher_stats), set by the caller. */
     size_t size;
@@ -573,11 +616,11 @@ typedef struct trefoil_batcher_stats {
     uint64_t queue_p99_ns;
 } trefoil_batcher_stats;
 
-/* What the rows of a batch are. */
+/* A description of a batch and its rows. */
 typedef struct trefoil_batch_info {
     /* sizeof(trefoil_batch_info), set by the caller. */
     size_t size;
-    /* The most rows of it. */
+    /* The number of rows that fit. */
     size_t capacity;
     /* Bytes of one row, without padding. */
     size_t row_bytes;
@@ -587,7 +630,7 @@ typedef struct trefoil_batch_info {
     size_t ports;
 } trefoil_batch_info;
 
-/* Rows in device memory, and the stream whose work so far writes them. */
+/* Rows in device memory, and the stream whose earlier work writes these rows. */
 typedef struct trefoil_device_rows {
     /* sizeof(trefoil_device_rows). */
     size_t size;
@@ -605,7 +648,7 @@ typedef struct trefoil_device_rows {
 /* A result that stays on the device. */
 typedef uint64_t trefoil_device_output;
 
-/* Where a result on the device is, and what tells when. */
+/* The address of a result on the device, and the event behind the result. */
 typedef struct trefoil_device_output_info {
     /* sizeof(trefoil_device_output_info), set by the caller. */
     size_t size;
@@ -618,16 +661,16 @@ typedef struct trefoil_device_output_info {
     /* From the beginning of one row to that of the next. */
     size_t row_pitch;
     /*
-     The CUevent behind the result: to be waited for and asked until the output is released, not to be recorded or
-     destroyed. Null on the CPU.
+     The CUevent behind the result. The program may wait for it and query it until the output is released, and must
+     not record or destroy it. Null on the CPU.
      */
     void *event;
 } trefoil_device_output_info;
 
 /*
- What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
- the call returns. A message may come from within any call and with a lock of the library held, so that this must
- make no call of the library, and must not throw or jump out.
+ The callback of trefoil_log(), which gets each message, on any thread. `level` is a trefoil_log_level; `message`
+ lives until the callback returns. The library may log within any call and while it holds a lock, so the callback
+ must not call the library, and must not throw or jump out.
  */
 typedef void (*trefoil_log_callback)(void *user, uint32_t level, const char *message);
 
@@ -636,7 +679,7 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Whether this library runs a program compiled with a header of this version. To be called first, as
+ Whether this library can run a program that was compiled with a header of this version. Call it first, as
  `trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)`.
  */
 trefoil_status trefoil_check_abi(uint32_t major, uint32_t minor);
@@ -645,12 +688,12 @@ trefoil_status trefoil_check_abi(uint32_t major, uint32_t minor);
 const char *trefoil_version(void);
 
 /*
- What the last call of this thread that failed has to say, in English; empty before the first. Lives until the next
- call of this thread that fails.
+ The message of the last failed call on this thread, in English; empty if none has failed. The text lives until the
+ next call on this thread fails.
  */
 const char *trefoil_last_error(void);
 
-/* How far that failure reaches. */
+/* How far the last failure on this thread reaches. */
 trefoil_fault_class trefoil_last_error_class(void);
 
 /* The name of a status, such as `TREFOIL_STATUS_TIMEOUT`; `unknown status` for another number. Lives for ever. */
@@ -688,7 +731,7 @@ trefoil_status trefoil_device_open(const char *target, trefoil_device *device);
 trefoil_status trefoil_device_open_cpu(size_t threads, trefoil_device *device);
 
 /*
- What a device says of itself, and the memory that trefoil holds there.
+ Describes a device, and the memory that trefoil holds on it.
 
  Pointers:
  `info` is null, or has its `size` set and so many bytes.
@@ -696,8 +739,8 @@ trefoil_status trefoil_device_open_cpu(size_t threads, trefoil_device *device);
 trefoil_status trefoil_device_get_info(trefoil_device device, struct trefoil_device_info *info);
 
 /*
- Whether the device is in use: OK, or FAULT with the first failure as the message. After a fault everything on the
- device is answered with it; open another device, or end the process.
+ Whether the device works: OK, or FAULT with the first failure as the message. After a fault, every call that uses
+ the device returns it; open another device, or end the process.
  */
 trefoil_status trefoil_device_health(trefoil_device device);
 
@@ -735,7 +778,7 @@ trefoil_status trefoil_model_open_at(const char *path,
 trefoil_status trefoil_model_cut(trefoil_model model, const char *node, trefoil_model *cut);
 
 /*
- What a model takes and gives.
+ Describes the input and the result of a model.
 
  Pointers:
  `info` is null, or has its `size` set and so many bytes.
@@ -785,7 +828,7 @@ trefoil_status trefoil_engine_build(trefoil_model model,
 trefoil_status trefoil_engine_device(trefoil_engine engine, trefoil_device *device);
 
 /*
- The rows that producers write; where there are several sizes, at the dimensions of the first.
+ The rows that producers write; if there are several sizes, at the dimensions of the first one.
 
  Pointers:
  `tensor` is null, or has its `size` set and so many bytes.
@@ -793,7 +836,7 @@ trefoil_status trefoil_engine_device(trefoil_engine engine, trefoil_device *devi
 trefoil_status trefoil_engine_input(trefoil_engine engine, struct trefoil_tensor *tensor);
 
 /*
- The rows that consumers read; where there are several sizes, at the dimensions of the first.
+ The rows that consumers read; if there are several sizes, at the dimensions of the first one.
 
  Pointers:
  `tensor` is null, or has its `size` set and so many bytes.
@@ -801,19 +844,16 @@ trefoil_status trefoil_engine_input(trefoil_engine engine, struct trefoil_tensor
 trefoil_status trefoil_engine_output(trefoil_engine engine, struct trefoil_tensor *tensor);
 
 /*
- The batch sizes that an engine was built for, at the dimensions of its first size, ascending: as many as fit are written
- to `sizes`, `count` gets how many there are. The last one is the most rows of a batch.
+ The batch sizes that an engine was built for, at the dimensions of its first size, ascending. The call writes as
+ many as fit to `sizes`, and the number of all to `count`. The last one is the largest batch.
 
  Pointers:
  `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
  */
-trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine,
-                                          size_t *sizes,
-                                          size_t capacity,
-                                          size_t *count);
+trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine, size_t *sizes, size_t capacity, size_t *count);
 
 /*
- The most rows of a batch, at the dimensions of the first size.
+ The number of rows in the largest batch, at the dimensions of the first size.
 
  Pointers:
  `rows` can be written or is null.
@@ -821,8 +861,8 @@ trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine,
 trefoil_status trefoil_engine_capacity(trefoil_engine engine, size_t *rows);
 
 /*
- What state an engine is in: faulted, closed, where its batches are. Does not fail after a fault, and never waits for
- the device.
+ The state of an engine: whether it is faulted or closed, and the state of its batches. Does not fail after a fault,
+ and never waits for the device.
 
  Pointers:
  `health` is null, or has its `size` set and so many bytes.
@@ -830,15 +870,15 @@ trefoil_status trefoil_engine_capacity(trefoil_engine engine, size_t *rows);
 trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_health *health);
 
 /*
- Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
- tickets are answered with CLOSED instead of their results. Then it waits until the callbacks of its tickets have
- returned, also those of its batchers' rows; a call from within a callback does not. The handle stays;
- trefoil_acquire() and trefoil_submit() answer CLOSED.
+ Closes an engine to new work and waits, up to `limit_ns`, until the device has finished the work in flight. With
+ `abort`, tickets are answered with CLOSED instead of their results. Then the call waits until the callbacks of the
+ engine's tickets have returned, including those of its batchers' rows; a call from within a callback does not wait.
+ The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
  */
 trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint64_t limit_ns);
 
 /*
- How many ports a row has that producers write.
+ The number of ports in the rows that producers write.
 
  Pointers:
  `count` can be written or is null.
@@ -846,7 +886,7 @@ trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint6
 trefoil_status trefoil_engine_input_ports(trefoil_engine engine, size_t *count);
 
 /*
- How many ports a row has that consumers read.
+ The number of ports in the rows that consumers read.
 
  Pointers:
  `count` can be written or is null.
@@ -911,23 +951,20 @@ trefoil_status trefoil_acquire_within(trefoil_engine engine, uint64_t limit_ns, 
 trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
 
 /*
- Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
- null, or gets the length, `row_bytes` of trefoil_batch_get_info(). The rows of a batch are `row_pitch` bytes apart. They
- may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
- beyond the row, and what it does to another.
+ The address of row `index` of a batch, in page-locked memory. `bytes` is null, or gets the length of the row, which
+ is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch` bytes apart. Several
+ threads may write the rows until the batch is submitted or released. The library cannot detect a write after that,
+ or beyond the end of the row; it may damage another batch.
 
  Pointers:
  `row` can be written or is null, and so is `bytes`.
  */
-trefoil_status trefoil_batch_row(trefoil_batch batch,
-                                 size_t index,
-                                 void **row,
-                                 size_t *bytes);
+trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row, size_t *bytes);
 
 /*
- Where a port of row `index` of a batch is, by its number, to be written as the row is: `dtype` is a trefoil_dtype, the
- type of the elements that the program writes, and it is an error if the port has others. `bytes` is null, or gets the
- length of the port.
+ The address of a port of row `index` of a batch, by the port's number; the same rules hold as for
+ trefoil_batch_row(). `dtype` is a trefoil_dtype, the type of the elements that the program writes; if the port has
+ elements of another type, the call fails. `bytes` is null, or gets the length of the port.
 
  Pointers:
  `elements` can be written or is null, and so is `bytes`.
@@ -940,11 +977,11 @@ trefoil_status trefoil_batch_port(trefoil_batch batch,
                                   size_t *bytes);
 
 /*
- Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
+ Submits the first `rows` rows: upload, forward pass, download. Returns at once; it never waits for the device. Only
  those rows are uploaded, and the smallest batch size that holds them runs.
 
- The batch's handle is given up, and its rows must not be written any more, unless the answer is INVALID_HANDLE,
- WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, which leave it as it was.
+ The call consumes the batch's handle, and its rows must not be written any more. Only if the status is
+ INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, the batch stays as it was.
 
  Pointers:
  `ticket` can be written or is null.
@@ -952,8 +989,9 @@ trefoil_status trefoil_batch_port(trefoil_batch batch,
 trefoil_status trefoil_submit(trefoil_batch batch, size_t rows, trefoil_ticket *ticket);
 
 /*
- Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
- be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
+ Blocks until the result of this submission is there; it waits for nothing else. The call consumes the ticket's
+ handle, also if the submission failed, unless the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+ IN_CALLBACK.
 
  Pointers:
  `output` can be written or is null.
@@ -961,7 +999,7 @@ trefoil_status trefoil_submit(trefoil_batch batch, size_t rows, trefoil_ticket *
 trefoil_status trefoil_wait(trefoil_ticket ticket, trefoil_output *output);
 
 /*
- The same for at most `limit_ns`: past that it answers NOT_READY, and the ticket is as it was.
+ As trefoil_wait(), for at most `limit_ns`; after that it returns NOT_READY, and the ticket stays valid.
 
  Pointers:
  `output` can be written or is null.
@@ -969,24 +1007,26 @@ trefoil_status trefoil_wait(trefoil_ticket ticket, trefoil_output *output);
 trefoil_status trefoil_wait_for(trefoil_ticket ticket, uint64_t limit_ns, trefoil_output *output);
 
 /*
- Whether trefoil_wait() would return at once, with the result or, also after a fault or a close, with the failure: OK
- or NOT_READY. Never blocks, and the ticket is as it was.
+ OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
+ otherwise NOT_READY. Never blocks, and the ticket stays valid.
  */
 trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 
 /*
- Has `callback` called once, with `user`, when the result is there, or its failure. If the answer is OK, the ticket's
- handle is given up to it; else the ticket is as it was, and the callback is never called.
+ Registers `callback`, which is called once, with `user`, when the result is there or the submission has failed. If
+ the status is OK, the call has consumed the ticket's handle; otherwise the ticket stays valid, and the callback is
+ never called.
 
- All callbacks are called by one thread of the library, `trefoil-callback`, one after the other, never within a call
- of the program's, perhaps before this call returns; the library holds no lock meanwhile, and its other threads go
- on. A callback may make any call of this interface. None waits there: trefoil_wait() answers IN_CALLBACK if the
- result is not there, and every limit is 0. It may take a lock, but not one that a thread holds while it waits in
- this library. The callbacks behind it wait for it, so that it had better be short. It must not throw or jump out.
+ One thread of the library, `trefoil-callback`, runs all callbacks one after the other, never within a call of the
+ program. A callback may run before this call returns. The library holds no lock meanwhile, and its other threads
+ continue. A callback may make any call of this interface, but no call waits there: trefoil_wait() returns
+ IN_CALLBACK if the result is not there, and every limit is 0. A callback may take a lock, but not one that a thread
+ holds while it waits in this library. Later callbacks wait until it returns, so it should be short. It must not
+ throw or jump out.
 
- `user` has to live until its own callback has returned. It is called whatever becomes of the engine: also after
- trefoil_release() of it, and after a fault or a close with the failure. When trefoil_engine_close() or
- trefoil_batcher_close() has answered OK, every callback that was registered before has returned.
+ `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
+ engine, and with a failure after a fault or a close. When trefoil_engine_close() or trefoil_batcher_close() has
+ returned OK, every callback that was registered before has returned.
 
  Pointers:
  `callback` may be called with `user`, from another thread.
@@ -994,7 +1034,7 @@ trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback, void *user);
 
 /*
- How many rows an output has: as many as were submitted; 1 of a batcher's single row.
+ The number of rows in an output: as many as were submitted; 1 for a single row of a batcher.
 
  Pointers:
  `rows` can be written or is null.
@@ -1002,7 +1042,7 @@ trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback
 trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
 
 /*
- What the rows of an output are: a trefoil_result, as its engine was built for.
+ The kind of result in the rows of an output: a trefoil_result, an option of its engine.
 
  Pointers:
  `result` can be written or is null.
@@ -1010,9 +1050,9 @@ trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
 trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
 
 /*
- Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which of
- a network of images are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K, and of any other its ports. It may be
- read by several threads until the output is released. `bytes` is null, or gets the length.
+ The address of row `index` of an output, in page-locked memory. For a network of images the row is floats, or
+ trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads may read the row
+ until the output is released. `bytes` is null, or gets the length of the row.
 
  Pointers:
  `row` can be written or is null, and so is `bytes`.
@@ -1020,9 +1060,9 @@ trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
 trefoil_status trefoil_output_row(trefoil_output output, size_t index, const void **row, size_t *bytes);
 
 /*
- Where a port of row `index` of an output is, by its number, to be read as the row is: `dtype` is a trefoil_dtype, the type
- of the elements that the program reads, and it is an error if the port has others. `bytes` is null, or gets the length
- of the port.
+ The address of a port of row `index` of an output, by the port's number; the same rules hold as for
+ trefoil_output_row(). `dtype` is a trefoil_dtype, the type of the elements that the program reads; if the port has
+ elements of another type, the call fails. `bytes` is null, or gets the length of the port.
 
  Pointers:
  `elements` can be written or is null, and so is `bytes`.
@@ -1044,9 +1084,10 @@ trefoil_status trefoil_output_port(trefoil_output output,
 trefoil_status trefoil_output_copy(trefoil_output output, size_t first, size_t count, void *values, size_t bytes);
 
 /*
- The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
- are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for. OUTPUT if any
- value of the row is not finite or, of probabilities, not within 0 to 1, or if the model has no such class.
+ The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets the number of
+ values written. The call allocates nothing. An engine built for TREFOIL_RESULT_TOP_K gives at most `top_k` values.
+ Returns OUTPUT if a value of the row is not finite, if a probability is not within 0 to 1, or if the model has no
+ such class.
 
  Pointers:
  `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.
@@ -1069,8 +1110,8 @@ trefoil_status trefoil_batcher_build(trefoil_engine engine,
                                      trefoil_batcher *batcher);
 
 /*
- Submits one row: a copy of `bytes` bytes at `pixels` into page-locked memory. The ticket is that of
- trefoil_submit(), with an output of one row.
+ Submits one row: copies `bytes` bytes at `pixels` into page-locked memory, and commits the row. The ticket is used
+ as one of trefoil_submit(); its output has one row.
 
  Pointers:
  `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
@@ -1083,10 +1124,10 @@ trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
                                       trefoil_ticket *ticket);
 
 /*
- Submits `count` rows in one call: a copy of `bytes` bytes, one row, at each of `rows`. One ticket and one output are
- for all of them, in order. The output is there when every row has its answer. A row without a result, for a
- deadline or for lack of room, has its failure in place of what trefoil_output_row() and others say of it; if no row
- has a result, trefoil_wait() answers with the first row's failure.
+ Submits `count` rows in one call: copies `bytes` bytes, which is one row, from each of `rows`. One ticket and one
+ output are for all rows, in order. The output is there when every row has its answer. If a row has no result,
+ because of a deadline or because no row was free, trefoil_output_row() and other calls for this row return its
+ failure; if no row has a result, trefoil_wait() returns the failure of the first row.
 
  Pointers:
  `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
@@ -1100,7 +1141,7 @@ trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
                                            trefoil_ticket *ticket);
 
 /*
- Lends a row to be written in place. It delays nobody, however long it is held.
+ Lends a row to be written in place. It delays no other row, however long it is held.
 
  Pointers:
  `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
@@ -1111,8 +1152,8 @@ trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
                                    trefoil_row *row);
 
 /*
- Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
- after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
+ The address of a row, in page-locked memory. The program may write the row until it is submitted or released. The
+ library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the length of the row.
 
  Pointers:
  `memory` can be written or is null, and so is `bytes`.
@@ -1120,7 +1161,7 @@ trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
 trefoil_status trefoil_row_memory(trefoil_row row, void **memory, size_t *bytes);
 
 /*
- Where a port of a row is, by its number, as trefoil_batch_port() has it.
+ The address of a port of a row, by the port's number, as trefoil_batch_port() gives it.
 
  Pointers:
  `elements` can be written or is null, and so is `bytes`.
@@ -1128,8 +1169,8 @@ trefoil_status trefoil_row_memory(trefoil_row row, void **memory, size_t *bytes)
 trefoil_status trefoil_row_port(trefoil_row row, size_t port, uint32_t dtype, void **elements, size_t *bytes);
 
 /*
- Commits a row to the queue. Never waits. The row's handle is given up, and its memory must not be written any
- more, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+ Commits a row to the queue. Never waits. The call consumes the row's handle, and its memory must not be written any
+ more, unless the status is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
 
  Pointers:
  `ticket` can be written or is null.
@@ -1137,14 +1178,15 @@ trefoil_status trefoil_row_port(trefoil_row row, size_t port, uint32_t dtype, vo
 trefoil_status trefoil_row_submit(trefoil_row row, trefoil_ticket *ticket);
 
 /*
- Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
- in the queue are answered with CLOSED and not computed. Then it waits until the callbacks of its tickets have
- returned; a call from within a callback does not. The handle stays; submissions are answered with CLOSED.
+ Closes a batcher to new rows and waits, up to `limit_ns`, until committed rows have their answers. With `abort`,
+ rows still in the queue are answered with CLOSED and not computed. Then the call waits until the callbacks of the
+ batcher's tickets have returned; a call from within a callback does not wait. The handle stays valid; submissions
+ return CLOSED.
  */
 trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, uint64_t limit_ns);
 
 /*
- What a batcher did so far. It allocates, so it is for now and then.
+ Counts of a batcher's work so far. The call allocates, so do not make it for every row.
 
  Pointers:
  `stats` is null, or has its `size` set and so many bytes.
@@ -1152,22 +1194,21 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
 
 /*
- The model at other sizes of its free dimensions: an engine of it has them, unless its options name others. A network of
- images from a folder has `height` and `width`. The `batch` of `wanted` does not count. INVALID_ARGUMENT for a dimension that
- the model does not have, and for sizes that it cannot have, with the reason.
+ The model at other sizes of its free dimensions. Its engines have these sizes unless their options name others. A
+ network of images from a folder has the dimensions `height` and `width`. The `batch` of `wanted` is ignored. Returns
+ INVALID_ARGUMENT for a dimension that the model does not have, and for sizes that it cannot have, with the reason.
 
  Pointers:
  `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
  be written or is null.
  */
-trefoil_status trefoil_model_at(trefoil_model model,
-                                const struct trefoil_size *wanted,
-                                trefoil_model *sized);
+trefoil_status trefoil_model_at(trefoil_model model, const struct trefoil_size *wanted, trefoil_model *sized);
 
 /*
- A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,
- each with the number that it is filled up with, as trefoil_batch_write_port() does it. The caller vouches that the model
- leaves what is filled up aside, say by a mask. Every input that has the dimension is to be named.
+ The model with a declaration that rows may be shorter than an engine's size along the free dimension `dim`. `names`
+ has every input with this dimension, `count` of them, and `values` the numbers that fill up shorter values;
+ trefoil_batch_write_port() writes this padding. The caller guarantees that the model ignores padded elements, for
+ example by a mask.
 
  Pointers:
  `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
@@ -1181,9 +1222,9 @@ trefoil_status trefoil_model_padded(trefoil_model model,
                                     trefoil_model *padded);
 
 /*
- Lends a batch for rows of a size: of the smallest size of the engine that holds them. What its rows are,
- trefoil_batch_get_info() and trefoil_batch_describe_port() tell. INVALID_ARGUMENT if there is no such size, with those
- that there are; else as trefoil_acquire_within().
+ Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows.
+ trefoil_batch_get_info() and trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list
+ of the sizes, if no size holds them; otherwise as trefoil_acquire_within().
 
  Pointers:
  `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch` can
@@ -1195,7 +1236,7 @@ trefoil_status trefoil_acquire_for(trefoil_engine engine,
                                    trefoil_batch *batch);
 
 /*
- What the rows of a batch are.
+ Describes a batch and its rows.
 
  Pointers:
  `info` is null, or has its `size` set and so many bytes.
@@ -1227,9 +1268,9 @@ trefoil_status trefoil_row_describe_port(trefoil_row row, size_t index, struct t
 trefoil_status trefoil_output_describe_port(trefoil_output output, size_t index, struct trefoil_port *port);
 
 /*
- Copies the elements of a port of row `index` of a batch, `bytes` of them: `dtype` is a trefoil_dtype, their type. Fewer
- than the port has are a value that is shorter along the dimension that trefoil_model_padded() has named, and the padding
- follows.
+ Copies `bytes` bytes of elements to a port of row `index` of a batch. `dtype` is a trefoil_dtype, the type of the
+ elements. If there are fewer elements than the port has, they are a value that is shorter along the dimension that
+ trefoil_model_padded() has named, and the call adds the padding.
 
  Pointers:
  `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.
@@ -1242,7 +1283,7 @@ trefoil_status trefoil_batch_write_port(trefoil_batch batch,
                                         size_t bytes);
 
 /*
- The same of a batcher's row.
+ As trefoil_batch_write_port(), for a batcher's row.
 
  Pointers:
  `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.
@@ -1250,9 +1291,10 @@ trefoil_status trefoil_batch_write_port(trefoil_batch batch,
 trefoil_status trefoil_row_write_port(trefoil_row row, size_t port, uint32_t dtype, const void *elements, size_t bytes);
 
 /*
- A model whose input `input` is a state, which stays on the device: its value is what the output `output` gave in the batch
- before, zeros at first. Rows have neither of them. Each row of a batch goes on with the state of the same row, so that
- batches have as many rows as one of the engine's sizes. A batcher of such a model is refused, and several compute streams.
+ The model with the input `input` as a state, which stays on the device: its value is the value of the output
+ `output` in the previous batch, and zeros at first. Rows have neither this input nor this output. Each row of a
+ batch continues with the state of the same row, so a batch must have as many rows as one of the engine's sizes. Such
+ a model cannot have a batcher or several compute streams.
 
  Pointers:
  `input` and `output` are C strings or null; `with_state` can be written or is null.
@@ -1263,15 +1305,15 @@ trefoil_status trefoil_model_with_state(trefoil_model model,
                                         trefoil_model *with_state);
 
 /*
- Has all states of the engine be zeros from the next batch on, or from the next call that reads or writes a state. Does not
- wait.
+ Sets all states of the engine to zeros for the next batch, or for the next call that reads or writes a state. Does
+ not wait.
  */
 trefoil_status trefoil_engine_reset_states(trefoil_engine engine);
 
 /*
- Copies a state, known by the name of its input, to `elements`, as the batches and resets so far leave it: the rows
- of the largest batch, one behind the other, in `bytes` bytes; `dtype` is a trefoil_dtype, the type of its elements. Waits
- for those batches; in a callback it answers IN_CALLBACK.
+ Copies the state whose input has this name to `elements`, after all batches and resets so far: the rows of the
+ largest batch, one behind the other, in `bytes` bytes. `dtype` is a trefoil_dtype, the type of its elements. Waits
+ for these batches; in a callback it returns IN_CALLBACK.
 
  Pointers:
  `name` is a C string or null; `bytes` bytes can be written at `elements`, or it is null.
@@ -1284,7 +1326,7 @@ trefoil_status trefoil_engine_read_state(trefoil_engine engine,
 
 /*
  Writes all elements of a state for the batches that are submitted from now on; the arguments are as for
- trefoil_engine_read_state(). Waits for the batches that were submitted before; in a callback it answers IN_CALLBACK.
+ trefoil_engine_read_state(). Waits for the batches that were submitted before; in a callback it returns IN_CALLBACK.
 
  Pointers:
  `name` is a C string or null; `elements` is null or has `bytes` bytes.
@@ -1296,56 +1338,55 @@ trefoil_status trefoil_engine_write_state(trefoil_engine engine,
                                           size_t bytes);
 
 /*
- Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
- context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
- context, which trefoil_device_open() shares.
+ Opens the GPU of a CUDA context that the program made, a CUcontext: engines are in this context, in place of the
+ device's primary context. This is for programs that call cuCtxCreate(); programs that are built on the CUDA runtime,
+ such as torch, use the primary context, which trefoil_device_open() shares.
 
- The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
- until trefoil_device_is_unused().
+ Do not destroy the context while trefoil has anything in it: release everything except the device, and wait until
+ trefoil_device_is_unused() returns OK.
 
  Pointers:
  `context` is a live CUcontext or null, `device` can be written or is null.
  */
-trefoil_status trefoil_device_open_context(void *context,
-                                           trefoil_device *device);
+trefoil_status trefoil_device_open_context(void *context, trefoil_device *device);
 
 /*
- Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
- the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+ OK if nothing is left on a device except this handle, otherwise NOT_READY. Work of the GPU, and threads of the
+ library, may end a moment after the last handle of an engine is released. After a fault it may stay NOT_READY for
+ ever.
  */
 trefoil_status trefoil_device_is_unused(trefoil_device device);
 
 /*
- Has a batch take its rows from device memory, whichever way it is submitted; what was written into the batch itself is
- left aside. The submission copies them on the stream of `rows`, on the device: after all that the stream was given
- before, and before what it is given later, which may overwrite them. No thread waits for the stream.
+ Makes a batch take its rows from device memory; rows that were written into the batch itself are ignored. The
+ submission enqueues a copy of the rows, from device memory to device memory, on the stream of `rows`: after all work
+ that is already on this stream, and before its later work, which may overwrite the rows. No thread waits for the
+ stream.
 
- That copy waits for an earlier batch to have been read, and the stream with it. On the CPU, where the stream is the
- calling thread, the submission copies the rows before it returns. A stream of another context, one that captures a
- graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
+ The copy, and so the stream, waits until an earlier batch has been read. On the CPU, where the calling thread takes
+ the place of the stream, the submission copies the rows before it returns. Returns INVALID_ARGUMENT for a stream of
+ another context, a stream that captures a graph, and memory that is not the device's.
 
  Pointers:
  `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
- when the stream comes to the copy, there are as many rows as are submitted, which nothing writes until it is over.
+ while the stream runs the copy, the memory has as many rows as are submitted, and nothing writes them.
  */
 trefoil_status trefoil_batch_read_from(trefoil_batch batch, const struct trefoil_device_rows *rows);
 
 /*
- Submits the first `rows` rows as trefoil_submit() does, and the result stays on the device. There is no ticket: `output`
- says at once where the result will be. The engine has to be built with `device_results`.
+ Submits the first `rows` rows as trefoil_submit() does, but the result stays on the device. There is no ticket:
+ `output` has at once the address at which the result will be. The engine must be built with `device_results`.
 
- The batch's handle is given up, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
- INVALID_ARGUMENT, which leave it as it was.
+ The call consumes the batch's handle. Only if the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+ INVALID_ARGUMENT, the batch stays as it was.
 
  Pointers:
  `output` can be written or is null.
  */
-trefoil_status trefoil_submit_to_device(trefoil_batch batch,
-                                        size_t rows,
-                                        trefoil_device_output *output);
+trefoil_status trefoil_submit_to_device(trefoil_batch batch, size_t rows, trefoil_device_output *output);
 
 /*
- Where the result is, and its event.
+ Gives the address of the result, and its event.
 
  Pointers:
  `info` is null, or has its `size` set and so many bytes.
@@ -1353,8 +1394,9 @@ trefoil_status trefoil_submit_to_device(trefoil_batch batch,
 trefoil_status trefoil_device_output_get_info(trefoil_device_output output, struct trefoil_device_output_info *info);
 
 /*
- Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
- where it is the calling thread, the call blocks, and in a callback answers IN_CALLBACK if the result is not there.
+ Makes work that is enqueued on `stream` from now on wait until the result is there; null is the default stream. On
+ the CPU, where the calling thread takes the place of the stream, the call blocks; in a callback it returns
+ IN_CALLBACK if the result is not there.
 
  Pointers:
  `stream` is a live stream or null.
@@ -1362,26 +1404,26 @@ trefoil_status trefoil_device_output_get_info(trefoil_device_output output, stru
 trefoil_status trefoil_device_output_wait_on(trefoil_device_output output, void *stream);
 
 /*
- Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
- not overwritten before that is done, of each stream that was told. A stream that was not made to wait for the result
- is made to now.
+ Declares that work that is enqueued on `stream` so far reads the result. After trefoil_release() of the output, its
+ memory is overwritten only when this work is done, on every stream that was declared. If `stream` was not made to
+ wait for the result, it is made to wait now.
 
  Pointers:
  `stream` is a live stream or null.
  */
 trefoil_status trefoil_device_output_read_on(trefoil_device_output output, void *stream);
 
-/* Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not. */
+/* Blocks until the result is there. In a callback it returns IN_CALLBACK if the result is not there. */
 trefoil_status trefoil_device_output_wait(trefoil_device_output output);
 
-/* Whether the result is there, or, after a fault or a close, its failure: OK or NOT_READY. Never blocks. */
+/* OK if the result is there, NOT_READY if it is not, or its failure after a fault or a close. Never blocks. */
 trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
 
 /*
- Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
- browser, which needs nothing else; to another what Perfetto and chrome://tracing read. A file that is there is
- replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on
- Unix, and UTF-8 elsewhere.
+ Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, the file is a page for
+ any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as a whole. The
+ engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix, and UTF-8
+ elsewhere.
 
  Pointers:
  `path` is a C string or null.
@@ -1389,8 +1431,8 @@ trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
 trefoil_status trefoil_trace_write(trefoil_engine engine, const char *path);
 
 /*
- Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its
- final NUL. `length` is null, or gets the bytes of the whole report without NUL.
+ Copies the recorder's report on the overlap of copies and compute into `text`, cut to `capacity` bytes with its
+ final NUL. `length` is null, or gets the length of the whole report in bytes, without NUL.
 
  Pointers:
  `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
@@ -1398,9 +1440,9 @@ trefoil_status trefoil_trace_write(trefoil_engine engine, const char *path);
 trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t capacity, size_t *length);
 
 /*
- Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
- call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
- UNSUPPORTED, and nothing is changed, where a Rust program around this library has a logger of its own.
+ Passes every log message of the process up to `level`, a trefoil_log_level, to `callback`; a null callback ends
+ that. Without this call nothing is logged. A message that is on its way may still reach the previous callback.
+ Returns UNSUPPORTED, and changes nothing, if a Rust program around this library has a logger of its own.
 
  Pointers:
  `callback` may be called with `user`, from any thread.

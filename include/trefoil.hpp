@@ -13,9 +13,9 @@
 //     encode(text, batch.port<std::int64_t>(0, ids.index)); // throws if its elements are of another type
 //     for (float logit : output.port<float>(0, logits.index)) std::cout << logit << '\n';
 //
-// What fails throws trefoil::error. Nothing allocates between acquire() and the end of an output, unless it throws.
-// Objects are moved by giving their handle over; one that was moved from, or that a call such as submit() used up, is
-// empty, and using it throws. A const reference to an engine or batcher may be used by any number of threads.
+// A call that fails throws trefoil::error. No call between acquire() and the end of an output allocates, unless it
+// throws. Moving an object moves its handle. An object that was moved from, or that a call such as submit() has
+// consumed, is empty, and using it throws. Any number of threads may use a const reference to an engine or batcher.
 
 #ifndef TREFOIL_HPP
 #define TREFOIL_HPP
@@ -41,10 +41,10 @@ class error : public std::runtime_error {
 public:
     error(trefoil_status status, const char *message)
         : std::runtime_error(message), status_(status), reaches_(trefoil_last_error_class()) {}
-    /// NOT_READY, which has no message and reaches nothing.
+    /// The error of NOT_READY, which has no message.
     error() : std::runtime_error("not ready"), status_(TREFOIL_STATUS_NOT_READY), reaches_(TREFOIL_FAULT_CLASS_REQUEST) {}
     trefoil_status status() const noexcept { return status_; }
-    /// How far it reaches: this request, the device, or the process.
+    /// How far the failure reaches: this request, the device, or the process.
     trefoil_fault_class reaches() const noexcept { return reaches_; }
 
 private:
@@ -57,7 +57,8 @@ inline void check(trefoil_status status) {
     if (status != TREFOIL_STATUS_OK) throw error(status, trefoil_last_error());
 }
 
-/// Whether the library that was found runs programs compiled with this header; else it throws. To be called first.
+/// Checks that the loaded library can run programs that were compiled with this header, and throws if it cannot. Call
+/// it first.
 inline void check_abi() { check(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)); }
 
 /// Elements somewhere in memory.
@@ -94,14 +95,14 @@ public:
     explicit operator bool() const noexcept { return raw_ != 0; }
 
 protected:
-    /// Forgets a handle that a call has used up.
+    /// Forgets a handle that a call has consumed.
     void used_up() noexcept { raw_ = 0; }
 
 private:
     std::uint64_t raw_ = 0;
 };
 
-/// A half, and the upper half of a float, as bits.
+/// The bits of an IEEE half, and of the upper half of an IEEE single.
 struct f16 {
     std::uint16_t bits;
 };
@@ -140,18 +141,18 @@ template <>
 inline constexpr trefoil_dtype dtype_of<double> = TREFOIL_DTYPE_F64;
 static_assert(sizeof(bool) == 1);
 
-/// What a port of an engine's rows is, and its number for batch::port(), row::port() and output::port().
+/// A description of a port of an engine's rows, with its number for batch::port(), row::port() and output::port().
 struct port : trefoil_port {
     std::size_t index;
 };
 
-/// A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name.
+/// A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name.
 struct sized {
     std::size_t batch = 1;
     std::vector<std::pair<std::string, std::size_t>> dims;
 };
 
-/// Options with their sizes set; the members are those of the C structs, zeros are the defaults.
+/// Options with `size` set; the members are those of the C structs, and zeros are the defaults.
 struct engine_options : trefoil_engine_options {
     engine_options() noexcept : trefoil_engine_options{} { size = sizeof(trefoil_engine_options); }
 };
@@ -173,7 +174,7 @@ Info ask(Function function, std::uint64_t handle) {
     return info;
 }
 
-/// A size as C has it, which points into itself and into what it was made of.
+/// A size as a C struct, which points into this object and into the size that it was made from.
 class raw_size {
 public:
     explicit raw_size(const sized &of) {
@@ -206,7 +207,7 @@ inline std::uint64_t nanoseconds(std::chrono::nanoseconds time) noexcept {
 
 } // namespace detail
 
-/// A device that engines share.
+/// A device, which engines may share.
 class device : public handle {
 public:
     /// `auto`, `cpu` or `cuda:N`.
@@ -224,7 +225,7 @@ public:
         check(trefoil_device_open_context(context, &raw));
         return device(raw);
     }
-    /// Whether nothing is left of what was made on it, but this handle.
+    /// Whether nothing is left on the device except this handle.
     bool is_unused() const {
         const trefoil_status status = trefoil_device_is_unused(get());
         if (status == TREFOIL_STATUS_NOT_READY) return false;
@@ -232,7 +233,7 @@ public:
         return true;
     }
     trefoil_device_info info() const { return detail::ask<trefoil_device_info>(trefoil_device_get_info, get()); }
-    /// Throws the fault that put the device out of use, if one did.
+    /// Throws the fault that put the device out of use, if there is one.
     void health() const { check(trefoil_device_health(get())); }
 
 private:
@@ -243,13 +244,13 @@ private:
     }
 };
 
-/// Graph, weights and labels.
+/// A model: graph, weights and labels.
 class model : public handle {
 public:
     explicit model(const char *path) : handle(open(path)) {}
     explicit model(const std::string &path) : model(path.c_str()) {}
     explicit model(std::uint64_t raw) noexcept : handle(raw) {}
-    /// An ONNX file at sizes of its free dimensions, or a folder at its height and width.
+    /// Opens an ONNX file at sizes of its free dimensions, or a folder at a height and width.
     static model at(const std::string &path, const std::vector<std::pair<std::string, std::size_t>> &sizes) {
         std::vector<const char *> names;
         std::vector<std::size_t> values;
@@ -270,8 +271,8 @@ public:
         check(trefoil_model_cut(get(), node, &raw));
         return model(raw);
     }
-    /// The model with the declaration that rows may be shorter than a size along `dim`, and what these inputs are filled up
-    /// with then; see trefoil_model_padded().
+    /// The model with the declaration that rows may be shorter than a size along `dim`, and with the numbers that fill
+    /// up these inputs; see trefoil_model_padded().
     model padded(const char *dim, const std::vector<std::pair<std::string, double>> &inputs) const {
         std::vector<const char *> names;
         std::vector<double> values;
@@ -280,7 +281,7 @@ public:
         check(trefoil_model_padded(get(), dim, names.data(), values.data(), inputs.size(), &raw));
         return model(raw);
     }
-    /// The model with an input as a state: its value is what the output gave in the batch before; see
+    /// The model with an input as a state: its value is the value of the output in the previous batch; see
     /// trefoil_model_with_state().
     model with_state(const char *input, const char *output) const {
         trefoil_model raw = 0;
@@ -332,7 +333,7 @@ private:
     std::size_t size_ = 0;
 };
 
-/// A result, read in place; its memory is free for later batches when it is destroyed.
+/// A result, which the program reads in place. Destroying it frees its memory for later batches.
 class output : public handle {
 public:
     output() noexcept = default;
@@ -342,7 +343,7 @@ public:
         check(trefoil_output_rows(get(), &rows));
         return rows;
     }
-    /// The elements of a port of a row, by its number; it throws if they are not of type T.
+    /// The elements of a port of a row, by the port's number. Throws if the elements are not of type T.
     template <class T>
     span<const T> port(std::size_t row, std::size_t index) const {
         const void *at = nullptr;
@@ -350,12 +351,12 @@ public:
         check(trefoil_output_port(get(), row, index, dtype_of<T>, &at, &bytes));
         return {static_cast<const T *>(at), bytes / sizeof(T)};
     }
-    /// What a port of the rows is, by its number.
+    /// Describes a port of the rows, by its number.
     trefoil::port describe_port(std::size_t index) const {
         return detail::describe(trefoil_output_describe_port, get(), index);
     }
-    /// The numbers of a row: probabilities, logits or features, or the first port of another model. Rows of
-    /// TREFOIL_RESULT_TOP_K are pairs, which top_k() reads: for them it throws std::logic_error.
+    /// The numbers of a row: probabilities, logits or features, or the first port of a model of values. Throws
+    /// std::logic_error for TREFOIL_RESULT_TOP_K, whose rows are pairs, which top_k() reads.
     span<const float> values(std::size_t row) const {
         std::uint32_t result = 0;
         check(trefoil_output_result(get(), &result));
@@ -370,19 +371,20 @@ public:
     }
 };
 
-/// A result that stays on the device, perhaps not computed yet. Its memory is used again when it is destroyed and the
-/// streams are done that read_on() was told of.
+/// A result that stays on the device and may not be computed yet. Its memory is used again when the object is destroyed
+/// and the streams that read_on() has named are done.
 class device_output : public handle {
 public:
     device_output() noexcept = default;
     explicit device_output(std::uint64_t raw) noexcept : handle(raw) {}
-    /// Where it is, and its event.
+    /// The address of the result, and its event.
     trefoil_device_output_info info() const {
         return detail::ask<trefoil_device_output_info>(trefoil_device_output_get_info, get());
     }
-    /// Makes what is enqueued on a CUstream from now on wait for the result; on the CPU, with null, this thread.
+    /// Makes work that is enqueued on a CUstream from now on wait for the result; on the CPU, with null, this thread
+    /// waits.
     void wait_on(void *stream) const { check(trefoil_device_output_wait_on(get(), stream)); }
-    /// Tells that what was enqueued on a CUstream so far reads the result.
+    /// Declares that work that is enqueued on a CUstream so far reads the result.
     void read_on(void *stream) const { check(trefoil_device_output_read_on(get(), stream)); }
     /// Blocks until the result is there.
     void wait() const { check(trefoil_device_output_wait(get())); }
@@ -406,7 +408,7 @@ public:
         check(status);
         return output(raw);
     }
-    /// Nothing past the limit; then the ticket is as it was.
+    /// The output, or nothing after the limit; then the ticket stays valid.
     std::optional<output> wait_for(std::chrono::nanoseconds limit) {
         trefoil_output raw = 0;
         const trefoil_status status = trefoil_wait_for(get(), detail::nanoseconds(limit), &raw);
@@ -421,9 +423,10 @@ public:
         check(status);
         return true;
     }
-    /// Has `callback(status, output)` called once, on a thread of the library; the output is empty where the status is
-    /// not OK. `callback` lives until it has returned, and what it throws ends the program. Nothing waits in it: see
-    /// trefoil_on_ready(). If this throws, the ticket is as it was and nothing is called.
+    /// Registers `callback(status, output)`, which is called once, on a thread of the library; the output is empty if
+    /// the status is not OK. `callback` lives until it has returned, and an exception from it ends the program. No call
+    /// waits within it: see trefoil_on_ready(). If on_ready() throws, the ticket stays valid and the callback is never
+    /// called.
     template <class F>
     void on_ready(F &callback) && {
         const auto call = [](void *user, trefoil_status status, trefoil_output raw) noexcept {
@@ -439,7 +442,7 @@ public:
     }
 };
 
-/// Rows of page-locked memory to be filled. Destroyed without submit(), it gives them back.
+/// A batch of rows in page-locked memory to be filled. If it is destroyed without submit(), the rows are free again.
 class batch : public handle {
 public:
     batch() noexcept = default;
@@ -456,7 +459,8 @@ public:
         if (!*this || index >= capacity_) throw std::out_of_range("trefoil: no such row of a batch");
         return {first_ + index * row_pitch_, row_bytes_};
     }
-    /// The elements of a port of a row, by its number, to be written until submit(); it throws if they are not of type T.
+    /// The elements of a port of a row, by the port's number, to be written until submit(). Throws if the elements are
+    /// not of type T.
     template <class T>
     span<T> port(std::size_t row, std::size_t index) const {
         void *at = nullptr;
@@ -464,17 +468,18 @@ public:
         check(trefoil_batch_port(get(), row, index, dtype_of<T>, &at, &bytes));
         return {static_cast<T *>(at), bytes / sizeof(T)};
     }
-    /// Copies the elements of a port of a row; fewer than it has are filled up as model::padded() has said.
+    /// Copies the elements of a port of a row; if there are fewer than the port has, the padding of model::padded()
+    /// follows.
     template <class T>
     void write_port(std::size_t row, std::size_t index, const T *elements, std::size_t count) const {
         check(trefoil_batch_write_port(get(), row, index, dtype_of<T>, elements, count * sizeof(T)));
     }
-    /// What a port of the rows is, by its number.
+    /// Describes a port of the rows, by its number.
     trefoil::port describe_port(std::size_t index) const {
         return detail::describe(trefoil_batch_describe_port, get(), index);
     }
-    /// Has the rows taken from device memory, on a CUstream that writes them and lives until the batch is submitted or
-    /// destroyed; `row_pitch` is 0 where they have no gap.
+    /// Makes the batch take its rows from device memory, on a CUstream that writes them and lives until the batch is
+    /// submitted or destroyed; `row_pitch` is 0 if there are no gaps between rows.
     void read_from(const void *address, void *stream, std::size_t row_pitch = 0) const {
         trefoil_device_rows rows{};
         rows.size = sizeof rows;
@@ -483,7 +488,7 @@ public:
         rows.stream = stream;
         check(trefoil_batch_read_from(get(), &rows));
     }
-    /// Submits the first rows, and the result stays on the device; for an engine built with `device_results`.
+    /// Submits the first rows, but the result stays on the device. The engine must be built with `device_results`.
     device_output submit_to_device(std::size_t rows) && {
         trefoil_device_output raw = 0;
         const trefoil_status status = trefoil_submit_to_device(get(), rows, &raw);
@@ -514,7 +519,7 @@ public:
           output_(detail::ask<trefoil_tensor>(trefoil_engine_output, get())) {
         check(trefoil_engine_capacity(get(), &capacity_));
     }
-    /// With exactly these sizes, instead of the options' own.
+    /// Builds an engine with exactly these sizes, instead of those in the options.
     engine(const model &model, const std::vector<sized> &sizes, engine_options options = {})
         : engine(model, with_sizes(sizes, options).options) {}
     batch acquire() const {
@@ -527,13 +532,13 @@ public:
         check(trefoil_acquire_within(get(), detail::nanoseconds(limit), &raw));
         return batch(raw);
     }
-    /// A batch for rows of a size: of the smallest size of the engine that holds them.
+    /// A batch for rows of the dimensions in a size, at the smallest size of the engine that holds them.
     batch acquire_for(const sized &wanted, std::chrono::nanoseconds limit = std::chrono::seconds(10)) const {
         trefoil_batch raw = 0;
         check(trefoil_acquire_for(get(), detail::raw_size(wanted).get(), detail::nanoseconds(limit), &raw));
         return batch(raw);
     }
-    /// Nothing if no batch is free now.
+    /// A batch, or nothing if no batch is free now.
     std::optional<batch> try_acquire() const {
         trefoil_batch raw = 0;
         const trefoil_status status = trefoil_try_acquire(get(), &raw);
@@ -541,9 +546,9 @@ public:
         check(status);
         return batch(raw);
     }
-    /// Has all states be zeros from the next batch on, or from the next read or write of a state.
+    /// Sets all states to zeros for the next batch, or for the next read or write of a state.
     void reset_states() const { check(trefoil_engine_reset_states(get())); }
-    /// Copies a state to `count` elements, all that it has, behind the batches and resets before.
+    /// Copies all `count` elements of a state, after all batches and resets so far.
     template <class T>
     void read_state(const char *name, T *elements, std::size_t count) const {
         check(trefoil_engine_read_state(get(), name, dtype_of<T>, elements, count * sizeof(T)));
@@ -553,17 +558,17 @@ public:
     void write_state(const char *name, const T *elements, std::size_t count) const {
         check(trefoil_engine_write_state(get(), name, dtype_of<T>, elements, count * sizeof(T)));
     }
-    /// Finishes what is in flight and takes no more; with `abort` nobody gets the results.
+    /// Closes the engine to new work and waits for the work in flight; with `abort` its results are discarded.
     void close(std::chrono::nanoseconds limit, bool abort = false) const {
         check(trefoil_engine_close(get(), abort, detail::nanoseconds(limit)));
     }
     const trefoil_tensor &input() const noexcept { return input_; }
     const trefoil_tensor &output() const noexcept { return output_; }
-    /// How many ports a row of the input has, and one of them by its number or name.
+    /// The number of ports in an input row, and a port by its number or name.
     std::size_t input_ports() const { return number(trefoil_engine_input_ports); }
     port input_port(std::size_t index) const { return detail::describe(trefoil_engine_input_port, get(), index); }
     port input_port(const std::string &name) const { return input_port(find(trefoil_engine_find_input, name)); }
-    /// The same of the output.
+    /// The number of ports in an output row, and a port by its number or name.
     std::size_t output_ports() const { return number(trefoil_engine_output_ports); }
     port output_port(std::size_t index) const { return detail::describe(trefoil_engine_output_port, get(), index); }
     port output_port(const std::string &name) const { return output_port(find(trefoil_engine_find_output, name)); }
@@ -575,7 +580,7 @@ public:
         check(trefoil_engine_batch_sizes(get(), sizes.data(), count, &count));
         return sizes;
     }
-    /// What a recorder saw, as text and as a timeline file, of an engine built with `trace_batches`.
+    /// The recorder's report as text, and the timeline as a file, for an engine built with `trace_batches`.
     std::string trace_report() const {
         std::string text(4096, '\0');
         std::size_t length = 0;
@@ -612,7 +617,7 @@ private:
         check(function(get(), name.c_str(), &index));
         return index;
     }
-    /// Options, and what they point to.
+    /// Options, and the data that they point to.
     struct with_sizes {
         with_sizes(const std::vector<sized> &sizes, const engine_options &from) : options(from) {
             for (const sized &one : sizes) {
@@ -630,7 +635,7 @@ private:
     std::size_t capacity_ = 0;
 };
 
-/// A row of a batcher being written. Destroyed without submit(), it gives its memory back.
+/// A row of a batcher that is being written. If it is destroyed without submit(), its memory is free again.
 class row : public handle {
 public:
     row() noexcept = default;
@@ -641,7 +646,7 @@ public:
         check(trefoil_row_memory(get(), &at, &bytes));
         return {static_cast<std::uint8_t *>(at), bytes};
     }
-    /// The elements of a port, by its number; it throws if they are not of type T.
+    /// The elements of a port, by the port's number. Throws if the elements are not of type T.
     template <class T>
     span<T> port(std::size_t index) const {
         void *at = nullptr;
@@ -649,12 +654,12 @@ public:
         check(trefoil_row_port(get(), index, dtype_of<T>, &at, &bytes));
         return {static_cast<T *>(at), bytes / sizeof(T)};
     }
-    /// Copies the elements of a port; fewer than it has are filled up as model::padded() has said.
+    /// Copies the elements of a port; if there are fewer than the port has, the padding of model::padded() follows.
     template <class T>
     void write_port(std::size_t index, const T *elements, std::size_t count) const {
         check(trefoil_row_write_port(get(), index, dtype_of<T>, elements, count * sizeof(T)));
     }
-    /// What a port is, by its number.
+    /// Describes a port, by its number.
     trefoil::port describe_port(std::size_t index) const {
         return detail::describe(trefoil_row_describe_port, get(), index);
     }
@@ -667,17 +672,17 @@ public:
     }
 };
 
-/// Makes batches of single rows from many threads.
+/// A batcher: it forms batches of single rows from many threads.
 class batcher : public handle {
 public:
     explicit batcher(const engine &engine, const batcher_options &options = {}) : handle(build(engine, options)) {}
-    /// Copies one row into page-locked memory.
+    /// Copies one row into page-locked memory and commits it.
     ticket submit(const void *pixels, std::size_t bytes, const row_options &options = {}) const {
         trefoil_ticket raw = 0;
         check(trefoil_batcher_submit(get(), &options, pixels, bytes, &raw));
         return ticket(raw);
     }
-    /// Copies many rows of so many bytes each in one call: one ticket, one output with as many rows.
+    /// Copies and commits many rows in one call, each of `bytes` bytes. One ticket and one output are for all of them.
     ticket submit_rows(const std::vector<const void *> &rows, std::size_t bytes, const row_options &options = {}) const {
         trefoil_ticket raw = 0;
         check(trefoil_batcher_submit_rows(get(), &options, rows.data(), rows.size(), bytes, &raw));
@@ -689,13 +694,14 @@ public:
         check(trefoil_batcher_row(get(), &options, &raw));
         return trefoil::row(raw);
     }
-    /// The same for the smallest size of the engine that holds it.
+    /// Lends a row at the smallest size of the engine that holds the dimensions of a size.
     trefoil::row row_for(const sized &wanted, row_options options = {}) const {
         const detail::raw_size raw(wanted);
         options.at = raw.get();
         return row(options);
     }
-    /// Answers what is committed and takes no more; with `abort` what is queued is not computed.
+    /// Closes the batcher to new rows and waits for the answers of committed ones; with `abort` queued rows are not
+    /// computed.
     void close(std::chrono::nanoseconds limit, bool abort = false) const {
         check(trefoil_batcher_close(get(), abort, detail::nanoseconds(limit)));
     }

@@ -1,4 +1,4 @@
-//! For whom: an engine joins a model, a device and a ring.
+//! Engines: an engine joins a model, a device and a ring.
 
 mod budget;
 mod builder;
@@ -6,6 +6,8 @@ mod finite;
 mod fleet;
 mod flow;
 mod measured;
+mod pack;
+mod packer;
 mod rebuild;
 #[cfg(test)]
 mod thread_tests;
@@ -28,6 +30,8 @@ use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use builder::EngineBuilder;
 pub use finite::NotFinite;
 pub use fleet::Fleet;
+pub use pack::{Pack, Packed};
+pub use packer::{PackedRow, PackedTicket, Packer};
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
 ///
@@ -77,8 +81,9 @@ impl Engine {
         self.core.acquire(limit)
     }
 
-    /// Lends a batch for rows of a size: of the smallest size that holds them. It takes as many rows as that size's
-    /// dimensions have in their largest batch; what a row holds, [`Batch::spec`] tells.
+    /// Lends a batch for rows of the dimensions in `size`. The batch has the dimensions of the smallest of the engine's
+    /// sizes that holds such rows, and room for the largest batch of these dimensions. [`Batch::spec`] gives the ports
+    /// of its rows.
     ///
     /// ```
     /// # use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -99,7 +104,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] if no size holds such rows, with those that there are; as for [`Engine::acquire`].
+    /// [`Error::Option`] if no size holds such rows, with a list of the sizes; otherwise as for [`Engine::acquire`].
     pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
         self.acquire_for_within(size, self.core.spec().acquire_limit)
     }
@@ -138,59 +143,62 @@ impl Engine {
         &self.device
     }
 
-    /// Every size that it was built for. Those of the same free dimensions are together, ascending.
+    /// Every size that the engine was built for. Sizes with the same free dimensions are neighbours, ascending by
+    /// batch.
     pub fn sizes(&self) -> Vec<Size> {
         self.core.spec().buckets.sizes().collect()
     }
 
-    /// The batch sizes that it was built for, ascending; where there are several sizes of free dimensions, those of the
-    /// first one's.
+    /// The batch sizes that the engine was built for, ascending. If there are several sizes of free dimensions, these
+    /// are the batch sizes of the first one.
     pub fn batch_sizes(&self) -> &[usize] {
         self.core.batch_sizes()
     }
 
-    /// Rows of the largest batch, at the first size's dimensions.
+    /// The number of rows in the largest batch, at the dimensions of the first size.
     pub fn capacity(&self) -> usize {
         self.core.capacity()
     }
 
-    /// Slots of its ring.
+    /// The number of slots of the engine's ring.
     pub fn slots(&self) -> usize {
         self.core.slots()
     }
 
-    /// Streams that each model computes on, which [`EngineBuilder::compute_streams`] asks for.
+    /// The number of streams on which each model computes, see [`EngineBuilder::compute_streams`].
     pub fn compute_streams(&self) -> usize {
         self.core.compute_streams()
     }
 
-    /// Rows that producers write, at the first size's dimensions.
+    /// The rows that producers write, at the dimensions of the first size.
     pub fn input(&self) -> &RowSpec {
         &self.core.bucket(0).input
     }
 
-    /// Rows that consumers read, at the first size's dimensions; of an engine of several models, those of its first output.
+    /// The rows that consumers read, at the dimensions of the first size. For an engine of several models, these are
+    /// the rows of its first output.
     pub fn output(&self) -> &RowSpec {
         &self.core.bucket(0).outputs[0]
     }
 
-    /// Rows that producers write and consumers read at the smallest size that holds rows of the one given.
+    /// The rows that producers write, and those that consumers read, at the smallest of the engine's sizes that holds
+    /// rows of `size`.
     ///
     /// # Errors
-    /// [`Error::Option`] if there is none, with those that there are.
+    /// [`Error::Option`] if no size holds such rows, with a list of the sizes.
     pub fn rows_for(&self, size: &Size) -> Result<(&RowSpec, &RowSpec), Error> {
         let bucket = self.core.bucket(self.core.spec().buckets.holding(size)?);
         Ok((&bucket.input, &bucket.outputs[0]))
     }
 
-    /// The plans, one for each of the [sizes](Self::sizes) in order; a CPU has one for a row, of each kind of rows. Those of
-    /// several models follow one another.
+    /// The plans, one for each of the [sizes](Self::sizes) in their order; on a CPU, one plan of a single row for each
+    /// set of free dimensions. For several models, the plans of one model follow those of the previous one.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
     }
 
-    /// Has the states of its models be zeros from the next batch on, or from the next call that reads or writes a state.
-    /// Returns at once.
+    /// Sets the states of the engine's models to zeros for the next batch, or for the next call that reads or writes a
+    /// state. Returns at once.
     ///
     /// ```
     /// # use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -220,8 +228,8 @@ impl Engine {
         self.core.reset_states();
     }
 
-    /// The elements of a state, known by the name of its input, as the batches and resets so far leave it: the rows of the
-    /// largest batch, one behind the other. Waits for those batches.
+    /// The elements of the state whose input has this name, after all batches and resets so far: the rows of the
+    /// largest batch, one behind the other. Waits for these batches.
     ///
     /// # Errors
     /// [`Error::Option`] for a state that no model has, or elements of another type; [`Error::Fault`] if the device is out of
@@ -234,7 +242,8 @@ impl Engine {
         Ok(elems)
     }
 
-    /// Writes all elements of a state for the batches that are submitted from now on. Waits for those that were before.
+    /// Writes all elements of a state, for the batches that are submitted from now on. Waits for the batches that were
+    /// submitted before.
     ///
     /// # Errors
     /// As for [`Engine::read_state`]; [`Error::Option`] for another number of elements.
@@ -262,12 +271,12 @@ impl Engine {
         self.core.write_state(name, bytes)
     }
 
-    /// What building it took, phase after phase.
+    /// The phases of building the engine, with their times, in order.
     pub fn building(&self) -> &[Phase] {
         &self.building
     }
 
-    /// What the ring's credits are doing.
+    /// The state of the ring's credits.
     ///
     /// # Errors
     /// [`Error::Fault`] if the device is out of use.
@@ -275,8 +284,8 @@ impl Engine {
         self.core.credits()
     }
 
-    /// What state it is in: the fault, if there is one, the credits, what is quarantined, and whether it is closed. Never
-    /// fails, and never waits for the device.
+    /// The state of the engine: its fault, if there is one, its credits, its quarantined buffers, and whether it is
+    /// closed. Never fails, and never waits for the device.
     ///
     /// ```
     /// # fn f(engine: trefoil::Engine) {
@@ -288,10 +297,11 @@ impl Engine {
         self.core.health()
     }
 
-    /// What has finished so far of the batches that it remembers, if it was built with [`EngineBuilder::trace`].
+    /// The recorded stages that have finished so far, of the batches that the engine remembers; `None` unless it was
+    /// built with [`EngineBuilder::trace`].
     ///
-    /// Never waits for the device, and batches go on meanwhile; it allocates and asks the device for the times, so it
-    /// is for now and then.
+    /// Never waits for the device, and does not stop batches. It allocates, and it asks the device for the times of
+    /// events, so do not call it for every batch.
     pub fn trace(&self) -> Option<Trace> {
         self.recorder.as_ref().map(|recorder| recorder.trace().of(self.traced_model()))
     }
@@ -330,9 +340,9 @@ impl Engine {
         }
     }
 
-    /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
-    /// [`Engine::acquire`] and [`Batch::submit`] answer [`Error::Closed`]; tickets are dealt with as `how` says. A
-    /// second call waits again; an abort overrules an earlier drain.
+    /// Closes the engine to new work and waits, up to `limit`, until the device has finished the work in flight. From
+    /// then on [`Engine::acquire`] and [`Batch::submit`] return [`Error::Closed`]; `how` says what happens to tickets.
+    /// A second call waits again; [`Close::Abort`] overrules an earlier [`Close::Drain`].
     ///
     /// ```
     /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
@@ -354,11 +364,12 @@ impl Engine {
         crate::ring::Origin::of_ring(&self.core)
     }
 
-    /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
-    /// ring around them, on this thread: the calls and one wait of each, `ahead` batches in flight (at most the
-    /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
-    /// the end of its wait. What the ring itself costs is measured against this: see `examples/waiting.rs`. Takes all
-    /// credits while it runs. States are zeros afterwards.
+    /// Makes only the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], on this thread
+    /// and without the code of the ring around them. For each batch these are the calls and one wait, in the engine's
+    /// way of [waiting](EngineBuilder::waiting); `ahead` batches are in flight, at most as many as there are slots.
+    /// Returns the seconds of each batch, from its first call to the end of its wait. The difference to a run through
+    /// the ring is the cost of the ring: see `examples/waiting.rs`. Takes all credits while it runs. States are zeros
+    /// afterwards.
     ///
     /// # Errors
     /// [`Error::Option`] for another batch size or too many ahead; [`Error::Timeout`] if credits are held elsewhere past
@@ -367,9 +378,9 @@ impl Engine {
         self.core.measure_calls(batch, batches, ahead)
     }
 
-    /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of
-    /// `batch` rows, one of [`Engine::batch_sizes`]. The rows hold random numbers. Takes all credits while it runs.
-    /// States are zeros afterwards.
+    /// Times one stage of the ring alone, `repetitions` times back to back on its stream. Returns the seconds of each
+    /// of these batches of `batch` rows, one of [`Engine::batch_sizes`]. The rows hold random numbers. Takes all
+    /// credits while it runs. States are zeros afterwards.
     ///
     /// # Errors
     /// [`Error::Option`] for another batch size; [`Error::Timeout`] if credits are held elsewhere past the limit.
@@ -377,10 +388,9 @@ impl Engine {
         self.core.measure(stage, batch, repetitions)
     }
 
-    /// Times one stage of the ring back to back on its stream, with the other two stages loaded as in a run: copies
-    /// with the other direction and compute running beside them, compute with copies beside it, one batch of each for
-    /// each batch timed. Mean seconds of a batch over `repetitions`. Takes all credits while it runs, and device memory
-    /// for one more input and output. States are zeros afterwards.
+    /// Times one stage of the ring, `repetitions` times back to back on its stream, while the other two stages run too:
+    /// for each timed batch, the other stages process one batch. Returns the mean seconds of a batch. Takes all credits
+    /// while it runs, and device memory for one more input and output. States are zeros afterwards.
     ///
     /// ```no_run
     /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {

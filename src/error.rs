@@ -15,9 +15,9 @@ pub use printable::printable;
 pub use problem::Problem;
 use problem::Problems;
 
-/// Everything that can go wrong in the library.
+/// Every error of the library.
 ///
-/// Cheap to clone: a latched fault answers many requests with the same error.
+/// Cheap to clone: after a fault, many requests get the same error.
 ///
 /// ```
 /// use trefoil::{Error, model::Model};
@@ -31,7 +31,8 @@ use problem::Problems;
 pub enum Error {
     /// A file could not be opened, read or written.
     Io {
-        /// What was tried, and what the file is for where its name does not tell: `"open"`, `"read the configuration"`, …
+        /// The operation, with the purpose of the file if its name does not show it: `"open"`, `"read the
+        /// configuration"`, …
         operation: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -51,12 +52,12 @@ pub enum Error {
         path: PathBuf,
         /// The tensor's name in the file.
         tensor: String,
-        /// What the model needs.
+        /// The type or shape that the model needs.
         expected: String,
-        /// What the file has.
+        /// The type or shape in the file.
         found: String,
     },
-    /// A configuration names an architecture that no family here builds.
+    /// A configuration names an architecture that no family of trefoil builds.
     UnknownArchitecture {
         /// The configuration that names it.
         path: PathBuf,
@@ -85,34 +86,35 @@ pub enum Error {
         option: &'static str,
         /// The value given.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: String,
     },
-    /// Something legal that trefoil does not do (yet), or does not do on this device.
+    /// A valid request that trefoil does not support, or does not support on this device.
     Unsupported {
-        /// What was asked for.
+        /// The request.
         what: String,
         /// What is supported instead, or what to do.
         instead: String,
     },
-    /// No device of the kind asked for.
+    /// There is no device of the kind that was asked for.
     NoDevice {
         /// The target asked for: `"cuda:3"`.
         target: String,
-        /// Why there is none.
+        /// The reason why there is none.
         why: String,
     },
-    /// Device or host memory is not enough for what is to be built, or ran out.
+    /// Device or host memory is not enough for the build, or ran out.
     OutOfMemory {
         /// The device.
         device: String,
-        /// What the allocation was for.
+        /// The purpose of the allocation.
         what: String,
-        /// Bytes needed in all for what was being built.
+        /// The bytes that the whole build needs.
         needed_bytes: u64,
-        /// Bytes free on the device before.
+        /// The bytes that were free on the device before the build.
         free_bytes: u64,
-        /// The largest batch that would fit, 0 if not even one row would; none where batches are not what takes it.
+        /// The largest batch that would fit, 0 if not even one row would; `None` if the memory does not depend on the
+        /// batch.
         fitting_batch: Option<usize>,
     },
     /// A driver call failed.
@@ -125,51 +127,53 @@ pub enum Error {
         status: String,
         /// The status as a number.
         code: i32,
-        /// How far it reaches, as the driver's documentation says of the status.
+        /// How far the failure reaches, by the driver's documentation of the status.
         class: FaultClass,
     },
-    /// A call for enqueued work failed, now or earlier, and with it the device: everything after it is answered with
-    /// that fault.
+    /// A driver call for enqueued work failed, now or earlier, which put the device out of use. Every later call
+    /// returns this fault.
     Fault {
         /// The first failure.
         cause: Arc<Error>,
-        /// The batch that was being enqueued or waited for then, counted from 0 in its ring, if it was one. The failing
-        /// operation may belong to an earlier batch in flight.
+        /// The batch that was being enqueued or waited for when the fault was found, if there was one, counted from 0
+        /// in its ring. The failed operation may belong to an earlier batch in flight.
         batch: Option<u64>,
     },
     /// The hazard checker found two conflicting accesses that nothing orders; a bug in trefoil.
     Hazard {
-        /// The memory, the two accesses, and who made them.
+        /// The memory, the two accesses, and the streams or threads that made them.
         what: String,
     },
     /// The system starts no more threads.
     Thread {
-        /// The thread's name, which says what it is for: `"trefoil-cpu-3"`.
+        /// The thread's name, which shows its purpose: `"trefoil-cpu-3"`.
         name: String,
         /// The system's answer.
         source: Arc<io::Error>,
     },
     /// A wait ran out of time.
     Timeout {
-        /// What was waited for: `"acquire"`, `"wait"`.
+        /// The call that waited: `"acquire"`, `"wait"`.
         operation: &'static str,
-        /// How long.
+        /// How long it waited.
         waited: Duration,
-        /// Where the ring's credits were at that moment.
+        /// The driver call of another thread's submission that did not return in all that time, if there was one.
+        behind: Option<&'static str>,
+        /// The state of the ring's credits at that moment.
         credits: Credits,
     },
     /// A row was still in its batcher's queue when its deadline passed; it was not uploaded.
     Deadline {
-        /// How long after the deadline that was found.
+        /// The time from the deadline to the moment when this was found.
         late: Duration,
     },
-    /// A batcher that does not wait for room has none.
+    /// A batcher that does not wait for free rows has no free row.
     Full {
-        /// Its rows of page-locked memory, all taken.
+        /// The number of its page-locked rows, all of which are in use.
         rows: usize,
     },
-    /// A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
-    /// model's. The other rows of its batch may be sound.
+    /// A row of a result is invalid: a value is not finite, a probability is not within 0 to 1, or the model has no
+    /// such class. The other rows of its batch may be valid.
     Output {
         /// The row in its batch.
         row: usize,
@@ -180,7 +184,7 @@ pub enum Error {
     Image {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         what: String,
     },
     /// The engine or batcher was closed.
@@ -192,8 +196,9 @@ pub enum Error {
     },
 }
 
-/// Where the credits of a ring are: each batch buffer is in exactly one of these states; but a result that was handed back
-/// on the device, where the next one waits, counts as in flight until it is there, and may be lent again meanwhile.
+/// The number of a ring's credits in each state. Each staging or result buffer is in exactly one of these states, with
+/// one exception: the buffer of a dropped [`DeviceOutput`](crate::DeviceOutput) counts as in flight until its result is
+/// computed, and may be lent again meanwhile, because the next copy into it waits on the device.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -213,9 +218,9 @@ pub struct Credits {
     pub filling: usize,
     /// Submissions whose result is not there yet.
     pub in_flight: usize,
-    /// Results that are there, held by a `Ticket` or `Output` that nobody has dropped.
+    /// Finished results that a `Ticket` or `Output` still holds.
     pub unread: usize,
-    /// Buffers out of use because a fault left it unknown whether the device still accesses them.
+    /// Buffers that are out of use, because after a fault it is unknown whether the device still accesses them.
     pub quarantined: usize,
     /// Staging buffers in all.
     pub staging: usize,
@@ -299,7 +304,7 @@ impl fmt::Display for Message<'_> {
                 match fitting_batch {
                     Some(0) => write!(f, "; not even a batch of 1 would fit"),
                     Some(n) => write!(f, "; a batch of {n} would fit"),
-                    None if needed_bytes <= free_bytes => write!(f, "; refused all the same, by another limit"),
+                    None if needed_bytes <= free_bytes => write!(f, "; another limit refused the memory"),
                     None => Ok(()),
                 }
             }
@@ -316,8 +321,12 @@ impl fmt::Display for Message<'_> {
                 "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`; in a \
                  container, its limit of processes), or use fewer threads"
             ),
-            Error::Timeout { operation, waited, credits } => {
-                write!(f, "{operation} timed out after {:.3} s: {credits}", waited.as_secs_f64())?;
+            Error::Timeout { operation, waited, behind, credits } => {
+                write!(f, "{operation} timed out after {:.3} s: ", waited.as_secs_f64())?;
+                if let Some(call) = behind {
+                    write!(f, "{call}, which another thread has called, did not return; ")?;
+                }
+                write!(f, "{credits}")?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {
                     write!(f, "; wait for or drop the unread tickets and outputs, or ask for more results")?;
                 }

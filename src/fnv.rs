@@ -1,4 +1,4 @@
-//! Short names of bytes.
+//! A hash of bytes (FNV), for short names.
 
 /// FNV-1a of `bytes` as 16 hexadecimal digits: the same in each run and on each machine. Whoever chooses the bytes can make
 /// two of one name.

@@ -1,4 +1,4 @@
-//! trefoil: a raw CUDA driver-level inference engine. Three leaves: copy in, compute, copy out, all at once.
+//! trefoil is an inference engine on the raw CUDA driver. Three leaves: copy in, compute, copy out, all at the same time.
 //!
 //! ```no_run
 //! use trefoil::{Engine, model::Model};
@@ -14,15 +14,16 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 //!
-//! The way of one batch: [`Engine::acquire`] lends a [`Batch`] of page-locked rows; a producer writes pixels into it;
-//! [`Batch::submit`] enqueues upload, forward pass and download on three streams and returns a [`Ticket`] at once;
-//! [`Ticket::wait`] blocks on that submission alone and gives an [`Output`], read in place; dropping it frees its
-//! memory for a later batch. Any number of threads may do so at once.
+//! The way of one batch: [`Engine::acquire`] lends a [`Batch`] of page-locked rows. A producer, which is a thread of the
+//! program, writes pixels into the rows. [`Batch::submit`] enqueues upload, forward pass and download on three streams and
+//! returns a [`Ticket`] at once. [`Ticket::wait`] blocks until this submission is done, and waits for nothing else; it
+//! returns an [`Output`], whose values are read in place. Dropping the output frees its memory for a later batch. Any
+//! number of threads may submit batches at the same time.
 //!
-//! A program with CUDA of its own can leave pixels and results on the device: [`Batch::read_from`],
+//! A program with CUDA code of its own can keep pixels and results on the device: [`Batch::read_from`],
 //! [`Batch::submit_to_device`], [`Device::in_context`].
 //!
-//! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file:
+//! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] computes the overlap and writes timelines:
 //!
 //! ```
 //! # use trefoil::{Device, Engine, Target, model::Model};
@@ -34,26 +35,27 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 //!
-//! # What there is to know
+//! # Where to find what
 //!
-//! | for | what |
+//! | task | items |
 //! |---|---|
-//! | a model that answers batches | [`model::Model`], [`Engine`], [`Batch`], [`Ticket`], [`Output`], [`Error`] |
-//! | another device, shape or type | [`EngineBuilder`], [`Device`], [`Target`], [`InputFormat`], [`OutputKind`] |
-//! | single images from many threads | [`Batcher`], [`RowTicket`], [`RowOutput`] |
-//! | photos, read ahead | the feature `image`, [`prefetch()`] |
-//! | several GPUs | [`Fleet`] |
-//! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
-//! | how fast it would be elsewhere | [`mod@simulate`] |
-//! | ONNX files; any network, on the CPU | [`onnx`], [`graph`], [`loops`] |
-//! | a network in bytes: scales for its values | [`Calibrator`], [`model::Quantization`] |
-//! | networks built in code; kernels, their times and rooflines | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
+//! | running a model on batches | [`model::Model`], [`Engine`], [`Batch`], [`Ticket`], [`Output`], [`Error`] |
+//! | choosing device, sizes and types | [`EngineBuilder`], [`Device`], [`Target`], [`Size`], [`InputFormat`], [`OutputKind`] |
+//! | submitting single rows from many threads | [`Batcher`], [`RowTicket`], [`RowOutput`] |
+//! | decoding photos, and reading inputs ahead | the feature `image`, [`prefetch()`] |
+//! | using several GPUs | [`Fleet`] |
+//! | seeing what an engine did and how it is, and closing it | [`Trace`], [`Health`], [`Close`] |
+//! | predicting throughput on other hardware | [`mod@simulate`] |
+//! | reading ONNX files; building and evaluating any graph | [`onnx`], [`graph`], [`loops`] |
+//! | computing a network in bytes (int8) | [`Calibrator`], [`model::Quantization`] |
+//! | building networks in code | [`graph::GraphBuilder`], [`model`] |
+//! | choosing kernels, and measuring steps against their rooflines | [`plan`], [`Tuning`], [`StepTimes`] |
 //!
 //! # Versions
 //!
-//! Semantic versioning: until 1.0 a minor version may change what is here, and CHANGELOG.md says how; a patch does not.
-//! What will grow is `#[non_exhaustive]`. [`plan`] describes kernels, so that its enums and structs change with them.
-//! The C interface has a version of its own, `TREFOIL_ABI_MAJOR` in `trefoil.h`.
+//! trefoil uses semantic versioning. Until 1.0 a minor version may change the public interface, and CHANGELOG.md says how;
+//! a patch version does not. Types that will grow are `#[non_exhaustive]`. The enums and structs of [`plan`] describe
+//! kernels, and change when the kernels do. The C interface has a version of its own, `TREFOIL_ABI_MAJOR` in `trefoil.h`.
 //!
 //! # Environment variables
 //!
@@ -61,8 +63,8 @@
 //! |---|---|---|
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
-//! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
-//! | `TREFOIL_DECODE_MEMORY` | the library | MiB that all photos in decoding share; default half of what is free, see `image` |
+//! | `TREFOIL_CACHE` | the library | the folder for measurements of kernels; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
+//! | `TREFOIL_DECODE_MEMORY` | the library | MiB that all photos being decoded share; default half of the free memory, see `image` |
 //! | `TREFOIL_CHECK` | the library | `1`: engines run behind the hazard checker unless told otherwise, see [`EngineBuilder::check`] |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip; `2`: a missing second one too |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
@@ -71,9 +73,9 @@
 //! | `TREFOIL_ONNX_NODES` | the tests | the folder that `tests/onnx/nodes.py` wrote ONNX's node tests to |
 //! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
-//! | `TREFOIL_SCHEDULE_SEED` | the tests | plays the schedule of this seed alone |
-//! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that records name; default that of the checkout |
-//! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: its library, which is told names |
+//! | `TREFOIL_SCHEDULE_SEED` | the tests | play the schedule of this seed alone |
+//! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that records name; default the commit of the checkout |
+//! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: the profiler's library, which receives names |
 //! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |
 //! | `NO_COLOR` | the program | no colours |
 
@@ -116,13 +118,13 @@ struct OnnxGuide;
 #[doc = include_str!("../docs/embed.md")]
 struct EmbedGuide;
 
-/// Those in the README compile.
+/// The programs in the README compile.
 #[cfg(all(doctest, feature = "image"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
-pub use engine::{Engine, EngineBuilder, Fleet, NotFinite};
+pub use engine::{Engine, EngineBuilder, Fleet, NotFinite, Pack, Packed, PackedRow, PackedTicket, Packer};
 pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
@@ -140,7 +142,7 @@ pub use ring::{
     prefetch_scoped,
 };
 pub use tensor::{
-    Activation, Dtype, Element, InputFormat, OutputKind, Padding, PortKey, Precision, ROW_ALIGN, RowPort, RowSpec,
-    Shape, Size,
+    Activation, Dtype, Element, InputFormat, OutputKind, Packing, Padding, PortKey, Precision, ROW_ALIGN, RowPort,
+    RowSpec, Shape, Size,
 };
 pub use trace::Trace;

@@ -1,9 +1,9 @@
-//! What work that is done once took, phase after phase, as plain data.
+//! The phases of work that is done once, with their times, as plain data.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// A part of opening a device or of building an engine, and what it took.
+/// A part of opening a device or of building an engine, and its time.
 ///
 /// ```
 /// use trefoil::{Device, Target};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// What was done.
+    /// The name of the phase.
     pub name: &'static str,
-    /// How long it took on the thread that asked for it.
+    /// The time that it took on the calling thread.
     pub took: Duration,
 }
 

@@ -1,11 +1,19 @@
 //! Locks and threads, shared by devices and rings: those of `std`, or of a model checker under `cfg(shuttle)`, which then
 //! decides who runs when.
 
+mod calling;
+mod turns;
+
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+
+use calling::Calling;
+#[cfg(feature = "cuda")]
+pub(crate) use calling::{calling, unversioned};
+pub(crate) use turns::{Turn, Turns};
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{

@@ -24,7 +24,7 @@ use trefoil::graph::{GraphBuilder, Window};
 use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits};
 use trefoil::trace::{TraceInterval, TraceStage};
-use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
+use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Precision, Shape, Target};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -68,6 +68,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials.extend(support::quantized::all(true).into_iter().map(|problem| {
         on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
     }));
+    trials.extend(in_other_types(device));
     trials.extend(
         support::transformer::all()
             .into_iter()
@@ -78,6 +79,18 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             .into_iter()
             .chain(support::embedding::kept::all())
             .map(|problem| on_device(format!("encoder, {problem}"), device, move |device| problem.run(device, true))),
+    );
+    trials.extend(
+        support::embedding::problems::all()
+            .into_iter()
+            .chain(support::embedding::kept::all())
+            .filter(support::embedding::Problem::is_packed)
+            .map(|problem| {
+                on_device(format!("packed texts, {problem}"), device, move |device| {
+                    problem.run_packed(device, Precision::F32)?;
+                    problem.run_packed(device, Precision::F16)
+                })
+            }),
     );
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
@@ -99,6 +112,27 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             None => trials.extend(cases.into_iter().map(|(_, trial)| trial)),
         }
     }
+    trials
+}
+
+/// Networks of images and transformers in types that loops compute in.
+fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
+    let types = [Precision::F32, Precision::Bf16];
+    let mut trials = vec![on_device("layers in the type that is asked for".into(), device, move |device| {
+        support::precision::layers_read_the_type_that_is_asked_for(device, &types);
+        support::precision::a_checkpoint_has_a_precision_of_its_own(device);
+        support::precision::nodes_in_f32_read_f32(device);
+        Ok(())
+    })];
+    for of in types {
+        let networks = operations::networks().into_iter().map(|case| {
+            on_device(format!("{} in {of:?}", case.name), device, move |device| case.run_in(of, device, Choices::new()))
+        });
+        trials.extend(networks);
+    }
+    let small = support::transformer::small(Precision::Bf16).into_iter();
+    trials
+        .extend(small.map(|problem| on_device(format!("small, {problem}"), device, move |device| problem.run(device))));
     trials
 }
 

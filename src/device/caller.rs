@@ -1,4 +1,4 @@
-//! What a program with CUDA of its own brings along: a context, a stream, and rows that are in device memory already.
+//! Objects of a program with its own CUDA code: a context, a stream, and rows that are already in device memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::atomic::{Ordering, fence};
 use super::{Device, Kind, target};
 use crate::error::Error;
 
-/// A stream of the caller's own: a `CUstream`, or, what is the same, a `cudaStream_t`.
+/// A CUDA stream that belongs to the caller: a `CUstream` or a `cudaStream_t`, which are the same.
 ///
-/// The CPU has no streams that a caller could make. There [`CallerStream::DEFAULT`] is the thread that makes the call:
-/// what it did before comes before, and to make it wait is to block.
+/// On the CPU a caller cannot make streams. There [`CallerStream::DEFAULT`] stands for the thread that makes the call:
+/// its work before the call comes first, and a wait of the stream blocks the thread.
 ///
 /// ```
 /// use trefoil::CallerStream;
@@ -23,14 +23,14 @@ use crate::error::Error;
 pub struct CallerStream(u64);
 
 impl CallerStream {
-    /// The default stream of the device's context; on the CPU the calling thread.
+    /// The default stream of the device's context; on the CPU it stands for the calling thread.
     pub const DEFAULT: Self = Self(0);
 
-    /// A stream; null is [`CallerStream::DEFAULT`].
+    /// Wraps a stream; null is [`CallerStream::DEFAULT`].
     ///
     /// # Safety
-    /// It is null or `CU_STREAM_LEGACY`, which is the same, or a stream that is not destroyed before the last call that
-    /// gets it has returned, and any batch that reads rows from it is submitted or dropped.
+    /// `stream` is null or `CU_STREAM_LEGACY`, which are the same stream, or the caller does not destroy it before the
+    /// last call that takes it has returned and every batch that reads rows on it has been submitted or dropped.
     pub unsafe fn from_raw(stream: *mut c_void) -> Self {
         Self(stream as u64)
     }
@@ -52,8 +52,8 @@ impl CallerStream {
     }
 }
 
-/// Rows in device memory, and the stream whose work so far writes them. [`Batch::read_from`](crate::Batch::read_from)
-/// takes them.
+/// Rows in device memory, and the stream whose earlier work writes these rows.
+/// [`Batch::read_from`](crate::Batch::read_from) takes them.
 ///
 /// ```
 /// use trefoil::{CallerStream, DeviceRows};
@@ -72,11 +72,11 @@ impl CallerStream {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRows {
-    /// Where the first row begins: a `CUdeviceptr`; on the CPU the address of host memory.
+    /// The address of the first row: a `CUdeviceptr`; on the CPU an address in host memory.
     pub addr: u64,
-    /// From the beginning of one row to that of the next, in bytes: at least the input's `row_bytes`.
+    /// The distance between the beginnings of two neighbouring rows, in bytes: at least the input's `row_bytes`.
     pub pitch: usize,
-    /// They are copied on this stream: after what it was given before, and before what it is given later.
+    /// The stream on which the rows are copied: after its earlier work, and before its later work.
     pub stream: CallerStream,
 }
 
@@ -96,9 +96,9 @@ impl RowCopy {
 }
 
 impl Device {
-    /// The GPU of a CUDA context that the caller made, a `CUcontext`: trefoil makes its streams, memory and code there,
-    /// in place of the device's primary context. For programs that call `cuCtxCreate`; torch, and all that is built on
-    /// the CUDA runtime, live in the primary context, which [`Device::open`] shares.
+    /// Opens the GPU of a CUDA context that the caller made, a `CUcontext`: trefoil makes its streams, memory and code
+    /// in this context, in place of the device's primary context. This is for programs that call `cuCtxCreate`. torch,
+    /// and every program that is built on the CUDA runtime, uses the primary context, which [`Device::open`] shares.
     ///
     /// ```no_run
     /// # use trefoil::{Device, Engine, model::Model};
@@ -110,7 +110,8 @@ impl Device {
     /// ```
     ///
     /// # Safety
-    /// The context is not destroyed before all that trefoil has in it is gone: [`Device::is_unused`].
+    /// The caller does not destroy the context while trefoil has anything in it, that is, before [`Device::is_unused`]
+    /// is true.
     ///
     /// # Errors
     /// [`Error::Option`] for null; else as for [`Device::open`].
@@ -119,10 +120,10 @@ impl Device {
         unsafe { target::open_context(context) }
     }
 
-    /// Whether nothing is left of what was made on it, but this handle and its clones: no engine, batch, ticket or output,
-    /// and nothing that the device still works on, which may outlast them a moment. Then whoever lent a
-    /// [context](Device::in_context) may destroy it. After a fault it may never be so: what the device may still access is
-    /// left to it.
+    /// Whether nothing is left on the device except this handle and its clones: no engine, batch, ticket or output, and
+    /// no work of the device, which may end a moment after these are dropped. Then the owner of a
+    /// [context](Device::in_context) may destroy it. After a fault this may never become true, because memory that the
+    /// device may still access is never freed.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};

@@ -1,4 +1,4 @@
-//! Memory that can still be had, of a device and of the host.
+//! The free memory of a device and of the host.
 
 use std::fs;
 use std::path::Path;

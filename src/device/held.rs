@@ -1,4 +1,4 @@
-//! What live buffers hold of a device's memory, and how much they may.
+//! The memory of a device that live buffers hold, and its limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Device memory: weights, activations, slots. Code and graphs, which the driver keeps, are not in it.
+    /// Device memory: weights, activations, slots. It does not include code and graphs, which the driver keeps.
     pub device_bytes: u64,
     /// Page-locked host memory: staging, results, rows of batchers.
     pub page_locked_bytes: u64,

@@ -1,4 +1,4 @@
-//! Where work runs: one object-safe trait over streams, events, memory and copies, and owning handles on top of it.
+//! Devices: one object-safe trait over streams, events, memory and copies, and owning handles on top of it.
 //!
 //! [`Backend`] is what a device has to do; [`Stream`], [`Event`], [`HostBuffer`] and [`DeviceBuffer`] own what it
 //! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
@@ -43,7 +43,7 @@ pub(crate) use program::{Inputs, Program, Run, State};
 pub(crate) use signal::Signal;
 pub use target::Target;
 
-/// A device that engines run on; clones share it.
+/// A device on which engines run. Clones are handles of the same device.
 ///
 /// ```
 /// use trefoil::{Device, Target};
@@ -109,7 +109,7 @@ pub(crate) enum Kind {
     Sim(Arc<sim::Sim>),
 }
 
-/// What a device says of itself.
+/// A description of a device.
 ///
 /// ```
 /// use trefoil::{Device, Target};
@@ -131,7 +131,7 @@ pub struct DeviceInfo {
     pub units: usize,
     /// Shared memory that one block may ask for, in bytes.
     pub shared_bytes: usize,
-    /// Memory in all, in bytes; 0 where it is the host's.
+    /// The size of the device's memory, in bytes; 0 for a CPU.
     pub memory_bytes: u64,
     /// The driver's CUDA version, as 1000 x major + 10 x minor; 0 for a CPU.
     pub driver_version: u32,
@@ -261,7 +261,7 @@ impl Device {
         }
     }
 
-    /// How many GPUs there are, `cuda:0` and so on.
+    /// The number of GPUs, which are `cuda:0` and so on.
     ///
     /// ```no_run
     /// use trefoil::{Device, Target};
@@ -272,7 +272,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Device::open`] for a driver that is not there, too old or failing.
+    /// The errors of [`Device::open`] for a driver that is not there, too old or failing.
     pub fn gpus() -> Result<usize, Error> {
         target::gpus()
     }
@@ -350,7 +350,7 @@ impl Device {
             #[cfg(feature = "cuda")]
             Kind::Cuda(cuda) if cuda.is_in_context_of_caller() => Err(Error::Unsupported {
                 what: "opening a device again that is in a context of the program".into(),
-                instead: "open it by its number, or build anew in a new context".into(),
+                instead: "open it by its number, or build a new engine in a new context".into(),
             }),
             _ => Ok(()),
         }
@@ -379,18 +379,18 @@ impl Device {
         find_shared(&lock(&self.0.shared), fits).is_some()
     }
 
-    /// What the device says of itself.
+    /// A description of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
 
-    /// What opening it took: of a GPU, starting the driver, making its context, and asking what it can do; of a CPU
-    /// nothing.
+    /// The phases of opening the device with their times: for a GPU, starting the driver, making its context, and
+    /// reading its attributes; none for a CPU.
     pub fn opening(&self) -> &[Phase] {
         &self.0.opening
     }
 
-    /// Memory that the engines and batchers on this device hold now, those of all its handles together.
+    /// The memory that all engines and batchers on this device hold now, over all handles of the device.
     ///
     /// ```
     /// use trefoil::{Device, Target};
@@ -401,8 +401,9 @@ impl Device {
         self.0.held.now()
     }
 
-    /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that
-    /// does not fit is refused with the figures. Unlimited unless set. What they hold already stays.
+    /// Sets how much device memory the engines on this device may hold together, over all handles of the device. The
+    /// build of an engine that does not fit fails with the figures. Without a call there is no limit. Existing engines
+    /// keep their memory.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Error, Target, model::Model};
@@ -419,9 +420,10 @@ impl Device {
         self.0.held.limit(device_bytes);
     }
 
-    /// Keeps the calling thread, and those that it starts later, on the CPUs next to this device, where there are several
-    /// NUMA nodes; whether there was a choice. Page-locked memory lies where the thread that builds is, and whoever writes
-    /// or reads much of it does so faster nearby: a producer for this device alone, say.
+    /// Keeps the calling thread, and the threads that it starts later, on the CPUs next to this device, if there are
+    /// several NUMA nodes. Returns whether there was a choice. An engine's page-locked memory lies next to the thread
+    /// that builds the engine, and threads that write or read much of it are faster nearby, such as producers for this
+    /// device alone.
     ///
     /// ```
     /// use trefoil::{Device, Target};
@@ -436,7 +438,7 @@ impl Device {
         }
     }
 
-    /// The error that put the device out of use, if one did.
+    /// The error that put the device out of use, if there was one.
     pub fn fault(&self) -> Option<Error> {
         self.0.fault.get().map(|latched| Error::Fault { cause: latched.cause.clone(), batch: latched.batch })
     }

@@ -1,4 +1,4 @@
-//! What measurements run on: numbers that are not zeros, the same in each run.
+//! The data of measurements: random numbers, not zeros, the same in each run.
 
 use crate::tensor::{Dtype, RowSpec};
 

@@ -1,4 +1,4 @@
-//! What the host does, as wrappers of a device hear it: devices themselves order only what is on their streams.
+//! Accesses of the host, reported to wrappers of a device. Devices themselves order only the work on their streams.
 
 use super::CallerStream;
 

@@ -1,4 +1,4 @@
-//! What a device runs: a plan, made launchable by `exec`.
+//! Programs that a device runs: plans, made launchable by `exec`.
 
 use std::sync::Arc;
 
@@ -67,14 +67,14 @@ impl State {
     }
 }
 
-/// Where a program's input rows lie. What it shares with another program lives as long as both.
+/// The place of a program's input rows. Buffers that it shares with another program live as long as both.
 pub(crate) enum Inputs {
     /// In buffers of its own, one for each slot.
     Own(Vec<DeviceBuffer>),
-    /// Where another program's are.
-    Beside(Arc<dyn Program>),
-    /// Where another program puts its output.
-    After(Arc<dyn Program>),
+    /// In the input buffers of another program.
+    InputOf(Arc<dyn Program>),
+    /// In the output buffers of another program.
+    OutputOf(Arc<dyn Program>),
 }
 
 impl Inputs {
@@ -82,8 +82,8 @@ impl Inputs {
     pub fn at(&self, slot: usize) -> &DeviceBuffer {
         match self {
             Self::Own(buffers) => &buffers[slot],
-            Self::Beside(program) => program.input(slot),
-            Self::After(program) => program.output(slot),
+            Self::InputOf(program) => program.input(slot),
+            Self::OutputOf(program) => program.output(slot),
         }
     }
 }

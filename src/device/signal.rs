@@ -1,4 +1,4 @@
-//! What a device's callback does: it counts, and notifies a thread that sleeps until it has.
+//! The signal that a device's callback fires: it counts, and wakes a thread that sleeps until the count rises.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Which device a caller asks for, and how `auto` decides.
+//! The device that a caller asks for, and the choice that `auto` makes.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::Error;
 
-/// How far a failure reaches, and so what is to be done about it; [`Error::class`] tells. In ascending order.
+/// How far a failure reaches, which decides how to recover from it; [`Error::class`] gives the class of an error. The
+/// classes are in ascending order.
 ///
 /// | class | variants of [`Error`] |
 /// |---|---|
@@ -21,8 +22,8 @@ use super::Error;
 /// | device | the driver, the device or the context is not there or not in order: NOT_INITIALIZED 3, DEVICE_UNAVAILABLE 46, NO_DEVICE 100, DEVICE_NOT_LICENSED 102, INVALID_CONTEXT 201, OPERATING_SYSTEM 304, ILLEGAL_STATE 401, CONTEXT_IS_DESTROYED 709, SYSTEM_NOT_READY 802 to MPS_MAX_CONNECTIONS_REACHED 809, TIMEOUT 909, UNKNOWN 999 |
 /// | request | all others, such as OUT_OF_MEMORY or INVALID_VALUE |
 ///
-/// A status of enqueued work comes as the cause of a [`Error::Fault`], so its class is device at least: what was
-/// enqueued is in an unknown state then.
+/// If enqueued work fails, its status is the cause of an [`Error::Fault`]. The class of that error is at least device,
+/// because the state of all enqueued work is then unknown.
 ///
 /// ```
 /// use trefoil::{Error, FaultClass};
@@ -38,13 +39,13 @@ use super::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultClass {
-    /// This call or this request failed; everything else goes on.
+    /// Only this call or this request failed; everything else continues.
     Request,
-    /// The device is out of use for whoever has it open; to open it anew and build anew may work, and
-    /// [`EngineBuilder::rebuild_on_fault`](crate::EngineBuilder::rebuild_on_fault) has a fleet do so.
+    /// Every handle of the device is out of use. Opening the device again and rebuilding the engine may work;
+    /// [`EngineBuilder::rebuild_on_fault`](crate::EngineBuilder::rebuild_on_fault) makes a fleet do so.
     Device,
-    /// Nothing works on any GPU in this process any more: it has to be started anew. On two H200s a bad address on one
-    /// had the driver refuse the other's calls with the same status.
+    /// No GPU works in this process any more; the process must be restarted. On a machine with two H200s, after a bad
+    /// address on one GPU the driver refused the other GPU's calls with the same status.
     Process,
 }
 

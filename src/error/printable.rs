@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
-/// `text` without what could do harm where it is shown: control characters, and those that turn the direction of writing
-/// or end a line, become `\u{1b}`; of more than `most` characters the middle is left out, and how many they were is said.
+/// `text` in a form that is safe to print. Control characters, and characters that change the direction of writing or
+/// end a line, become escapes such as `\u{1b}`. If `text` has more than `most` characters, the middle is left out, and
+/// the result says how many characters there were.
 ///
-/// Names of tensors, labels and files come from outside. Errors of the library have gone through here already.
+/// Use it for names of tensors, labels and files, which come from outside. Errors of the library are already in this
+/// form.
 ///
 /// ```
 /// use trefoil::printable;

@@ -15,9 +15,9 @@ pub struct Problem {
     pub operator: String,
     /// The version of the operators of that domain.
     pub version: i64,
-    /// Types and dimensions of what it reads: `"f32[1,3], i64[2]"`.
+    /// Types and dimensions of the values that it reads: `"f32[1,3], i64[2]"`.
     pub operands: String,
-    /// Why.
+    /// The reason why it cannot be imported.
     pub reason: String,
 }
 

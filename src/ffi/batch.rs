@@ -100,10 +100,10 @@ pub(super) fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
     Ok(())
 }
 
-/// Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
-/// null, or gets the length, `row_bytes` of trefoil_batch_get_info(). The rows of a batch are `row_pitch` bytes apart. They
-/// may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
-/// beyond the row, and what it does to another.
+/// The address of row `index` of a batch, in page-locked memory. `bytes` is null, or gets the length of the row, which
+/// is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch` bytes apart. Several
+/// threads may write the rows until the batch is submitted or released. The library cannot detect a write after that,
+/// or beyond the end of the row; it may damage another batch.
 ///
 /// # Safety
 /// `row` can be written or is null, and so is `bytes`.
@@ -127,9 +127,9 @@ pub unsafe extern "C" fn trefoil_batch_row(
     })
 }
 
-/// Where a port of row `index` of a batch is, by its number, to be written as the row is: `dtype` is a trefoil_dtype, the
-/// type of the elements that the program writes, and it is an error if the port has others. `bytes` is null, or gets the
-/// length of the port.
+/// The address of a port of row `index` of a batch, by the port's number; the same rules hold as for
+/// trefoil_batch_row(). `dtype` is a trefoil_dtype, the type of the elements that the program writes; if the port has
+/// elements of another type, the call fails. `bytes` is null, or gets the length of the port.
 ///
 /// # Safety
 /// `elements` can be written or is null, and so is `bytes`.
@@ -157,11 +157,11 @@ pub unsafe extern "C" fn trefoil_batch_port(
     })
 }
 
-/// Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
+/// Submits the first `rows` rows: upload, forward pass, download. Returns at once; it never waits for the device. Only
 /// those rows are uploaded, and the smallest batch size that holds them runs.
 ///
-/// The batch's handle is given up, and its rows must not be written any more, unless the answer is INVALID_HANDLE,
-/// WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, which leave it as it was.
+/// The call consumes the batch's handle, and its rows must not be written any more. Only if the status is
+/// INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, the batch stays as it was.
 ///
 /// # Safety
 /// `ticket` can be written or is null.

@@ -88,8 +88,8 @@ unsafe fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> An
     Ok(request)
 }
 
-/// Submits one row: a copy of `bytes` bytes at `pixels` into page-locked memory. The ticket is that of
-/// trefoil_submit(), with an output of one row.
+/// Submits one row: copies `bytes` bytes at `pixels` into page-locked memory, and commits the row. The ticket is used
+/// as one of trefoil_submit(); its output has one row.
 ///
 /// # Safety
 /// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
@@ -115,10 +115,10 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
     })
 }
 
-/// Submits `count` rows in one call: a copy of `bytes` bytes, one row, at each of `rows`. One ticket and one output are
-/// for all of them, in order. The output is there when every row has its answer. A row without a result, for a
-/// deadline or for lack of room, has its failure in place of what trefoil_output_row() and others say of it; if no row
-/// has a result, trefoil_wait() answers with the first row's failure.
+/// Submits `count` rows in one call: copies `bytes` bytes, which is one row, from each of `rows`. One ticket and one
+/// output are for all rows, in order. The output is there when every row has its answer. If a row has no result,
+/// because of a deadline or because no row was free, trefoil_output_row() and other calls for this row return its
+/// failure; if no row has a result, trefoil_wait() returns the failure of the first row.
 ///
 /// # Safety
 /// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
@@ -168,7 +168,7 @@ unsafe fn one_row<'a>(spec: &RowSpec, pixels: *const c_void, bytes: usize) -> An
     Ok(unsafe { std::slice::from_raw_parts(pixels.cast(), bytes) })
 }
 
-/// Lends a row to be written in place. It delays nobody, however long it is held.
+/// Lends a row to be written in place. It delays no other row, however long it is held.
 ///
 /// # Safety
 /// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
@@ -191,8 +191,8 @@ pub unsafe extern "C" fn trefoil_batcher_row(
     })
 }
 
-/// Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
-/// after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
+/// The address of a row, in page-locked memory. The program may write the row until it is submitted or released. The
+/// library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the length of the row.
 ///
 /// # Safety
 /// `memory` can be written or is null, and so is `bytes`.
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn trefoil_row_memory(
     })
 }
 
-/// Where a port of a row is, by its number, as trefoil_batch_port() has it.
+/// The address of a port of a row, by the port's number, as trefoil_batch_port() gives it.
 ///
 /// # Safety
 /// `elements` can be written or is null, and so is `bytes`.
@@ -240,8 +240,8 @@ pub unsafe extern "C" fn trefoil_row_port(
     })
 }
 
-/// Commits a row to the queue. Never waits. The row's handle is given up, and its memory must not be written any
-/// more, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+/// Commits a row to the queue. Never waits. The call consumes the row's handle, and its memory must not be written any
+/// more, unless the status is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
 ///
 /// # Safety
 /// `ticket` can be written or is null.
@@ -256,9 +256,10 @@ pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefo
     })
 }
 
-/// Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
-/// in the queue are answered with CLOSED and not computed. Then it waits until the callbacks of its tickets have
-/// returned; a call from within a callback does not. The handle stays; submissions are answered with CLOSED.
+/// Closes a batcher to new rows and waits, up to `limit_ns`, until committed rows have their answers. With `abort`,
+/// rows still in the queue are answered with CLOSED and not computed. Then the call waits until the callbacks of the
+/// batcher's tickets have returned; a call from within a callback does not wait. The handle stays valid; submissions
+/// return CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {
@@ -269,7 +270,7 @@ pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, li
     })
 }
 
-/// What a batcher did so far. It allocates, so it is for now and then.
+/// Counts of a batcher's work so far. The call allocates, so do not make it for every row.
 ///
 /// # Safety
 /// `stats` is null, or has its `size` set and so many bytes.

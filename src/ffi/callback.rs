@@ -23,8 +23,8 @@ use crate::error::Error;
 use crate::ring::Origin;
 use crate::sync::{Condvar, Mutex, after, lock, spawn, wait, wait_until};
 
-/// What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
-/// trefoil_last_error() has the message.
+/// The callback of trefoil_on_ready(). If `status` is TREFOIL_STATUS_OK, it gets an output, which it must release;
+/// otherwise it gets 0, and trefoil_last_error() has the message.
 pub type trefoil_callback =
     Option<unsafe extern "C" fn(user: *mut c_void, status: trefoil_status, output: trefoil_output)>;
 

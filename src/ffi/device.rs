@@ -41,7 +41,7 @@ pub unsafe extern "C" fn trefoil_device_open_cpu(threads: usize, device: *mut tr
     })
 }
 
-/// What a device says of itself, and the memory that trefoil holds there.
+/// Describes a device, and the memory that trefoil holds on it.
 ///
 /// # Safety
 /// `info` is null, or has its `size` set and so many bytes.
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn trefoil_device_get_info(
     })
 }
 
-/// Whether the device is in use: OK, or FAULT with the first failure as the message. After a fault everything on the
-/// device is answered with it; open another device, or end the process.
+/// Whether the device works: OK, or FAULT with the first failure as the message. After a fault, every call that uses
+/// the device returns it; open another device, or end the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_device_health(device: trefoil_device) -> trefoil_status {
     guard(|| match shared::<Device>(device)?.fault() {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_model};
 use super::layout::{
-    trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
+    trefoil_engine_options, trefoil_health, trefoil_input, trefoil_precision, trefoil_result, trefoil_tensor,
+    trefoil_waiting,
 };
 use super::pointers::{Out, slice};
 use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
@@ -14,7 +15,7 @@ use crate::device::Device;
 use crate::engine::{Engine, EngineBuilder};
 use crate::model::Model;
 use crate::ring::{Close, Waiting};
-use crate::tensor::{InputFormat, OutputKind};
+use crate::tensor::{InputFormat, OutputKind, Precision};
 
 /// Builds an engine: plans, uploads weights, allocates everything. `options` is null for the defaults. The model's
 /// handle may be released afterwards.
@@ -43,7 +44,8 @@ pub unsafe extern "C" fn trefoil_engine_build(
 /// The batch sizes and sizes are as many as the options say.
 unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
     let mut builder = Engine::builder(model).input(input(options.input)?).output(output(options)?);
-    builder = builder.waiting(waiting(options.waiting)?);
+    builder = builder.waiting(waiting(options.waiting)?).precision(precision(options.precision)?);
+    unused(options.reserved)?;
     if options.device != 0 {
         builder = builder.on(&shared::<Device>(options.device)?);
     }
@@ -119,6 +121,18 @@ fn waiting(how: u32) -> Answer<Waiting> {
     })
 }
 
+fn precision(of: u32) -> Answer<Precision> {
+    let is = |wanted: trefoil_precision| of == wanted as u32;
+    Ok(match of {
+        _ if is(trefoil_precision::Auto) => Precision::Auto,
+        _ if is(trefoil_precision::F16) => Precision::F16,
+        _ if is(trefoil_precision::Bf16) => Precision::Bf16,
+        _ if is(trefoil_precision::F32) => Precision::F32,
+        _ if is(trefoil_precision::Checkpoint) => Precision::Checkpoint,
+        _ => return Err(Failure::argument(format!("precision is {of}: expected a trefoil_precision"))),
+    })
+}
+
 /// A member for later, which must be zero so that it can become something.
 pub(super) fn unused(reserved: u32) -> Answer {
     if reserved != 0 {
@@ -154,7 +168,7 @@ pub unsafe extern "C" fn trefoil_engine_device(engine: trefoil_engine, device: *
     })
 }
 
-/// The rows that producers write; where there are several sizes, at the dimensions of the first.
+/// The rows that producers write; if there are several sizes, at the dimensions of the first one.
 ///
 /// # Safety
 /// `tensor` is null, or has its `size` set and so many bytes.
@@ -167,7 +181,7 @@ pub unsafe extern "C" fn trefoil_engine_input(engine: trefoil_engine, tensor: *m
     })
 }
 
-/// The rows that consumers read; where there are several sizes, at the dimensions of the first.
+/// The rows that consumers read; if there are several sizes, at the dimensions of the first one.
 ///
 /// # Safety
 /// `tensor` is null, or has its `size` set and so many bytes.
@@ -180,8 +194,8 @@ pub unsafe extern "C" fn trefoil_engine_output(engine: trefoil_engine, tensor: *
     })
 }
 
-/// The batch sizes that an engine was built for, at the dimensions of its first size, ascending: as many as fit are written
-/// to `sizes`, `count` gets how many there are. The last one is the most rows of a batch.
+/// The batch sizes that an engine was built for, at the dimensions of its first size, ascending. The call writes as
+/// many as fit to `sizes`, and the number of all to `count`. The last one is the largest batch.
 ///
 /// # Safety
 /// `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
@@ -208,7 +222,7 @@ pub unsafe extern "C" fn trefoil_engine_batch_sizes(
     })
 }
 
-/// The most rows of a batch, at the dimensions of the first size.
+/// The number of rows in the largest batch, at the dimensions of the first size.
 ///
 /// # Safety
 /// `rows` can be written or is null.
@@ -222,8 +236,8 @@ pub unsafe extern "C" fn trefoil_engine_capacity(engine: trefoil_engine, rows: *
     })
 }
 
-/// What state an engine is in: faulted, closed, where its batches are. Does not fail after a fault, and never waits for
-/// the device.
+/// The state of an engine: whether it is faulted or closed, and the state of its batches. Does not fail after a fault,
+/// and never waits for the device.
 ///
 /// # Safety
 /// `health` is null, or has its `size` set and so many bytes.
@@ -251,10 +265,10 @@ pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *
     })
 }
 
-/// Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
-/// tickets are answered with CLOSED instead of their results. Then it waits until the callbacks of its tickets have
-/// returned, also those of its batchers' rows; a call from within a callback does not. The handle stays;
-/// trefoil_acquire() and trefoil_submit() answer CLOSED.
+/// Closes an engine to new work and waits, up to `limit_ns`, until the device has finished the work in flight. With
+/// `abort`, tickets are answered with CLOSED instead of their results. Then the call waits until the callbacks of the
+/// engine's tickets have returned, including those of its batchers' rows; a call from within a callback does not wait.
+/// The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_close(engine: trefoil_engine, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {

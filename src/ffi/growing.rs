@@ -1,4 +1,4 @@
-//! Structs that programs share with the library. They grow at their end: `size` tells which members there are.
+//! Structs that programs share with the library. They grow at their end: `size` says which members a program knows.
 //!
 //! A struct ages better than a function for each option here: it is one call, in C a designated initialiser names what
 //! differs from the default, and zeros mean the default, also for members that a program has never heard of. Old

@@ -28,7 +28,7 @@ pub type trefoil_batch = u64;
 pub type trefoil_ticket = u64;
 /// A result: of a batch, or of a row.
 pub type trefoil_output = u64;
-/// What makes batches of single rows from many threads.
+/// A batcher: it forms batches of single rows from many threads.
 pub type trefoil_batcher = u64;
 /// A row of a batcher being written.
 pub type trefoil_row = u64;
@@ -249,13 +249,13 @@ impl<T> HandleState<T> {
         match &self.content {
             _ if generation > self.generation || generation == 0 => invalid(handle),
             Content::Busy if generation == self.generation => {
-                let what = format!("another thread is in a call that uses {handle:#x} up");
+                let what = format!("another thread is in a call that consumes {handle:#x}");
                 Failure::new(trefoil_status::Busy, what)
             }
             // The next generation of an empty place has not been given out.
             Content::Vacant if generation == self.generation => invalid(handle),
             _ => {
-                let what = format!("{handle:#x} was released, or given up to a call");
+                let what = format!("{handle:#x} was released, or consumed by a call");
                 Failure::new(trefoil_status::Released, what)
             }
         }

@@ -1,4 +1,4 @@
-//! The structs and numbers that programs share with the library; [`super::growing`] tells how they age.
+//! The structs and numbers that programs share with the library; [`super::growing`] says how structs grow.
 
 use std::ffi::{c_char, c_void};
 
@@ -78,7 +78,7 @@ pub enum trefoil_input {
     F32Nhwc = 3,
 }
 
-/// What comes out for each row.
+/// The result for each row.
 #[repr(u32)]
 pub enum trefoil_result {
     /// Softmax of the logits: a float for each class.
@@ -92,7 +92,7 @@ pub enum trefoil_result {
     Features = 3,
 }
 
-/// What trefoil_batcher_submit() and trefoil_batcher_row() do when every row is taken.
+/// What trefoil_batcher_submit() and trefoil_batcher_row() do when no row is free.
 #[repr(u32)]
 pub enum trefoil_when_full {
     /// They wait for a free row.
@@ -103,15 +103,30 @@ pub enum trefoil_when_full {
     Reject = 2,
 }
 
-/// How threads of the host learn that the device is done.
+/// How host threads learn that the device is done.
 #[repr(u32)]
 pub enum trefoil_waiting {
     /// They sleep in the driver.
     Block = 0,
-    /// They ask again and again, and keep a core busy with it: the lowest latency.
+    /// They poll, which keeps a core busy and has the lowest latency.
     Spin = 1,
-    /// The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver.
+    /// The driver runs a callback of the library, which wakes them. For threads that may not sleep in the driver.
     Callback = 2,
+}
+
+/// The type in which layers read their operands: convolutions and products of matrices. Their sums are F32.
+#[repr(u32)]
+pub enum trefoil_precision {
+    /// The device's own: F16 on a GPU, F32 on the CPU.
+    Auto = 0,
+    /// IEEE half precision.
+    F16 = 1,
+    /// The upper half of an IEEE single.
+    Bf16 = 2,
+    /// IEEE single precision.
+    F32 = 3,
+    /// The one that most elements of the model's weights are stored in.
+    Checkpoint = 4,
 }
 
 /// A class with its probability, logit or feature.
@@ -124,8 +139,8 @@ pub struct trefoil_scored_class {
     pub index: u32,
 }
 
-/// Shape, type and size of the rows on one side of an engine. Rows of several ports have the shape and type of the first
-/// one here; trefoil_port has those of each.
+/// Shape, type and size of an engine's input rows or output rows. If rows have several ports, shape and type are those
+/// of the first one; trefoil_port describes each port.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_tensor {
@@ -145,32 +160,32 @@ pub struct trefoil_tensor {
     pub row_pitch: usize,
 }
 
-/// A port: one of the values that a row holds one behind the other, and where it is.
+/// A port: one of the values in a row, and its place in the row.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_port {
     /// sizeof(trefoil_port), set by the caller.
     pub size: usize,
-    /// Its name, which no other port of the row has, cut to what fits with a NUL.
+    /// Its name, which no other port of the row has, with a final NUL; a longer name is cut.
     pub name: [c_char; 128],
     /// Bytes of the whole name, without NUL.
     pub name_bytes: usize,
     /// Element type: a trefoil_dtype.
     pub dtype: u32,
-    /// How many dimensions there are; 0 for one number. The batch is not among them.
+    /// The number of dimensions; 0 for a single number. The batch is not among them.
     pub rank: u32,
-    /// The first dimensions, the innermost last; zeros behind them. A `rank` above 8 has more than fit.
+    /// The first 8 dimensions, the innermost last, followed by zeros. If `rank` is above 8, the others are left out.
     pub dims: [usize; 8],
     /// Elements in all.
     pub elements: usize,
     /// Bytes in all.
     pub bytes: usize,
-    /// Where it begins in a row, in bytes.
+    /// The offset of the port in a row, in bytes.
     pub offset: usize,
 }
 
-/// A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name. A dimension that is
-/// not named has the size that the model was opened at.
+/// A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name. A
+/// dimension without a name here has the size that the model was opened at.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_size {
@@ -186,13 +201,13 @@ pub struct trefoil_size {
     pub count: usize,
 }
 
-/// What the rows of a batch are.
+/// A description of a batch and its rows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_batch_info {
     /// sizeof(trefoil_batch_info), set by the caller.
     pub size: usize,
-    /// The most rows of it.
+    /// The number of rows that fit.
     pub capacity: usize,
     /// Bytes of one row, without padding.
     pub row_bytes: usize,
@@ -202,7 +217,7 @@ pub struct trefoil_batch_info {
     pub ports: usize,
 }
 
-/// What a device says of itself.
+/// A description of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_device_info {
@@ -220,7 +235,7 @@ pub struct trefoil_device_info {
     pub driver_version: u32,
     /// Streaming multiprocessors; for a CPU, compute threads.
     pub units: u32,
-    /// Memory in all; 0 where it is the host's.
+    /// The size of the device's memory in bytes; 0 for a CPU.
     pub memory_bytes: u64,
     /// Device memory that trefoil holds: weights, activations, slots.
     pub device_bytes_used: u64,
@@ -228,8 +243,8 @@ pub struct trefoil_device_info {
     pub page_locked_bytes_used: u64,
 }
 
-/// What a model takes and gives. One that is no network of images has zeros for all but its name: what it takes and gives
-/// is told by the ports of an engine of it.
+/// The input and the result of a model. For a model that is no network of images, all members except the name are
+/// zeros: the ports of its engine describe its inputs and outputs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_model_info {
@@ -243,60 +258,65 @@ pub struct trefoil_model_info {
     pub width: u32,
     /// Channels of its input.
     pub channels: u32,
-    /// Pictures are to be resized so that their shorter side has so many pixels, then the middle is cut out.
+    /// Preprocessing resizes a picture so that its shorter side has this many pixels, and then crops its centre.
     pub resize: u32,
     /// Length of the result, or its channels if it is not a vector.
     pub classes: usize,
 }
 
-/// How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
+/// The options of an engine. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_engine_options {
     /// sizeof(trefoil_engine_options).
     pub size: usize,
-    /// The device; without it a GPU if there is one, else the CPU.
+    /// The device. Default: the first GPU, or the CPU if there is no GPU.
     pub device: trefoil_device,
-    /// The largest batch. A GPU gets a graph for each power of two below it as well. Default: 32 on a GPU, 8 on a CPU.
+    /// The largest batch. For a GPU the engine also has a captured graph for each smaller power of two. Default: 32 on
+    /// a GPU, 8 on a CPU.
     pub batch: usize,
     /// Exactly these batch sizes, instead of `batch`.
     pub batch_sizes: *const usize,
     /// How many they are.
     pub batch_size_count: usize,
-    /// Batches on the device at once. Default 3; 1 is the serial baseline.
+    /// Slots: batches that are on the device at the same time. Default 3; with 1 nothing overlaps.
     pub slots: usize,
-    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    /// Staging buffers. Default: slots + 3. Recommended: producers + slots.
     pub staging: usize,
     /// Result buffers. Default 4 x staging.
     pub results: usize,
-    /// What producers write: a trefoil_input.
+    /// The format of the rows that producers write: a trefoil_input.
     pub input: u32,
-    /// What consumers read: a trefoil_result.
+    /// The kind of result that consumers read: a trefoil_result.
     pub result: u32,
-    /// Classes of a result of TREFOIL_RESULT_TOP_K.
+    /// The number of classes in a result of TREFOIL_RESULT_TOP_K.
     pub top_k: usize,
     /// How long trefoil_acquire() waits for a free batch. Default 10 s.
     pub acquire_limit_ns: u64,
-    /// 1: this engine's streams go before those of normal priority.
+    /// 1: this engine's streams have priority over streams of normal priority.
     pub high_priority: u32,
-    /// 1: every access is checked to be ordered after those that it conflicts with. For tests.
+    /// 1: the hazard checker checks every access. For tests.
     pub check: u32,
     /// How threads learn that the device is done: a trefoil_waiting.
     pub waiting: u32,
-    /// 1: there is room for results that stay on the device, for trefoil_submit_to_device().
+    /// 1: the engine has buffers for results that stay on the device, for trefoil_submit_to_device().
     pub device_results: u32,
-    /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
+    /// The number of batches that the recorder remembers, for trefoil_trace_write(); 0: the engine does not record.
     pub trace_batches: usize,
-    /// Batches that are computed side by side, of which `slots` is a multiple. Default 1.
+    /// The number of batches that are computed side by side; `slots` must be a multiple of it. Default 1.
     pub compute_streams: usize,
-    /// Exactly these sizes, instead of `batch` and `batch_sizes`. Functions that ask for none take the first one's
-    /// dimensions.
+    /// Exactly these sizes, instead of `batch` and `batch_sizes`. Functions without a size use the dimensions of the
+    /// first one.
     pub sizes: *const *const trefoil_size,
     /// How many they are.
     pub size_count: usize,
+    /// What layers are computed in: a trefoil_precision.
+    pub precision: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-/// Rows in device memory, and the stream whose work so far writes them.
+/// Rows in device memory, and the stream whose earlier work writes these rows.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_device_rows {
@@ -311,7 +331,7 @@ pub struct trefoil_device_rows {
     pub stream: *mut c_void,
 }
 
-/// Where a result on the device is, and what tells when.
+/// The address of a result on the device, and the event behind the result.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_device_output_info {
@@ -325,19 +345,20 @@ pub struct trefoil_device_output_info {
     pub row_bytes: usize,
     /// From the beginning of one row to that of the next.
     pub row_pitch: usize,
-    /// The CUevent behind the result: to be waited for and asked until the output is released, not to be recorded or
-    /// destroyed. Null on the CPU.
+    /// The CUevent behind the result. The program may wait for it and query it until the output is released, and must
+    /// not record or destroy it. Null on the CPU.
     pub event: *mut c_void,
 }
 
-/// What state an engine is in. Each batch buffer is in exactly one of the states that are counted; but a result that was
-/// handed back on the device counts as in flight until it is there, and may be lent again meanwhile.
+/// The state of an engine. Each staging or result buffer is counted in exactly one state, with one exception: the
+/// buffer of a released trefoil_device_output counts as in flight until its result is computed, and may be lent again
+/// meanwhile.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_health {
     /// sizeof(trefoil_health), set by the caller.
     pub size: usize,
-    /// 1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+    /// 1 if a fault put the device out of use. Every later call returns this fault, and trefoil_device_health() has its
     /// message.
     pub faulted: u32,
     /// How far the fault reaches: a trefoil_fault_class.
@@ -350,9 +371,9 @@ pub struct trefoil_health {
     pub filling: usize,
     /// Submissions whose result is not there yet.
     pub in_flight: usize,
-    /// Results that are there, held by a ticket or output.
+    /// Finished results that a ticket or output still holds.
     pub unread: usize,
-    /// Buffers out of use because a fault left it unknown whether the device still accesses them.
+    /// Buffers that are out of use, because after a fault it is unknown whether the device still accesses them.
     pub quarantined: usize,
     /// Staging buffers in all.
     pub staging: usize,
@@ -360,7 +381,7 @@ pub struct trefoil_health {
     pub results: usize,
 }
 
-/// How a batcher is to be built. Zeros are the defaults.
+/// The options of a batcher. Zeros are the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_batcher_options {
@@ -370,9 +391,9 @@ pub struct trefoil_batcher_options {
     pub max_delay_ns: u64,
     /// Rows of page-locked memory. Default: as many as may be in flight, and four batches more.
     pub rows: usize,
-    /// Batches handed to the ring at once. Default: the slots and one.
+    /// The number of batches that the ring has at the same time. Default: the slots and one.
     pub in_flight: usize,
-    /// What happens when every row is taken: a trefoil_when_full.
+    /// What a submission does when no row is free: a trefoil_when_full.
     pub when_full: u32,
     /// Zero.
     pub reserved: u32,
@@ -380,25 +401,25 @@ pub struct trefoil_batcher_options {
     pub full_limit_ns: u64,
 }
 
-/// What can be said of one row. Zeros are the defaults.
+/// The options of one row. Zeros are the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_row_options {
     /// sizeof(trefoil_row_options).
     pub size: usize,
-    /// How long after the call the row may wait to be uploaded, also for memory; past that it is answered with
-    /// DEADLINE. 0: for ever.
+    /// How long after the call the row may wait for memory and for its upload; after that it is answered with DEADLINE.
+    /// 0: no limit.
     pub deadline_ns: u64,
     /// 1: it goes before waiting and queued rows of normal priority.
     pub high_priority: u32,
     /// Zero.
     pub reserved: u32,
-    /// The size that it is for, whose `batch` is 1: the smallest of the engine that holds it. Null: the first one's
-    /// dimensions.
+    /// The dimensions of the row, with a `batch` of 1: the row gets the smallest size of the engine that holds them.
+    /// Null: the dimensions of the engine's first size.
     pub at: *const trefoil_size,
 }
 
-/// What a batcher did since it was built.
+/// Counts of a batcher's work since it was built.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_batcher_stats {
@@ -499,7 +520,9 @@ growing! {
         compute_streams: 112,
         sizes: 120,
         size_count: 128,
-    } 136
+        precision: 136,
+        reserved: 140,
+    } 144
     trefoil_device_rows {
         size: 0,
         address: 8,

@@ -7,24 +7,24 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use super::status::{Failure, guard, trefoil_status};
 
-/// How much is logged.
+/// The messages that are logged. Each level includes the levels before it.
 #[repr(u32)]
 pub enum trefoil_log_level {
     /// Nothing.
     Off = 0,
     /// Faults.
     Error = 1,
-    /// And what is not as it was meant, such as the CPU in place of a missing GPU.
+    /// Fallbacks, such as the CPU in place of a missing GPU.
     Warn = 2,
-    /// And what was chosen.
+    /// Choices, such as the device.
     Info = 3,
-    /// And details.
+    /// Details.
     Debug = 4,
 }
 
-/// What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
-/// the call returns. A message may come from within any call and with a lock of the library held, so that this must
-/// make no call of the library, and must not throw or jump out.
+/// The callback of trefoil_log(), which gets each message, on any thread. `level` is a trefoil_log_level; `message`
+/// lives until the callback returns. The library may log within any call and while it holds a lock, so the callback
+/// must not call the library, and must not throw or jump out.
 pub type trefoil_log_callback = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, message: *const c_char)>;
 
 #[derive(Clone, Copy)]
@@ -64,9 +64,9 @@ impl Log for ToTarget {
     fn flush(&self) {}
 }
 
-/// Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
-/// call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
-/// UNSUPPORTED, and nothing is changed, where a Rust program around this library has a logger of its own.
+/// Passes every log message of the process up to `level`, a trefoil_log_level, to `callback`; a null callback ends
+/// that. Without this call nothing is logged. A message that is on its way may still reach the previous callback.
+/// Returns UNSUPPORTED, and changes nothing, if a Rust program around this library has a logger of its own.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from any thread.

@@ -1,4 +1,4 @@
-//! For whom else: the same engine for C, and through C for every language that calls it.
+//! The C interface: the same engine for C, and through C for every language that calls it.
 //!
 //! `include/trefoil.h` is made of these files by `scripts/header.sh`; its introduction is in
 //! `scripts/header/cbindgen.toml`. A function here checks its arguments, finds the objects behind its handles, makes one

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn trefoil_model_cut(
     })
 }
 
-/// What a model takes and gives.
+/// Describes the input and the result of a model.
 ///
 /// # Safety
 /// `info` is null, or has its `size` set and so many bytes.

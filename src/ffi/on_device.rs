@@ -13,12 +13,12 @@ use crate::device::{CallerStream, Device, DeviceRows};
 use crate::error::Error;
 use crate::ring::DeviceOutput;
 
-/// Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
-/// context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
-/// context, which trefoil_device_open() shares.
+/// Opens the GPU of a CUDA context that the program made, a CUcontext: engines are in this context, in place of the
+/// device's primary context. This is for programs that call cuCtxCreate(); programs that are built on the CUDA runtime,
+/// such as torch, use the primary context, which trefoil_device_open() shares.
 ///
-/// The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
-/// until trefoil_device_is_unused().
+/// Do not destroy the context while trefoil has anything in it: release everything except the device, and wait until
+/// trefoil_device_is_unused() returns OK.
 ///
 /// # Safety
 /// `context` is a live CUcontext or null, `device` can be written or is null.
@@ -39,8 +39,9 @@ pub unsafe extern "C" fn trefoil_device_open_context(
     })
 }
 
-/// Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
-/// the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+/// OK if nothing is left on a device except this handle, otherwise NOT_READY. Work of the GPU, and threads of the
+/// library, may end a moment after the last handle of an engine is released. After a fault it may stay NOT_READY for
+/// ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_status {
     guard(|| match look(device, Device::is_unused)? {
@@ -49,17 +50,18 @@ pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_st
     })
 }
 
-/// Has a batch take its rows from device memory, whichever way it is submitted; what was written into the batch itself is
-/// left aside. The submission copies them on the stream of `rows`, on the device: after all that the stream was given
-/// before, and before what it is given later, which may overwrite them. No thread waits for the stream.
+/// Makes a batch take its rows from device memory; rows that were written into the batch itself are ignored. The
+/// submission enqueues a copy of the rows, from device memory to device memory, on the stream of `rows`: after all work
+/// that is already on this stream, and before its later work, which may overwrite the rows. No thread waits for the
+/// stream.
 ///
-/// That copy waits for an earlier batch to have been read, and the stream with it. On the CPU, where the stream is the
-/// calling thread, the submission copies the rows before it returns. A stream of another context, one that captures a
-/// graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
+/// The copy, and so the stream, waits until an earlier batch has been read. On the CPU, where the calling thread takes
+/// the place of the stream, the submission copies the rows before it returns. Returns INVALID_ARGUMENT for a stream of
+/// another context, a stream that captures a graph, and memory that is not the device's.
 ///
 /// # Safety
 /// `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
-/// when the stream comes to the copy, there are as many rows as are submitted, which nothing writes until it is over.
+/// while the stream runs the copy, the memory has as many rows as are submitted, and nothing writes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batch_read_from(
     batch: trefoil_batch,
@@ -84,11 +86,11 @@ pub unsafe extern "C" fn trefoil_batch_read_from(
     })
 }
 
-/// Submits the first `rows` rows as trefoil_submit() does, and the result stays on the device. There is no ticket: `output`
-/// says at once where the result will be. The engine has to be built with `device_results`.
+/// Submits the first `rows` rows as trefoil_submit() does, but the result stays on the device. There is no ticket:
+/// `output` has at once the address at which the result will be. The engine must be built with `device_results`.
 ///
-/// The batch's handle is given up, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
-/// INVALID_ARGUMENT, which leave it as it was.
+/// The call consumes the batch's handle. Only if the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+/// INVALID_ARGUMENT, the batch stays as it was.
 ///
 /// # Safety
 /// `output` can be written or is null.
@@ -110,7 +112,7 @@ pub unsafe extern "C" fn trefoil_submit_to_device(
     })
 }
 
-/// Where the result is, and its event.
+/// Gives the address of the result, and its event.
 ///
 /// # Safety
 /// `info` is null, or has its `size` set and so many bytes.
@@ -152,8 +154,9 @@ fn on_stream(
     })?
 }
 
-/// Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
-/// where it is the calling thread, the call blocks, and in a callback answers IN_CALLBACK if the result is not there.
+/// Makes work that is enqueued on `stream` from now on wait until the result is there; null is the default stream. On
+/// the CPU, where the calling thread takes the place of the stream, the call blocks; in a callback it returns
+/// IN_CALLBACK if the result is not there.
 ///
 /// # Safety
 /// `stream` is a live stream or null.
@@ -168,9 +171,9 @@ pub unsafe extern "C" fn trefoil_device_output_wait_on(
     })
 }
 
-/// Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
-/// not overwritten before that is done, of each stream that was told. A stream that was not made to wait for the result
-/// is made to now.
+/// Declares that work that is enqueued on `stream` so far reads the result. After trefoil_release() of the output, its
+/// memory is overwritten only when this work is done, on every stream that was declared. If `stream` was not made to
+/// wait for the result, it is made to wait now.
 ///
 /// # Safety
 /// `stream` is a live stream or null.
@@ -185,7 +188,7 @@ pub unsafe extern "C" fn trefoil_device_output_read_on(
     })
 }
 
-/// Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not.
+/// Blocks until the result is there. In a callback it returns IN_CALLBACK if the result is not there.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_device_output_wait(output: trefoil_device_output) -> trefoil_status {
     guard(|| {
@@ -196,7 +199,7 @@ pub extern "C" fn trefoil_device_output_wait(output: trefoil_device_output) -> t
     })
 }
 
-/// Whether the result is there, or, after a fault or a close, its failure: OK or NOT_READY. Never blocks.
+/// OK if the result is there, NOT_READY if it is not, or its failure after a fault or a close. Never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_device_output_is_ready(output: trefoil_device_output) -> trefoil_status {
     guard(|| match look(output, is_ready)? {

@@ -57,7 +57,7 @@ impl Landed {
     }
 }
 
-/// How many rows an output has: as many as were submitted; 1 of a batcher's single row.
+/// The number of rows in an output: as many as were submitted; 1 for a single row of a batcher.
 ///
 /// # Safety
 /// `rows` can be written or is null.
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn trefoil_output_rows(output: trefoil_output, rows: *mut 
     })
 }
 
-/// What the rows of an output are: a trefoil_result, as its engine was built for.
+/// The kind of result in the rows of an output: a trefoil_result, an option of its engine.
 ///
 /// # Safety
 /// `result` can be written or is null.
@@ -90,9 +90,9 @@ pub unsafe extern "C" fn trefoil_output_result(output: trefoil_output, result: *
     })
 }
 
-/// Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which of
-/// a network of images are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K, and of any other its ports. It may be
-/// read by several threads until the output is released. `bytes` is null, or gets the length.
+/// The address of row `index` of an output, in page-locked memory. For a network of images the row is floats, or
+/// trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads may read the row
+/// until the output is released. `bytes` is null, or gets the length of the row.
 ///
 /// # Safety
 /// `row` can be written or is null, and so is `bytes`.
@@ -114,9 +114,9 @@ pub unsafe extern "C" fn trefoil_output_row(
     })
 }
 
-/// Where a port of row `index` of an output is, by its number, to be read as the row is: `dtype` is a trefoil_dtype, the type
-/// of the elements that the program reads, and it is an error if the port has others. `bytes` is null, or gets the length
-/// of the port.
+/// The address of a port of row `index` of an output, by the port's number; the same rules hold as for
+/// trefoil_output_row(). `dtype` is a trefoil_dtype, the type of the elements that the program reads; if the port has
+/// elements of another type, the call fails. `bytes` is null, or gets the length of the port.
 ///
 /// # Safety
 /// `elements` can be written or is null, and so is `bytes`.
@@ -180,9 +180,10 @@ pub unsafe extern "C" fn trefoil_output_copy(
     })
 }
 
-/// The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
-/// are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for. OUTPUT if any
-/// value of the row is not finite or, of probabilities, not within 0 to 1, or if the model has no such class.
+/// The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets the number of
+/// values written. The call allocates nothing. An engine built for TREFOIL_RESULT_TOP_K gives at most `top_k` values.
+/// Returns OUTPUT if a value of the row is not finite, if a probability is not within 0 to 1, or if the model has no
+/// such class.
 ///
 /// # Safety
 /// `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.

@@ -1,4 +1,4 @@
-//! Pointers from outside. Null is told; that the others are what the header asks for is the caller's word.
+//! Pointers from outside. Null is an error; the caller guarantees that other pointers are as the header requires.
 
 #[cfg(unix)]
 use std::ffi::OsStr;

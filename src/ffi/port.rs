@@ -28,7 +28,7 @@ pub(super) fn of_dtype(port: &RowPort, dtype: u32) -> Answer {
     Ok(())
 }
 
-/// How many ports a row has that producers write.
+/// The number of ports in the rows that producers write.
 ///
 /// # Safety
 /// `count` can be written or is null.
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn trefoil_engine_input_ports(engine: trefoil_engine, coun
     })
 }
 
-/// How many ports a row has that consumers read.
+/// The number of ports in the rows that consumers read.
 ///
 /// # Safety
 /// `count` can be written or is null.

@@ -35,9 +35,9 @@ pub(super) unsafe fn read(from: *const trefoil_size, name: &str) -> Answer<Size>
     })
 }
 
-/// The model at other sizes of its free dimensions: an engine of it has them, unless its options name others. A network of
-/// images from a folder has `height` and `width`. The `batch` of `wanted` does not count. INVALID_ARGUMENT for a dimension that
-/// the model does not have, and for sizes that it cannot have, with the reason.
+/// The model at other sizes of its free dimensions. Its engines have these sizes unless their options name others. A
+/// network of images from a folder has the dimensions `height` and `width`. The `batch` of `wanted` is ignored. Returns
+/// INVALID_ARGUMENT for a dimension that the model does not have, and for sizes that it cannot have, with the reason.
 ///
 /// # Safety
 /// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
@@ -56,9 +56,10 @@ pub unsafe extern "C" fn trefoil_model_at(
     })
 }
 
-/// A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,
-/// each with the number that it is filled up with, as trefoil_batch_write_port() does it. The caller vouches that the model
-/// leaves what is filled up aside, say by a mask. Every input that has the dimension is to be named.
+/// The model with a declaration that rows may be shorter than an engine's size along the free dimension `dim`. `names`
+/// has every input with this dimension, `count` of them, and `values` the numbers that fill up shorter values;
+/// trefoil_batch_write_port() writes this padding. The caller guarantees that the model ignores padded elements, for
+/// example by a mask.
 ///
 /// # Safety
 /// `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
@@ -87,9 +88,9 @@ pub unsafe extern "C" fn trefoil_model_padded(
     })
 }
 
-/// Lends a batch for rows of a size: of the smallest size of the engine that holds them. What its rows are,
-/// trefoil_batch_get_info() and trefoil_batch_describe_port() tell. INVALID_ARGUMENT if there is no such size, with those
-/// that there are; else as trefoil_acquire_within().
+/// Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows.
+/// trefoil_batch_get_info() and trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list
+/// of the sizes, if no size holds them; otherwise as trefoil_acquire_within().
 ///
 /// # Safety
 /// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch` can
@@ -108,7 +109,7 @@ pub unsafe extern "C" fn trefoil_acquire_for(
     })
 }
 
-/// What the rows of a batch are.
+/// Describes a batch and its rows.
 ///
 /// # Safety
 /// `info` is null, or has its `size` set and so many bytes.
@@ -183,9 +184,9 @@ unsafe fn describe(spec: &RowSpec, index: usize, port: *mut trefoil_port) -> Ans
     unsafe { growing::write(port, "port", |size| Ok(trefoil_port::new(size, found))) }
 }
 
-/// Copies the elements of a port of row `index` of a batch, `bytes` of them: `dtype` is a trefoil_dtype, their type. Fewer
-/// than the port has are a value that is shorter along the dimension that trefoil_model_padded() has named, and the padding
-/// follows.
+/// Copies `bytes` bytes of elements to a port of row `index` of a batch. `dtype` is a trefoil_dtype, the type of the
+/// elements. If there are fewer elements than the port has, they are a value that is shorter along the dimension that
+/// trefoil_model_padded() has named, and the call adds the padding.
 ///
 /// # Safety
 /// `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.
@@ -209,7 +210,7 @@ pub unsafe extern "C" fn trefoil_batch_write_port(
     })
 }
 
-/// The same of a batcher's row.
+/// As trefoil_batch_write_port(), for a batcher's row.
 ///
 /// # Safety
 /// `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.

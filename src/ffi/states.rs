@@ -1,4 +1,4 @@
-//! Models whose values of one batch are read by the next.
+//! Models with state: values of one batch that the next batch reads.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::engine::Engine;
 use crate::model::Model;
 
-/// A model whose input `input` is a state, which stays on the device: its value is what the output `output` gave in the batch
-/// before, zeros at first. Rows have neither of them. Each row of a batch goes on with the state of the same row, so that
-/// batches have as many rows as one of the engine's sizes. A batcher of such a model is refused, and several compute streams.
+/// The model with the input `input` as a state, which stays on the device: its value is the value of the output
+/// `output` in the previous batch, and zeros at first. Rows have neither this input nor this output. Each row of a
+/// batch continues with the state of the same row, so a batch must have as many rows as one of the engine's sizes. Such
+/// a model cannot have a batcher or several compute streams.
 ///
 /// # Safety
 /// `input` and `output` are C strings or null; `with_state` can be written or is null.
@@ -34,8 +35,8 @@ pub unsafe extern "C" fn trefoil_model_with_state(
     })
 }
 
-/// Has all states of the engine be zeros from the next batch on, or from the next call that reads or writes a state. Does not
-/// wait.
+/// Sets all states of the engine to zeros for the next batch, or for the next call that reads or writes a state. Does
+/// not wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_reset_states(engine: trefoil_engine) -> trefoil_status {
     guard(|| {
@@ -44,9 +45,9 @@ pub extern "C" fn trefoil_engine_reset_states(engine: trefoil_engine) -> trefoil
     })
 }
 
-/// Copies a state, known by the name of its input, to `elements`, as the batches and resets so far leave it: the rows
-/// of the largest batch, one behind the other, in `bytes` bytes; `dtype` is a trefoil_dtype, the type of its elements. Waits
-/// for those batches; in a callback it answers IN_CALLBACK.
+/// Copies the state whose input has this name to `elements`, after all batches and resets so far: the rows of the
+/// largest batch, one behind the other, in `bytes` bytes. `dtype` is a trefoil_dtype, the type of its elements. Waits
+/// for these batches; in a callback it returns IN_CALLBACK.
 ///
 /// # Safety
 /// `name` is a C string or null; `bytes` bytes can be written at `elements`, or it is null.
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn trefoil_engine_read_state(
 }
 
 /// Writes all elements of a state for the batches that are submitted from now on; the arguments are as for
-/// trefoil_engine_read_state(). Waits for the batches that were submitted before; in a callback it answers IN_CALLBACK.
+/// trefoil_engine_read_state(). Waits for the batches that were submitted before; in a callback it returns IN_CALLBACK.
 ///
 /// # Safety
 /// `name` is a C string or null; `elements` is null or has `bytes` bytes.

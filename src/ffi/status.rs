@@ -1,4 +1,4 @@
-//! What a call answers: a status, and a message kept for the calling thread.
+//! The result of a call: a status, and a message that is kept for the calling thread.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -8,75 +8,78 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, FaultClass};
 
-/// What a call answers. The numbers never change.
+/// The status that a call returns. The numbers never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum trefoil_status {
     /// Done.
     Ok = 0,
-    /// Not yet: nothing failed, and every handle is as it was. No message.
+    /// The result is not there yet. Nothing failed, and every handle stays valid. There is no message.
     NotReady = 1,
 
-    /// The handle is 0, or no number that this library ever gave out.
+    /// The handle is 0, or a number that this library never gave out.
     InvalidHandle = 10,
-    /// The handle is one of another kind of object.
+    /// The handle belongs to another kind of object.
     WrongKind = 11,
-    /// The handle was released, or given up to a call such as trefoil_submit().
+    /// The handle was released, or consumed by a call such as trefoil_submit().
     Released = 12,
-    /// Another thread is in a call that uses the object up, such as trefoil_wait().
+    /// Another thread is in a call that consumes the object, such as trefoil_wait().
     Busy = 13,
-    /// A pointer is null that must not be.
+    /// A pointer that must not be null is null.
     NullPointer = 14,
-    /// An argument or option is out of its range; the message tells the range.
+    /// An argument or option is out of its range; the message has the range.
     InvalidArgument = 15,
-    /// Program and library do not fit: compiled for another interface, or a struct without its size.
+    /// Program and library do not match: the program was compiled for another version of the interface, or did not set
+    /// the size of a struct.
     AbiMismatch = 16,
-    /// There are a million handles of this kind.
+    /// There are already a million handles of this kind.
     TooManyHandles = 17,
-    /// A callback waited for a result that is not there: it may need the callbacks that come after this one.
+    /// A call in a callback would have to wait. It returns at once instead, because what it waits for may depend on
+    /// later callbacks.
     InCallback = 18,
 
     /// A file cannot be opened, read or written.
     Io = 20,
-    /// A file's content is not what its format or the model demands.
+    /// The content of a file violates its format, or does not match the model.
     Format = 21,
-    /// Something legal that trefoil does not do, or not on this device.
+    /// A valid request that trefoil does not support, or does not support on this device.
     Unsupported = 22,
 
-    /// There is no device of the kind asked for.
+    /// There is no device of the kind that was asked for.
     NoDevice = 30,
-    /// Memory or threads are not to be had; the message tells the batch that would fit, or the thread.
+    /// There is not enough memory, or a thread cannot be started; the message names the batch that would fit, or the
+    /// thread.
     OutOfMemory = 31,
     /// A driver call failed; the message names it and its status.
     Driver = 32,
     /// The device failed earlier and is out of use.
     Fault = 33,
 
-    /// A wait ran out of time; the message tells where the batches are.
+    /// A wait reached its limit; the message has the state of the batches.
     Timeout = 40,
     /// A row's deadline passed in the queue; it was not computed.
     Deadline = 41,
-    /// A batcher that does not wait for room has none.
+    /// A batcher that does not wait for free rows has no free row.
     Full = 42,
     /// The engine or batcher was closed.
     Closed = 43,
-    /// A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
-    /// model's.
+    /// A row of a result is invalid: a value is not finite, a probability is not within 0 to 1, or the model has no
+    /// such class.
     Output = 44,
 
     /// A bug in trefoil; please report it.
     Internal = 50,
 }
 
-/// How far a failure reaches, and so what is to be done about it.
+/// How far a failure reaches, which decides how to recover from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum trefoil_fault_class {
-    /// This call or this request failed; everything else goes on.
+    /// Only this call or this request failed; everything else continues.
     Request = 0,
-    /// The device is out of use for whoever has it open; to open it anew and build anew may work.
+    /// Every handle of the device is out of use. Opening the device again and building a new engine may work.
     Device = 1,
-    /// Nothing works on any GPU in this process any more: it has to be started anew.
+    /// No GPU works in this process any more; the process must be restarted.
     Process = 2,
 }
 
@@ -182,15 +185,15 @@ impl From<Error> for Failure {
     }
 }
 
-/// What the last call of this thread that failed has to say, in English; empty before the first. Lives until the next
-/// call of this thread that fails.
+/// The message of the last failed call on this thread, in English; empty if none has failed. The text lives until the
+/// next call on this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_last_error() -> *const c_char {
     // The string in the cell stays where it is until `tell` replaces it, on this thread.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// How far that failure reaches.
+/// How far the last failure on this thread reaches.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_last_error_class() -> trefoil_fault_class {
     LAST_CLASS.get()

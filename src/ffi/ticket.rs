@@ -68,8 +68,9 @@ impl Flying {
     }
 }
 
-/// Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
-/// be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
+/// Blocks until the result of this submission is there; it waits for nothing else. The call consumes the ticket's
+/// handle, also if the submission failed, unless the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+/// IN_CALLBACK.
 ///
 /// # Safety
 /// `output` can be written or is null.
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn trefoil_wait(ticket: trefoil_ticket, output: *mut trefo
     })
 }
 
-/// The same for at most `limit_ns`: past that it answers NOT_READY, and the ticket is as it was.
+/// As trefoil_wait(), for at most `limit_ns`; after that it returns NOT_READY, and the ticket stays valid.
 ///
 /// # Safety
 /// `output` can be written or is null.
@@ -115,8 +116,8 @@ pub unsafe extern "C" fn trefoil_wait_for(
     })
 }
 
-/// Whether trefoil_wait() would return at once, with the result or, also after a fault or a close, with the failure: OK
-/// or NOT_READY. Never blocks, and the ticket is as it was.
+/// OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
+/// otherwise NOT_READY. Never blocks, and the ticket stays valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
     guard(|| match look(ticket, Flying::is_ready)? {
@@ -125,18 +126,20 @@ pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
     })
 }
 
-/// Has `callback` called once, with `user`, when the result is there, or its failure. If the answer is OK, the ticket's
-/// handle is given up to it; else the ticket is as it was, and the callback is never called.
+/// Registers `callback`, which is called once, with `user`, when the result is there or the submission has failed. If
+/// the status is OK, the call has consumed the ticket's handle; otherwise the ticket stays valid, and the callback is
+/// never called.
 ///
-/// All callbacks are called by one thread of the library, `trefoil-callback`, one after the other, never within a call
-/// of the program's, perhaps before this call returns; the library holds no lock meanwhile, and its other threads go
-/// on. A callback may make any call of this interface. None waits there: trefoil_wait() answers IN_CALLBACK if the
-/// result is not there, and every limit is 0. It may take a lock, but not one that a thread holds while it waits in
-/// this library. The callbacks behind it wait for it, so that it had better be short. It must not throw or jump out.
+/// One thread of the library, `trefoil-callback`, runs all callbacks one after the other, never within a call of the
+/// program. A callback may run before this call returns. The library holds no lock meanwhile, and its other threads
+/// continue. A callback may make any call of this interface, but no call waits there: trefoil_wait() returns
+/// IN_CALLBACK if the result is not there, and every limit is 0. A callback may take a lock, but not one that a thread
+/// holds while it waits in this library. Later callbacks wait until it returns, so it should be short. It must not
+/// throw or jump out.
 ///
-/// `user` has to live until its own callback has returned. It is called whatever becomes of the engine: also after
-/// trefoil_release() of it, and after a fault or a close with the failure. When trefoil_engine_close() or
-/// trefoil_batcher_close() has answered OK, every callback that was registered before has returned.
+/// `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
+/// engine, and with a failure after a fault or a close. When trefoil_engine_close() or trefoil_batcher_close() has
+/// returned OK, every callback that was registered before has returned.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from another thread.

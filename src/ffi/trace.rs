@@ -1,4 +1,4 @@
-//! What a recorder saw.
+//! The report and the timeline of a recorder.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::engine::Engine;
 use crate::files;
 use crate::trace::Trace;
 
-/// Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
-/// browser, which needs nothing else; to another what Perfetto and chrome://tracing read. A file that is there is
-/// replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on
-/// Unix, and UTF-8 elsewhere.
+/// Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, the file is a page for
+/// any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as a whole. The
+/// engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix, and UTF-8
+/// elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null.
@@ -29,8 +29,8 @@ pub unsafe extern "C" fn trefoil_trace_write(engine: trefoil_engine, path: *cons
     })
 }
 
-/// Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its
-/// final NUL. `length` is null, or gets the bytes of the whole report without NUL.
+/// Copies the recorder's report on the overlap of copies and compute into `text`, cut to `capacity` bytes with its
+/// final NUL. `length` is null, or gets the length of the whole report in bytes, without NUL.
 ///
 /// # Safety
 /// `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.

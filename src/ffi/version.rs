@@ -10,7 +10,7 @@ pub const TREFOIL_ABI_MAJOR: u32 = 2;
 /// Grows when something is added. A library runs every program that was compiled for a minor version up to its own.
 pub const TREFOIL_ABI_MINOR: u32 = 2;
 
-/// Whether this library runs a program compiled with a header of this version. To be called first, as
+/// Whether this library can run a program that was compiled with a header of this version. Call it first, as
 /// `trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_check_abi(major: u32, minor: u32) -> trefoil_status {

@@ -1,7 +1,6 @@
-//! Files that users name: written whole or not at all, and read only where reading ends.
+//! Files that users name: writing is atomic, and reading is limited.
 //!
-//! Whoever reads a file that is written here, and whoever kills the program, finds what was there before or all of what is
-//! there now.
+//! A reader finds the old content or all of the new content, even if the writing process is killed.
 //!
 //! ```
 //! use trefoil::files;

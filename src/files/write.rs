@@ -8,29 +8,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Error;
 
-/// Writes a file beside `path`, and renames it, so that nobody sees half of one. A failure leaves what was there; a
-/// process that is killed may leave a file that ends in `.new`.
+/// Writes a new file beside `path` and renames it to `path`, so that no reader sees half of a file. If the call fails,
+/// the old file stays; a process that is killed may leave a file that ends in `.new`.
 ///
-/// What is there and is no regular file, such as `/dev/stdout`, a pipe or a symbolic link, is written to as it is.
+/// If `path` exists and is no regular file, such as `/dev/stdout`, a pipe or a symbolic link, the call writes to it
+/// directly.
 ///
 /// # Errors
 /// [`Error::Io`] with the path.
 pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<(), Error> {
     let (path, contents) = (path.as_ref(), contents.as_ref());
     let written = match replaced(path) {
-        true => through(path, |beside| {
-            fs::write(beside, contents)?;
+        true => through(path, |temporary| {
+            fs::write(temporary, contents)?;
             if let Ok(before) = fs::metadata(path) {
-                fs::set_permissions(beside, before.permissions())?;
+                fs::set_permissions(temporary, before.permissions())?;
             }
-            fs::rename(beside, path)
+            fs::rename(temporary, path)
         }),
         false => fs::write(path, contents),
     };
     written.map_err(|error| Error::io("write", path, error))
 }
 
-/// Whether [`write()`] can do its work, as far as that can be told before it; nothing is changed.
+/// Checks that [`write()`] can succeed, as far as that is known beforehand, and changes nothing.
 ///
 /// # Errors
 /// As for [`write()`].
@@ -50,18 +51,18 @@ fn replaced(path: &Path) -> bool {
     fs::symlink_metadata(path).map_or(true, |there| there.is_file())
 }
 
-fn touch(beside: &Path) -> io::Result<()> {
-    File::create(beside)?;
-    fs::remove_file(beside)
+fn touch(temporary: &Path) -> io::Result<()> {
+    File::create(temporary)?;
+    fs::remove_file(temporary)
 }
 
 /// Does something with a path of its own beside `path`; a failure leaves nothing there.
 pub(super) fn through(path: &Path, something: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let beside = beside(path)?;
-    something(&beside).inspect_err(|_| drop(fs::remove_file(&beside)))
+    let temporary = temporary(path)?;
+    something(&temporary).inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
-fn beside(path: &Path) -> io::Result<PathBuf> {
+fn temporary(path: &Path) -> io::Result<PathBuf> {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
     let mut name = name.to_owned();

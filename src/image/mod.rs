@@ -1,7 +1,7 @@
-//! Photos → rows of a batch: decode, turn upright, resize, crop.
+//! Photos as rows of a batch: decoding, turning upright, resizing and cropping.
 //!
-//! [`load`] writes what a model's [`Preprocessing`] asks for straight into the row that it is given, which may be
-//! page-locked memory. Pixels are bytes, channels innermost; the device normalises them. [`Picture`] is for what takes a
+//! [`load`] writes pixels as a model's [`Preprocessing`] describes them directly into a row, which may be page-locked
+//! memory. Pixels are bytes, channels innermost; the device normalises them. [`Picture`] is for programs that use a
 //! picture in another way: letterboxed, or in parts.
 //!
 //! | file | becomes |
@@ -9,17 +9,17 @@
 //! | JPEG (baseline and progressive; gray, YCbCr, RGB, CMYK, YCCK) | RGB; inks are taken as Adobe stores them, inverted |
 //! | PNG (any bit depth, palette, interlaced) | RGB; of 16 bits the upper 8 count; alpha is dropped, not blended |
 //!
-//! Pictures are turned by their EXIF orientation first. A model with one input channel gets the luma of ITU-R 601.
-//! The format is told by the content, never by the name. A file that is cut off is an error, never a half-gray picture,
-//! also where an end marker closes it: every block of a JPEG must be there, and nothing else. Two kinds of damage cannot
-//! be known: bytes that are other sound codes for as many blocks, and scans that a progressive JPEG lacks at its end,
-//! which it may, for the finest detail. A PNG has checksums.
+//! Pictures are turned by their EXIF orientation first. A model with one input channel gets the luma of ITU-R 601. The
+//! content decides the format, never the name. A truncated file is an error, never a half-gray picture, also if an end
+//! marker closes it: every block of a JPEG must be there, and nothing else. Two kinds of damage to a JPEG cannot be
+//! detected: changed bytes that decode to as many blocks, and missing last scans of a progressive JPEG, which may lack
+//! its finest detail. A PNG has checksums.
 //!
 //! # Memory
 //!
-//! All threads of a process decode within one budget: what `TREFOIL_DECODE_MEMORY` says in MiB, else half of the memory
-//! that was free when the first photo was read, in the machine, its control group and the address space. A photo that
-//! does not fit beside those in decoding waits for them, and one that does not fit alone is an error.
+//! All threads of a process decode within one memory budget: `TREFOIL_DECODE_MEMORY` in MiB, or by default half of the
+//! memory that was free when the first photo was read, in the machine, its control group and the address space. A photo
+//! that does not fit beside the photos being decoded waits for them; a photo that does not fit alone is an error.
 
 mod decode;
 mod jpeg;

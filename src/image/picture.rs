@@ -43,13 +43,13 @@ pub struct Picture {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Columns before it.
+    /// Columns to the left of the area.
     pub left: usize,
-    /// Rows above it.
+    /// Rows above the area.
     pub top: usize,
-    /// Its columns.
+    /// Columns of the area.
     pub width: usize,
-    /// Its rows.
+    /// Rows of the area.
     pub height: usize,
 }
 
@@ -57,8 +57,8 @@ pub struct Area {
 const RGB: usize = 3;
 
 impl Picture {
-    /// The photo at `path`, turned upright, in RGB. It keeps its 3 bytes a pixel; while it is decoded it has a part of the
-    /// [memory](crate::image#memory) that photos share.
+    /// Opens the photo at `path`, turned upright, in RGB. The picture takes 3 bytes for each pixel; decoding takes a
+    /// part of the [memory](crate::image#memory) that photos share.
     ///
     /// # Errors
     /// [`Error::Io`] and [`Error::Image`], as [`load`](crate::image::load).
@@ -92,7 +92,7 @@ impl Picture {
         &self.pixels
     }
 
-    /// All of it.
+    /// The area of the whole picture.
     pub fn area(&self) -> Area {
         Area { left: 0, top: 0, width: self.width, height: self.height }
     }

@@ -1,4 +1,4 @@
-//! What a node says beside its inputs.
+//! Attributes of nodes.
 
 use super::graph::Graph;
 use super::reader::{Message, NAME, Reader};
@@ -30,7 +30,7 @@ pub enum AttributeValue {
     Float(f32),
     /// An integer.
     Int(i64),
-    /// Text in UTF-8, or bytes where an operator wants some.
+    /// Text in UTF-8, or bytes if the operator expects bytes.
     String(Vec<u8>),
     /// A tensor, which [`File::read`](super::File::read) reads.
     Tensor(Box<Tensor>),
@@ -50,13 +50,13 @@ pub enum AttributeValue {
     Type,
     /// Types, which are not read.
     Types,
-    /// Within a function: the attribute of this name of the node that calls it. Without one, and without a default, this
-    /// attribute is not there.
+    /// In a function: a reference to the attribute of this name on the calling node. If the node does not have it, and
+    /// there is no default, the referring attribute is absent.
     Reference(String),
 }
 
 impl AttributeValue {
-    /// The text; `None` if it is none.
+    /// The text; `None` if the value is not text.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(bytes) => std::str::from_utf8(bytes).ok(),

@@ -46,11 +46,11 @@ pub enum DataType {
     Bfloat16,
     /// 4 bits of exponent, 3 of mantissa, no infinities.
     Float8E4M3Fn,
-    /// The same without a negative zero, with another bias.
+    /// As [`Float8E4M3Fn`](Self::Float8E4M3Fn), without a negative zero, and with another bias.
     Float8E4M3Fnuz,
     /// 5 bits of exponent, 2 of mantissa, as in IEEE 754.
     Float8E5M2,
-    /// The same without infinities and a negative zero, with another bias.
+    /// As [`Float8E5M2`](Self::Float8E5M2), without infinities and a negative zero, and with another bias.
     Float8E5M2Fnuz,
     /// 4 bits without a sign, two to a byte, the first in the lower half.
     Uint4,
@@ -103,7 +103,7 @@ const TYPES: [(DataType, &str, usize); 28] = [
 ];
 
 impl DataType {
-    /// The type of a number in the specification; `None` if it has none of this number, such as 0, its `UNDEFINED`.
+    /// The type with this number in the specification; `None` if there is no such type, as for 0, which is `UNDEFINED`.
     ///
     /// ```
     /// use trefoil::onnx::DataType;

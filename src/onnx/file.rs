@@ -11,7 +11,7 @@ use super::wire::{Place, Span, Wire};
 use crate::error::Error;
 use crate::files::{Opened, Source};
 
-/// An ONNX file, its model as plain data, and its tensors where they are.
+/// An ONNX file: its model as plain data, and access to its tensors.
 ///
 /// Reading needs no lock and is possible from several threads at once. See the [module](super) for an example.
 pub struct File {
@@ -22,8 +22,8 @@ pub struct File {
     model: Model,
 }
 
-/// Bytes of memory that a model may take unless another limit is asked for. Real ones take about 2,000 of them a node; a
-/// list that grows counts each time it is copied.
+/// The number of bytes that a model may take, unless [`File::open_within`] sets another limit. Real models
+/// take about 2,000 bytes for each node; a list that grows counts each time it is copied.
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// What stands for the path where a model is not in a file.
@@ -41,7 +41,7 @@ impl File {
         Self::open_within(path, MEMORY_BYTES)
     }
 
-    /// The same with another limit for the memory that the graph may take.
+    /// As [`open`](Self::open), with another limit for the memory that the graph may take, in bytes.
     ///
     /// # Errors
     ///
@@ -89,12 +89,12 @@ impl File {
         Ok(Self { path, source: Arc::new(source), bytes, external, model })
     }
 
-    /// The file; `<memory>` where there is none.
+    /// The path of the file; `<memory>` if there is none.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file holds.
+    /// The model in the file.
     pub fn model(&self) -> &Model {
         &self.model
     }

@@ -9,7 +9,8 @@ use super::value::ValueInfo;
 use super::wire::{Field, Place, Schema};
 use crate::error::Error;
 
-/// A function: a node of its domain and name, and overload if it has one, stands for the nodes in it.
+/// A function: a node with the function's domain and name, and overload if it has one, stands for the nodes of the
+/// function.
 ///
 /// ```
 /// use trefoil::onnx::{AttributeValue, File};
@@ -28,11 +29,12 @@ pub struct Function {
     pub name: String,
     /// Its domain; empty for the standard one.
     pub domain: String,
-    /// Which of several of one name, since version 10 of the format; empty otherwise.
+    /// The name of the overload, if there are several functions of one name, since version 10 of the format; empty
+    /// otherwise.
     pub overload: String,
-    /// What its parameters are called inside, each name once. A caller may leave the last ones out.
+    /// The names of its parameters inside the function, each name once. A caller may leave out the last ones.
     pub inputs: Vec<String>,
-    /// What its results are called inside.
+    /// The names of its results inside the function.
     pub outputs: Vec<String>,
     /// Attributes of the caller's node that have no default.
     pub attributes: Vec<String>,
@@ -40,9 +42,9 @@ pub struct Function {
     pub defaults: Vec<Attribute>,
     /// Its nodes; their attributes may be [`Reference`](super::AttributeValue::Reference)s to those of the caller's node.
     pub nodes: Vec<Node>,
-    /// The versions of the operators in it; those of the model do not apply here.
+    /// The versions of the operators in the function; the model's versions do not apply to it.
     pub opsets: Opsets,
-    /// What the file claims of values in it.
+    /// Types of values in the function, as the file claims them.
     pub values: Vec<ValueInfo>,
 }
 

@@ -14,15 +14,16 @@ use crate::error::Error;
 pub struct Graph {
     /// Its name.
     pub name: String,
-    /// Its nodes. The format has each one behind those that it reads from; a file may have them otherwise.
+    /// Its nodes. The format requires each node to come after the nodes whose results it reads; a file may violate
+    /// that.
     pub nodes: Vec<Node>,
-    /// Its constants, each name once. One that is called like an input is that input's default.
+    /// Its constants, each name once. A constant with the name of an input is that input's default.
     pub initializers: Vec<Tensor>,
-    /// What goes in, each name once. Old files list constants here, too.
+    /// The inputs, each name once. Old files list constants here, too.
     pub inputs: Vec<ValueInfo>,
-    /// What comes out.
+    /// The outputs.
     pub outputs: Vec<ValueInfo>,
-    /// What the file claims of other values.
+    /// Types of other values, as the file claims them.
     pub values: Vec<ValueInfo>,
 }
 

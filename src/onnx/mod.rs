@@ -1,9 +1,10 @@
 //! ONNX files as plain data: the graph, its functions, and where each tensor lies.
 //!
-//! A file comes from outside. Its Protobuf is read here, at positions of the file, without a copy of its weights: what is
-//! kept are names, shapes, attributes, and the place of each tensor's bytes. Every length is checked against what is
-//! around it, messages nest up to a limit, and all memory that is taken because the file says so comes out of a budget.
-//! What the graph means, such as whether a value is there that a node reads, is for who imports it to find out.
+//! A file comes from outside and is not trusted. This module reads its Protobuf at positions of the file, without a
+//! copy of its weights: it keeps names, shapes, attributes, and the place of each tensor's bytes. Every length is
+//! checked against the message around it, messages nest up to a limit, and all memory that a file asks for comes out of
+//! a budget. This module does not check the meaning of the graph, such as whether the values that a node reads exist;
+//! the importer does.
 //!
 //! ```
 //! use trefoil::onnx::{AttributeValue, File};
@@ -19,9 +20,9 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 //!
-//! The domain `ai.onnx` is that of the standard operators, and so is the empty one: everywhere here it is the empty one.
-//! Texts for people, quantisation annotations, training graphs and device configurations are not kept. Sparse tensors
-//! are refused.
+//! The standard operators have the domain `ai.onnx` or the empty domain; this module always gives the empty one.
+//! Documentation texts, quantisation annotations, training graphs and device configurations are not kept. Sparse
+//! tensors are refused.
 
 mod attribute;
 mod data_type;

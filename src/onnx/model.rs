@@ -7,7 +7,7 @@ use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema};
 use crate::error::{Error, printable};
 
-/// What an ONNX file holds.
+/// The content of an ONNX file.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Model {

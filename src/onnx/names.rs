@@ -1,4 +1,4 @@
-//! What has to have a name of its own.
+//! The check that names are unique.
 
 use super::reader::{NAME, Reader};
 use super::wire::Place;

@@ -26,7 +26,8 @@ pub struct Node {
     pub op_type: String,
     /// The operator's domain; empty for the standard one.
     pub domain: String,
-    /// Which of several functions of one name, since version 10 of the format; empty otherwise.
+    /// The name of the overload, if there are several functions of one name, since version 10 of the format; empty
+    /// otherwise.
     pub overload: String,
     /// The values that it reads; empty names are inputs left out.
     pub inputs: Vec<String>,

@@ -6,7 +6,7 @@ use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema, Span, VARINT_BYTES, Value};
 use crate::error::{Error, printable};
 
-/// A tensor that a file holds, without its elements: [`File::read`](super::File::read) has them.
+/// A tensor in a file, without its elements, which [`File::read`](super::File::read) reads.
 ///
 /// ```
 /// use trefoil::onnx::{DataType, File};

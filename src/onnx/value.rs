@@ -1,11 +1,11 @@
-//! What a graph says of the values that go through it.
+//! Types of values, as a file claims them.
 
 use super::data_type::DataType;
 use super::reader::{Message, Reader};
 use super::wire::{Field, Place, Schema};
 use crate::error::Error;
 
-/// What a file claims of a value: exporters are often wrong about dimensions in the middle of a graph.
+/// The type of a value as the file claims it. Exporters are often wrong about dimensions in the middle of a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ValueInfo {
@@ -24,12 +24,12 @@ pub enum ValueType {
     Unknown,
     /// A tensor.
     Tensor {
-        /// The type of its elements, where the file says it.
+        /// The type of its elements, if the file has it.
         dtype: Option<DataType>,
-        /// Its dimensions, outermost first, where the file says how many there are.
+        /// Its dimensions, outermost first, if the file has their number.
         dims: Option<Vec<Dim>>,
     },
-    /// No tensor, but what this word says: `"sequence"`, `"map"`, `"optional"`, `"sparse tensor"` or `"opaque"`.
+    /// Another kind of value, by its name: `"sequence"`, `"map"`, `"optional"`, `"sparse tensor"` or `"opaque"`.
     Other(&'static str),
 }
 
@@ -44,12 +44,12 @@ pub enum ValueType {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Dim {
-    /// It may be any; also where a file has a negative number.
+    /// Any size; also if the file has a negative number.
     #[default]
     Unknown,
-    /// It may be any, but is the same wherever it has this name. Exporters also write `?` or an expression here.
+    /// Any size, but the same for all dimensions with this name. Exporters also write `?` or an expression here.
     Named(String),
-    /// It is this.
+    /// This size.
     Fixed(usize),
 }
 

@@ -1,4 +1,4 @@
-//! Credits for producers: lent if there are any, else waited for.
+//! Credits for producers: `acquire` takes free ones, or waits for them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core};
 use crate::device::{Access, Event, Note};
 use crate::error::Error;
-use crate::sync::{MutexGuard, after, lock, wait_until};
+use crate::sync::{after, lock, wait_until};
 
 /// Who looks at the oldest upload, of the producers that [`Waiting::Spin`].
 #[derive(Default)]
@@ -21,48 +21,51 @@ struct Spinner {
 impl Core {
     /// Takes a staging and a result credit, waiting for them until `limit` has passed.
     pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
-        let (start, mut state) = (Instant::now(), lock(&self.state));
+        let start = Instant::now();
         let deadline = after(limit);
-        let mut spinner = Spinner::default();
+        let (mut spinner, mut submits) = (Spinner::default(), None);
         let outcome = loop {
-            if let Some(outcome) = self.take_now(&mut state).transpose() {
+            if let Some(outcome) = self.take_now().transpose() {
                 break outcome;
             }
+            let submits = *submits.get_or_insert_with(|| self.order.underway());
             if Instant::now() >= deadline {
-                break match self.count(&mut state) {
-                    Ok(credits) => Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits }),
-                    Err(fault) => Err(self.device.fault().unwrap_or(fault)),
-                };
+                break Err(self.late("acquire", start.elapsed(), self.order.call_of(submits)));
             }
-            state = self.doze(state, deadline, &mut spinner);
+            if let Some(outcome) = self.doze(deadline, &mut spinner).transpose() {
+                break outcome;
+            }
         };
         if spinner.mine {
+            let mut state = lock(&self.state);
             state.uploads_watched = false;
             self.tell_one(&state); // somebody else may have to look
         }
-        drop(state);
         outcome.map(|lent| self.lend(lent))
     }
 
     /// Takes both credits if they are free now.
     pub fn try_acquire(self: &Arc<Self>) -> Result<Option<Batch>, Error> {
-        let taken = self.take_now(&mut lock(&self.state))?;
+        let taken = self.take_now()?;
         Ok(taken.map(|lent| self.lend(lent)))
     }
 
-    fn take_now(&self, state: &mut CreditState) -> Result<Option<(usize, Lent)>, Error> {
+    fn take_now(&self) -> Result<Option<(usize, Lent)>, Error> {
         loop {
-            self.device.healthy()?;
-            if state.closed.is_some() {
-                return Err(Error::Closed);
-            }
-            if let Some(lent) = state.take() {
-                return Ok(Some(lent));
-            }
-            if !self.reclaim_staging(state).map_err(|fault| self.device.fault().unwrap_or(fault))? {
-                return Ok(None);
+            let taken = self.take_free(&mut lock(&self.state))?;
+            if taken.is_some() || !self.reclaim_staging()? {
+                return Ok(taken);
             }
         }
+    }
+
+    /// Takes both credits if they are known to be free.
+    fn take_free(&self, state: &mut CreditState) -> Result<Option<(usize, Lent)>, Error> {
+        self.device.healthy()?;
+        if state.closed.is_some() {
+            return Err(Error::Closed);
+        }
+        Ok(state.take())
     }
 
     fn lend(self: &Arc<Self>, (staging, lent): (usize, Lent)) -> Batch {
@@ -73,13 +76,14 @@ impl Core {
         Batch::new(self.clone(), staging, lent)
     }
 
-    /// Sleeps until a credit may have come free, or it is time to look for a fault.
-    fn doze<'a>(
-        self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, CreditState>,
-        deadline: Instant,
-        spinner: &mut Spinner,
-    ) -> MutexGuard<'a, CreditState> {
+    /// Sleeps until a credit may have come free, or it is time to look for a fault; but takes what has come free since
+    /// the last look.
+    fn doze(self: &Arc<Self>, deadline: Instant, spinner: &mut Spinner) -> Result<Option<(usize, Lent)>, Error> {
+        let mut state = lock(&self.state);
+        let taken = self.take_free(&mut state)?;
+        if taken.is_some() {
+            return Ok(taken);
+        }
         if self.spec.waiting == Waiting::Spin {
             // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
             if spinner.mine != state.waits_for_upload() && (spinner.mine || !state.uploads_watched) {
@@ -89,7 +93,7 @@ impl Core {
             if spinner.mine {
                 drop(state);
                 pause(&mut spinner.looks);
-                return lock(&self.state);
+                return Ok(None);
             }
         } else {
             self.watch_uploads(&mut state);
@@ -97,7 +101,7 @@ impl Core {
         state.waiting += 1;
         let (mut state, _) = wait_until(&self.changed, state, deadline.min(Instant::now() + FAULT_CHECK));
         state.waiting -= 1;
-        state
+        Ok(None)
     }
 
     /// Has `trefoil-up-N` wait for uploads, if that would help a blocked producer and is not done yet.
@@ -122,11 +126,11 @@ impl Core {
     /// On `trefoil-up-N`: waits for one upload after the other, and frees its staging, while producers are blocked.
     pub(super) fn serve_uploads(&self) {
         loop {
-            let mut state = lock(&self.state);
-            let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging(&mut state));
+            let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging());
             if reclaimed.is_err() {
                 self.tell_all();
             }
+            let mut state = lock(&self.state);
             let Some(upload) = state.upload_needed().filter(|_| reclaimed.is_ok()) else {
                 state.uploads_watched = false;
                 return;
@@ -140,19 +144,26 @@ impl Core {
 
     /// Frees the staging of every upload that is done; whether there was any. Uploads finish in the order of their
     /// submission.
-    fn reclaim_staging(&self, state: &mut CreditState) -> Result<bool, Error> {
+    fn reclaim_staging(&self) -> Result<bool, Error> {
         let mut freed = false;
-        while let Some(upload) = state.oldest_upload() {
-            if !self.frees(upload).is_done()? {
-                break;
+        loop {
+            let Some(upload) = self.oldest_upload() else { return Ok(freed) };
+            if !self.frees(upload).is_done().map_err(|error| self.device.fault().unwrap_or(error))? {
+                return Ok(freed);
             }
-            if self.spec.freed.is_some() {
-                state.done = state.done.max(upload.number + 1);
+            let mut state = lock(&self.state);
+            if state.oldest_upload() == Some(upload) {
+                if self.spec.freed.is_some() {
+                    state.done = state.done.max(upload.number + 1);
+                }
+                self.free_oldest_upload(&mut state);
             }
-            self.free_oldest_upload(state);
-            freed = true;
+            freed = true; // by another thread, if it is not the oldest any more
         }
-        Ok(freed)
+    }
+
+    fn oldest_upload(&self) -> Option<Upload> {
+        lock(&self.state).oldest_upload()
     }
 
     /// A submission is done, and so is every earlier one, and their uploads: no call is needed to know it.
@@ -182,9 +193,8 @@ impl Core {
     /// How many batches it has, in flight or being filled; an error after a fault.
     pub(super) fn load(&self) -> Result<usize, Error> {
         self.device.healthy()?;
-        let mut state = lock(&self.state);
-        self.reclaim_staging(&mut state).map_err(|error| self.device.fault().unwrap_or(error))?;
-        Ok(state.staging_in_use())
+        self.reclaim_staging()?;
+        Ok(lock(&self.state).staging_in_use())
     }
 
     /// A producer sleeps until this ring or another has a credit; see [`Core::sleeper_left`]. A ring whose device failed

@@ -1,8 +1,8 @@
-//! The writer that `acquire` lends: rows of page-locked memory, until they are submitted.
+//! Batches: rows of page-locked memory that `acquire` lends until they are submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::bucket::{Extent, RowBucket};
 use super::credits::Lent;
@@ -10,11 +10,10 @@ use super::peers::Member;
 use super::{Core, DeviceOutput, Ticket};
 use crate::device::{DeviceBuffer, DeviceRows, HostBuffer, Note, Stream};
 use crate::error::Error;
-use crate::sync::lock;
-use crate::tensor::{Element, PortKey, RowSpec};
+use crate::tensor::{Element, Packing, PortKey, RowSpec};
 
-/// A batch being filled: exclusive access to rows of page-locked memory. Dropped without [`Batch::submit`], it gives
-/// its credits back and nothing is computed.
+/// A batch that is being filled: exclusive access to rows of page-locked memory. If it is dropped without
+/// [`Batch::submit`], its credits are free again and nothing is computed.
 ///
 /// Pixels can be written only through a `&mut` borrowed from it, and submitting takes it by value, so nothing can be
 /// written while the device reads:
@@ -63,6 +62,8 @@ pub(super) struct Submission<'a> {
     pub to_device: bool,
     /// Whether it is computed when the batch before it is.
     pub in_turn: bool,
+    /// How long it may wait for another thread that submits.
+    pub limit: Duration,
 }
 
 /// Where its rows are.
@@ -99,12 +100,12 @@ impl Batch {
         this
     }
 
-    /// Rows that fit.
+    /// The number of rows that fit.
     pub fn capacity(&self) -> usize {
         self.rows_of().capacity()
     }
 
-    /// What a row holds.
+    /// The ports of a row.
     pub fn spec(&self) -> &RowSpec {
         &self.rows_of().input
     }
@@ -138,8 +139,9 @@ impl Batch {
         core.bucket(self.bucket).input.port(port)?.elems_of_mut(self.row_mut(index))
     }
 
-    /// Copies the elements of one port of row `index`. If there are fewer than the port has, they are a value that is
-    /// shorter along a dimension which rows may be [padded](crate::model::Model::padded) along, and the padding follows.
+    /// Copies `elems` to one port of row `index`. There may be fewer elements than the port has, if rows may be
+    /// [padded](crate::model::Model::padded) along one of its dimensions: then `elems` is a value that is shorter along
+    /// this dimension, and the call adds the padding.
     ///
     /// ```
     /// # use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -160,7 +162,8 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// As for [`Batch::port_mut`], and [`Error::Option`] for a number of elements that is no such value's.
+    /// As for [`Batch::port_mut`]; [`Error::Option`] also if `elems` is neither as long as the port nor such a shorter
+    /// value.
     ///
     /// # Panics
     /// If `index` is not below the capacity.
@@ -201,7 +204,8 @@ impl Batch {
         unsafe { &mut self.core.staging[staging].buffer.bytes_mut()[..bytes] }
     }
 
-    /// Enqueues the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device.
+    /// Enqueues upload, forward pass and download of the first `rows` rows. Returns at once: it never waits for the
+    /// device, but may wait for other threads that submit.
     ///
     /// Only those rows are uploaded. The smallest batch size that holds them runs.
     ///
@@ -210,14 +214,16 @@ impl Batch {
     /// state](crate::model::Model::with_state): the batch's credits are free again.
     /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another, for
     /// whose batch it may wait: [`Error::Timeout`] if none came free within the limit of
-    /// [`EngineBuilder::acquire_limit`](crate::EngineBuilder::acquire_limit). [`Error::Closed`] if the engine was closed.
+    /// [`EngineBuilder::acquire_limit`](crate::EngineBuilder::acquire_limit), or if another thread's submission has not
+    /// returned from the driver for as long: then the batch's credits are free again. [`Error::Closed`] if the engine was
+    /// closed.
     pub fn submit(self, rows: usize) -> Result<Ticket, Error> {
         self.submit_until(rows, None)
     }
 
     /// The same; if the device failed, another one's batch is waited for until the deadline, if there is one.
     pub(super) fn submit_until(mut self, rows: usize, deadline: Option<Instant>) -> Result<Ticket, Error> {
-        let (Submission { staging, lent, extent, .. }, submitted) = self.enqueue(rows, false)?;
+        let (Submission { staging, lent, extent, .. }, submitted) = self.enqueue(rows, false, deadline)?;
         let ticket = submitted.map(|number| Ticket::new(self.core.clone(), lent, number, extent));
         match self.member.take() {
             None => ticket,
@@ -225,8 +231,8 @@ impl Batch {
         }
     }
 
-    /// Like [`Batch::submit`], and the result stays on the device, for the caller's own work there. There is no ticket to
-    /// wait for: the output says at once where the result will be.
+    /// Like [`Batch::submit`], but the result stays on the device, for the caller's own work there. There is no ticket
+    /// to wait for: the returned output gives at once the address at which the result will be.
     ///
     /// ```
     /// # use trefoil::{CallerStream, Device, Engine, Target, model::Model};
@@ -247,19 +253,20 @@ impl Batch {
     /// [`Fleet`](crate::Fleet)'s: then its credits are free again.
     pub fn submit_to_device(mut self, rows: usize) -> Result<DeviceOutput, Error> {
         self.may_stay_on_device()?;
-        let (Submission { lent, extent, .. }, submitted) = self.enqueue(rows, true)?;
+        let (Submission { lent, extent, .. }, submitted) = self.enqueue(rows, true, None)?;
         submitted.map(|number| DeviceOutput::new(self.core.clone(), lent, number, extent))
     }
 
-    /// Has the batch take its rows from device memory, whichever way it is submitted; what was written into the batch
-    /// itself is left aside. The submission copies them on the caller's stream, on the device: after all that the stream
-    /// was given before, and before what it is given later, which may overwrite them. It never waits for the stream.
+    /// Makes the batch take its rows from device memory; rows that were written into the batch itself are ignored. The
+    /// submission enqueues a copy of the rows, from device memory to device memory, on the caller's stream: after all
+    /// work that is already on this stream, and before its later work, which may overwrite the rows. The submission
+    /// never waits for the stream.
     ///
-    /// That copy waits for the slot's last input to have been read, and the stream with it: a stream that must not be held
-    /// up so hands its rows over to another one by an event. Batches of a ring are computed in the order of their
-    /// submission, so that a stream with much to do before it holds up those behind.
+    /// The copy, and so the stream, waits until the previous input of the slot has been read. If a stream must not
+    /// wait, enqueue the copy on another stream that waits for it by an event. Batches of a ring are computed in the
+    /// order of their submission, so a stream with much earlier work delays the batches submitted later.
     ///
-    /// On the CPU, where the stream is the calling thread, the submission copies the rows before it returns.
+    /// On the CPU, where the stream stands for the calling thread, the submission copies the rows before it returns.
     ///
     /// ```
     /// # use trefoil::{CallerStream, Device, DeviceRows, Engine, Target, model::Model};
@@ -273,8 +280,8 @@ impl Batch {
     /// ```
     ///
     /// # Safety
-    /// When the stream comes to the copy, there are as many rows as are submitted, and nothing writes them until it is
-    /// over; on the CPU, during the submission.
+    /// While the stream runs the copy (on the CPU: during the submission), the memory has as many rows as are
+    /// submitted, and nothing writes them.
     ///
     /// # Errors
     /// [`Error::Option`] for a null address, a pitch below the input's `row_bytes`, a stream of another CUDA context or one
@@ -318,7 +325,12 @@ impl Batch {
     }
 
     /// Gives the credits up and enqueues the batch: what, and its number.
-    fn enqueue(&mut self, rows: usize, to_device: bool) -> Result<(Submission<'static>, Result<u64, Error>), Error> {
+    fn enqueue(
+        &mut self,
+        rows: usize,
+        to_device: bool,
+        deadline: Option<Instant>,
+    ) -> Result<(Submission<'static>, Result<u64, Error>), Error> {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
         }
@@ -337,7 +349,8 @@ impl Batch {
         };
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
         let extent = Extent { bucket: self.bucket, rows };
-        let submission = Submission { staging, lent, extent, from, to_device, in_turn: self.in_turn };
+        let limit = deadline.map_or(self.core.spec.acquire_limit, |by| by.saturating_duration_since(Instant::now()));
+        let submission = Submission { staging, lent, extent, from, to_device, in_turn: self.in_turn, limit };
         let submitted = self.core.submit(&submission);
         Ok((submission, submitted))
     }
@@ -353,6 +366,11 @@ impl Batch {
             // SAFETY: `row_bytes` are there by the caller.
             row.copy_from_slice(unsafe { std::slice::from_raw_parts(from, row_bytes) });
         }
+    }
+
+    /// The size of its packed rows, if its engine has such a size.
+    pub(crate) fn packing(&self) -> Option<Packing> {
+        Packing::of(&self.core.bucket(self.bucket).sizes.dims)
     }
 
     /// Has it computed when the batch before it is, also where there are several compute streams: for batches that fill the
@@ -373,7 +391,8 @@ impl Batch {
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
         let (from, in_turn) = (Source::Gathered(from), self.in_turn);
         let extent = Extent { bucket: self.bucket, rows };
-        let submission = Submission { staging, lent, extent, from, to_device: false, in_turn };
+        let limit = self.core.spec.acquire_limit;
+        let submission = Submission { staging, lent, extent, from, to_device: false, in_turn, limit };
         let number = self.core.submit(&submission)?;
         Ok(Ticket::new(self.core.clone(), lent, number, extent))
     }
@@ -408,9 +427,7 @@ impl Drop for Batch {
     fn drop(&mut self) {
         if let Some((staging, lent)) = self.held.take() {
             self.core.device.note(Note::End(self.core.staging[staging].buffer.span()));
-            let mut state = lock(&self.core.state);
-            state.returned(staging, lent);
-            self.core.tell_one(&state);
+            self.core.give_back(staging, lent);
         }
     }
 }

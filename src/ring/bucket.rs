@@ -1,4 +1,4 @@
-//! What the rows of a ring's batches may be: rows of one bucket have the same ports, and so the same pitch.
+//! Buckets: the rows of one bucket have the same ports, and so the same pitch.
 
 use std::collections::BTreeSet;
 

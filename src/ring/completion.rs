@@ -1,12 +1,12 @@
-//! The ring's own threads: one that watches results nobody blocks on, of awaited tickets and dropped ones, and one that
-//! watches uploads while producers are blocked.
+//! The ring's own threads: one watches the results of dropped tickets and of tickets that are awaited as futures, the
+//! other watches uploads while producers are blocked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::credits::{Seen, Wake};
+use super::credits::{Look, Seen, Wake};
 use super::waiting::FAULT_CHECK;
 use super::{Core, ResultBuffer, Waiting};
 use crate::device::Note;
@@ -164,21 +164,14 @@ impl Core {
 
     /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
     fn look(&self, result: usize) -> bool {
-        let mut state = lock(&self.state);
-        let ResultBuffer { buffer, done, device, .. } = &self.results[result];
-        let done = |is_known: bool| {
-            self.device.healthy()?;
-            let done = is_known && done.is_done()?;
-            if done {
-                self.device.note(Note::Freed(buffer.span()));
+        let (Seen { wake, is_settled }, state) = loop {
+            let look = lock(&self.state).look(result);
+            let (done, read) = (self.is_done_with(result, look), self.is_read(result, look));
+            let mut state = lock(&self.state);
+            if let Some(seen) = state.seen(result, look, done, read) {
+                break (seen, state);
             }
-            Ok(done)
         };
-        let read = || {
-            self.device.healthy()?;
-            device.as_ref().map_or(Ok(true), |there| there.read.is_done())
-        };
-        let Seen { wake, is_settled } = state.look(result, done, read);
         if !is_settled && wake.is_none() {
             return false;
         }
@@ -193,5 +186,26 @@ impl Core {
             log::error!("the waker of a ticket panicked");
         }
         is_settled
+    }
+
+    /// Whether the device is done with writing a result.
+    fn is_done_with(&self, result: usize, look: Look) -> Result<bool, Error> {
+        if !look.is_written {
+            return Ok(true);
+        }
+        self.device.healthy()?;
+        let ResultBuffer { buffer, done, .. } = &self.results[result];
+        let is_done = look.is_known && done.is_done()?;
+        if is_done {
+            self.device.note(Note::Freed(buffer.span()));
+        }
+        Ok(is_done)
+    }
+
+    /// Whether callers have read a result on the device, if that is to be seen.
+    fn is_read(&self, result: usize, look: Look) -> Result<bool, Error> {
+        let there = self.results[result].device.as_ref().filter(|_| look.is_unseen);
+        self.device.healthy()?;
+        there.map_or(Ok(true), |there| there.read.is_done())
     }
 }

@@ -1,4 +1,4 @@
-//! The host side of the ring as plain data: which buffer is whose. Every change is one method, under one lock.
+//! The host side of the ring as plain data: the owner of each buffer. Every change is one method, under one lock.
 
 use crate::sync::thread::Thread;
 use std::collections::VecDeque;
@@ -70,6 +70,19 @@ struct ResultState {
     /// It was handed back on the device: that the device is done with it, and callers' streams with reading it, the host
     /// has not seen. It may be in use again.
     unseen: bool,
+}
+
+/// A result as the completion thread looks at it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Look {
+    owner: Owner,
+    generation: u64,
+    /// Whether the device may still be writing it.
+    pub is_written: bool,
+    /// Whether its submission is known to be done.
+    pub is_known: bool,
+    /// Whether the end of what callers read is to be seen.
+    pub is_unseen: bool,
 }
 
 /// What the completion thread finds about a result.
@@ -253,32 +266,41 @@ impl CreditState {
         (self.watch(result), old)
     }
 
-    /// What a look at a watched result finds; `done` asks the device, and gets whether it is known to be done. `read` asks
-    /// whether callers have read it.
-    pub fn look(
+    /// What is to be asked of the device about a watched result.
+    pub fn look(&self, result: usize) -> Look {
+        let &ResultState { owner, generation, number, unseen, .. } = &self.results[result];
+        let is_written = matches!(owner, Owner::InFlight | Owner::Abandoned);
+        Look { owner, generation, is_written, is_known: number < self.done, is_unseen: unseen }
+    }
+
+    /// What the answers to `look` say of the result: whether the device is done with it, and whether callers have read it.
+    /// Nothing if it has changed hands since.
+    pub fn seen(
         &mut self,
         result: usize,
-        done: impl FnOnce(bool) -> Result<bool, Error>,
-        read: impl FnOnce() -> Result<bool, Error>,
-    ) -> Seen {
-        let ResultState { owner, number, .. } = self.results[result];
+        look: Look,
+        done: Result<bool, Error>,
+        read: Result<bool, Error>,
+    ) -> Option<Seen> {
+        if self.look(result) != look {
+            return None;
+        }
         let mut wake = None;
-        if matches!(owner, Owner::InFlight | Owner::Abandoned) {
-            match done(number < self.done) {
-                Ok(false) => return Seen { wake: None, is_settled: false },
-                Ok(true) if owner == Owner::Abandoned => wake = self.free(result),
+        if look.is_written {
+            match done {
+                Ok(false) => return Some(Seen { wake: None, is_settled: false }),
+                Ok(true) if look.owner == Owner::Abandoned => wake = self.free(result),
                 Ok(true) => wake = self.results[result].wake.take(),
                 // The device is gone: whoever awaits the result is woken to hear of it.
-                Err(_) if owner == Owner::Abandoned => wake = self.quarantine(result),
+                Err(_) if look.owner == Owner::Abandoned => wake = self.quarantine(result),
                 Err(_) => wake = self.results[result].wake.take(),
             }
         }
-        let known = number < self.done;
         let state = &mut self.results[result];
         // After a fault there is nothing more to see.
-        state.unseen = state.unseen && read().is_ok_and(|read| !(known && read));
+        state.unseen = look.is_unseen && read.is_ok_and(|read| !(look.is_known && read));
         state.watched = state.unseen;
-        Seen { wake, is_settled: !state.unseen }
+        Some(Seen { wake, is_settled: !state.unseen })
     }
 
     fn hand_over(&mut self, result: usize, owner: Owner) -> Option<Wake> {
@@ -306,22 +328,21 @@ impl CreditState {
         self.results.iter().enumerate().filter(move |(_, r)| in_flight(r)).map(|(i, _)| i)
     }
 
-    /// Whether somebody has it, or is to be told of it.
-    pub fn is_held(&self, result: usize) -> bool {
-        !matches!(self.results[result].owner, Owner::Free | Owner::Filling)
-    }
-
-    /// Counts by owner; submissions all as in flight.
-    pub fn count(&self) -> Credits {
+    /// Counts by owner, submissions all as in flight; and of each of these its result, and whether somebody has it or is
+    /// to be told of it.
+    pub fn count(&self) -> (Credits, Vec<(usize, bool)>) {
         let of = |owner| self.results.iter().filter(|r| r.owner == owner).count();
-        Credits {
+        let is_held = |result: usize| !matches!(self.results[result].owner, Owner::Free | Owner::Filling);
+        let in_flight: Vec<_> = self.in_flight().map(|result| (result, is_held(result))).collect();
+        let credits = Credits {
             filling: of(Owner::Filling),
-            in_flight: self.in_flight().count(),
+            in_flight: in_flight.len(),
             unread: of(Owner::Read),
             quarantined: of(Owner::Quarantined),
             staging: self.staging,
             results: self.results.len(),
-        }
+        };
+        (credits, in_flight)
     }
 }
 
@@ -334,7 +355,7 @@ mod tests {
         let mut state = CreditState::new(2, 1);
         let (staging, lent) = state.take().unwrap();
         assert!(state.take().is_none());
-        assert_eq!(state.count(), Credits { filling: 1, staging: 2, results: 1, ..Credits::default() });
+        assert_eq!(state.count().0, Credits { filling: 1, staging: 2, results: 1, ..Credits::default() });
         state.returned(staging, lent);
         assert_eq!(state.take().unwrap().1.generation, 2);
     }
@@ -349,9 +370,9 @@ mod tests {
         });
         state.done = 1;
         assert!(!state.hand_back(first.result) && !state.hand_back(second.result));
-        assert_eq!(state.count().in_flight, 1, "the first is known to be done");
+        assert_eq!(state.count().0.in_flight, 1, "the first is known to be done");
         state.quarantine_unseen();
-        let credits = state.count();
+        let credits = state.count().0;
         assert_eq!((credits.in_flight, credits.quarantined), (0, 1));
         assert_eq!(state.free_results, [2, 0]);
     }
@@ -364,12 +385,14 @@ mod tests {
         assert!(state.is_current(lent));
         assert!(state.abandon(lent.result).0);
         assert_eq!(state.oldest_in_flight(), Some((lent.result, 0)));
-        let unread = || panic!("it stayed nowhere");
-        assert!(!state.look(lent.result, Ok, unread).is_settled);
+        let look = state.look(lent.result);
+        assert!(!state.seen(lent.result, look, Ok(false), Ok(true)).unwrap().is_settled);
         assert!(state.is_current(lent));
         state.done = 1;
         assert_eq!(state.oldest_in_flight(), None);
-        assert!(state.look(lent.result, Ok, unread).is_settled);
+        assert!(state.seen(lent.result, look, Ok(true), Ok(true)).is_none(), "it was not known to be done then");
+        let look = state.look(lent.result);
+        assert!(state.seen(lent.result, look, Ok(true), Ok(true)).unwrap().is_settled);
         assert!(!state.is_current(lent));
     }
 }

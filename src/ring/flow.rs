@@ -1,4 +1,4 @@
-//! The programs that a ring runs on each batch: one, or several, of which some read what others give.
+//! The programs that a ring runs on each batch: one, or several, of which some read the results of others.
 
 use std::sync::Arc;
 
@@ -195,7 +195,7 @@ mod tests {
         let first = Calls::program(&device, None, move || {
             counts.fetch_add(1, Ordering::SeqCst);
         });
-        let second = Calls::program(&device, Some(Inputs::After(first.clone())), move || meet(&waits, 2));
+        let second = Calls::program(&device, Some(Inputs::OutputOf(first.clone())), move || meet(&waits, 2));
         let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![0] }];
         let core = ring(&device, nodes, 1);
         let tickets = [(); 2].map(|()| core.acquire(LONG).unwrap().submit(1).unwrap());
@@ -215,7 +215,7 @@ mod tests {
             })
         };
         let first = program(None);
-        let second = program(Some(Inputs::Beside(first.clone())));
+        let second = program(Some(Inputs::InputOf(first.clone())));
         let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![] }];
         let core = ring(&device, nodes, 2);
         assert_eq!(core.acquire(LONG).unwrap().submit(1).unwrap().wait().unwrap().parts(), 2);

@@ -366,8 +366,8 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
         _ => program(),
     });
     let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
-    let after = || program().reading(Inputs::After(first.clone()));
-    let beside = || -> Arc<dyn Program> { Arc::new(program().reading(Inputs::Beside(first.clone()))) };
+    let after = || program().reading(Inputs::OutputOf(first.clone()));
+    let beside = || -> Arc<dyn Program> { Arc::new(program().reading(Inputs::InputOf(first.clone()))) };
     match programs {
         Programs::One | Programs::SideBySide | Programs::OneArena | Programs::OneOfAFleet | Programs::WithState => {}
         Programs::Flow => {

@@ -1,4 +1,4 @@
-//! What state a ring is in.
+//! The state of a ring.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{Close, Core};
 use crate::error::{Credits, Error, FaultClass};
 use crate::sync::lock;
 
-/// What state an engine is in; [`Engine::health`](crate::Engine::health) gives it, at any time and without failing.
+/// The state of an engine. [`Engine::health`](crate::Engine::health) gives it at any time, and never fails.
 ///
 /// ```
 /// # fn f(engine: &trefoil::Engine) {
@@ -23,20 +23,20 @@ use crate::sync::lock;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// The fault that put the device out of use, if one did: an [`Error::Fault`] that names the operation. Everything is
-    /// answered with it.
+    /// The fault that put the device out of use, if there was one: an [`Error::Fault`] that names the operation. Every
+    /// later call returns it.
     pub fault: Option<Error>,
-    /// Where the ring's credits are. After a fault, submissions that are not answered yet count as in flight.
+    /// The ring's credits in each state. After a fault, submissions that are not answered yet count as in flight.
     pub credits: Credits,
-    /// Batch buffers, of staging and of results, that are out of use because a fault left it unknown whether the device
-    /// still accesses them.
+    /// The number of staging and result buffers that are out of use, because after a fault it is unknown whether the
+    /// device still accesses them.
     pub quarantined: usize,
     /// How the engine was closed, if it was.
     pub closed: Option<Close>,
 }
 
 impl Health {
-    /// Whether the engine takes work: no fault, and not closed.
+    /// Whether the engine accepts work: it has no fault and is not closed.
     pub fn is_ok(&self) -> bool {
         self.fault.is_none() && self.closed.is_none()
     }
@@ -66,12 +66,12 @@ impl fmt::Display for Health {
 impl Core {
     /// What state the ring is in, asking the device which of the submissions have finished.
     pub fn health(&self) -> Health {
+        let asked = self.device.healthy().and_then(|()| self.credits());
         let mut state = lock(&self.state);
-        if self.device.fault().is_some() {
+        if asked.is_err() {
             state.quarantine_unseen();
         }
-        let asked = self.device.healthy().and_then(|()| self.count(&mut state));
-        let credits = asked.unwrap_or_else(|_| state.count());
+        let credits = asked.unwrap_or_else(|_| state.count().0);
         let fault = self.device.fault();
         let staging = state.quarantined_staging(fault.is_some());
         Health { fault, quarantined: credits.quarantined + staging, credits, closed: state.closed }

@@ -1,4 +1,4 @@
-//! The driver calls of batches, with nothing of the ring around them: what a ring's own work is measured against.
+//! The driver calls of batches without the ring around them: the baseline for the cost of the ring itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

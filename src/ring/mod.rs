@@ -1,6 +1,6 @@
-//! When: a ring of staging buffers, slots and results that keeps copy-in, compute and copy-out busy at once.
+//! The ring: staging buffers, slots and results that keep copy-in, compute and copy-out busy at the same time.
 //!
-//! Three things of separate count:
+//! A ring has three kinds of buffers, each with a number of its own:
 //! - **staging**: page-locked inputs that producers fill; free again when their upload is done;
 //! - **slots**: device input, device output and one launchable program variant for each size; host code never
 //!   holds one;
@@ -40,19 +40,22 @@
 //! | a caller's | wait `done` of the result | [`DeviceOutput::wait_on`]: the result is there |
 //! | a caller's | record `read` of the result | [`DeviceOutput::read_on`]: see above |
 //!
-//! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
-//! again; but where results stay on the device, a result may be in use again while compute waits for its `done`: in the
-//! order of copy-out, and so never too short, but with fewer results than slots longer than need be. The ring sees devices and programs only; it runs the same on every device.
+//! Each event belongs to the buffer whose use it ends, so nothing waits on an event that a later batch has recorded
+//! again. There is one exception: if results stay on the device, a result may be in use again while compute waits for
+//! its `done`. Such a wait follows the order of copy-out, so it never ends too early; with fewer results than slots it
+//! may end later than necessary. The ring knows only devices and programs, and runs the same on every device.
 //!
-//! A program may have several compute streams, which the slots take in turn: slot i computes on number i modulo their
-//! count, and has of the program's memory what belongs to that stream alone. So no edge is added: what orders two batches is
-//! of their slot or of the copies, whose streams are one each, and downloads stay in the order of submission.
+//! A program may have several compute streams, which the slots use in turn: slot i computes on stream i modulo their
+//! number, and uses only the part of the program's memory that belongs to that stream. So no further ordering edge is
+//! needed: two batches are ordered by their slot or by the copies, which have one stream in each direction, and
+//! downloads stay in the order of submission.
 //!
-//! A program may keep states from one run to the next ([`Program::states`]). It has one compute stream, which orders its runs,
-//! the copies of zeros to its states, and the host's copies from and to them ([`Core::read_state`]): no edge is added.
+//! A program may keep states from one run to the next ([`Program::states`]). Such a program has one compute stream,
+//! which orders its runs, the copies of zeros to its states, and the host's copies from and to the states
+//! ([`Core::read_state`]), so no further ordering edge is needed.
 //!
-//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on
-//! streams of its own, and successive batches overlap there too.
+//! A ring has one program, or several ([`Node`]). With several, it makes the calls on the compute stream for each
+//! program, in order, on streams of the program's own, and successive batches overlap there too.
 
 mod acquire;
 mod batch;
@@ -95,8 +98,12 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Signal, Stream, during};
 use crate::error::{Credits, Error};
-use crate::sync::{Condvar, Mutex, lock, thread};
+use crate::sync::{Condvar, Mutex, Turns, lock, thread};
 use crate::tensor::OutputKind;
+
+/// A submission waits at least so long for submissions of other threads, which take microseconds unless a driver call
+/// hangs.
+const LEAST_LIMIT: Duration = Duration::from_millis(100);
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
@@ -124,7 +131,7 @@ use flow::Runner;
 use on_device::OnDevice;
 use states::States;
 
-/// What becomes of the work in flight when a ring is closed.
+/// What happens to the tickets of work in flight when an engine or batcher is closed.
 ///
 /// ```
 /// use trefoil::{Close, Error};
@@ -140,9 +147,9 @@ use states::States;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
-    /// It is finished, and its tickets give their results.
+    /// The device finishes the work, and tickets give their results.
     Drain,
-    /// It is finished too, for the device cannot be stopped, but its tickets answer [`Error::Closed`].
+    /// The device finishes the work too, because it cannot be stopped, but tickets return [`Error::Closed`].
     Abort,
 }
 
@@ -177,12 +184,13 @@ pub(crate) struct Core {
     results: Vec<ResultBuffer>,
     /// Where programs have states.
     states: Option<States>,
-    /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
+    /// Which buffers are whose. Held for a few instructions, never over a call of the device.
     state: Mutex<CreditState>,
     /// Told of each credit that comes free while producers sleep, of a fault, and of the end.
     changed: Condvar,
-    /// Held while a batch is enqueued, so that batches are in the same order on all three streams.
-    order: Mutex<Submitted>,
+    /// Whoever enqueues a batch has it, so that batches are in the same order on all three streams. It is had over calls
+    /// of the device, of which one may never return.
+    order: Turns<Submitted>,
     completion: Completion,
     /// How many batches before it the download ended that an upload starts with, if it waits for one.
     abreast: Option<usize>,
@@ -295,7 +303,7 @@ impl Core {
             copy_out: stream("trefoil-copy-out")?,
             state: Mutex::new(CreditState::new(spec.staging, spec.results)),
             changed: Condvar::new(),
-            order: Mutex::new(order),
+            order: Turns::new(order),
             completion,
             abreast: (slots > 1 && downloads_are_large).then_some(keep),
             spec,
@@ -342,28 +350,49 @@ impl Core {
             let closed = &mut lock(&self.state).closed;
             *closed = if how == Close::Abort { Some(how) } else { closed.or(Some(how)) };
         }
-        drop(lock(&self.order)); // a submit that saw the ring open has enqueued by now, and is counted below
         self.tell_all();
+        // A submit that saw the ring open has enqueued behind this, and is counted below.
+        self.order.take_within(limit).map_err(|behind| self.late("close", start.elapsed(), behind))?;
         loop {
             self.device.healthy()?;
-            let credits = self.credits()?;
-            if credits.in_flight == 0 {
+            if self.credits()?.in_flight == 0 {
                 return Ok(());
             }
             if start.elapsed() >= limit {
-                return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
+                return Err(self.late("close", start.elapsed(), None));
             }
             thread::sleep(POLL);
         }
     }
 
-    /// Enqueues a batch: the calls of the table above; gives its number. Never waits for the device.
+    /// What a wait ends with that ran out of time: where the credits are, and which call of another thread's submission it
+    /// was behind.
+    fn late(&self, operation: &'static str, waited: Duration, behind: Option<&'static str>) -> Error {
+        match self.credits() {
+            Ok(credits) => Error::Timeout { operation, waited, behind, credits },
+            Err(fault) => fault,
+        }
+    }
+
+    /// Enqueues a batch: the calls of the table above; gives its number. Never waits for the device, and at least
+    /// [`LEAST_LIMIT`] for other threads' submissions.
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<u64, Error> {
-        let &Submission { staging, lent, .. } = submission;
+        let &Submission { staging, lent, limit, .. } = submission;
         self.device.note(Note::End(self.staging[staging].buffer.span()));
-        let mut order = lock(&self.order);
+        let mut order = self.order.take_within(limit.max(LEAST_LIMIT)).map_err(|behind| {
+            let error = self.late("submit", limit.max(LEAST_LIMIT), behind);
+            match error {
+                Error::Fault { .. } => {
+                    lock(&self.state).lost(lent); // a fleet runs the rows again, from the staging
+                    self.tell_all();
+                }
+                _ => self.give_back(staging, lent),
+            }
+            error
+        })?;
         let number = order.number;
-        if self.is_closed(staging, lent) {
+        if lock(&self.state).closed.is_some() {
+            self.give_back(staging, lent);
             return Err(Error::Closed);
         }
         let healthy = self.device.healthy();
@@ -388,14 +417,11 @@ impl Core {
         }
     }
 
-    /// Whether the ring takes no more work; then the credits of the batch that came too late are free again.
-    fn is_closed(&self, staging: usize, lent: Lent) -> bool {
+    /// The credits of a batch that is not submitted are free again.
+    fn give_back(&self, staging: usize, lent: Lent) {
         let mut state = lock(&self.state);
-        let closed = state.closed.is_some();
-        if closed {
-            state.returned(staging, lent);
-        }
-        closed
+        state.returned(staging, lent);
+        self.tell_one(&state);
     }
 
     /// Tells the device's wrappers which batch it is that is enqueued.
@@ -502,16 +528,11 @@ impl Core {
 
     /// What is where, asking the device which of the submissions have finished.
     pub fn credits(&self) -> Result<Credits, Error> {
-        let counted = self.count(&mut lock(&self.state));
-        counted.map_err(|error| self.device.fault().unwrap_or(error))
-    }
-
-    fn count(&self, state: &mut CreditState) -> Result<Credits, Error> {
-        let mut credits = state.count();
-        for result in state.in_flight() {
-            if self.results[result].done.is_done()? {
+        let (mut credits, in_flight) = lock(&self.state).count();
+        for (result, is_held) in in_flight {
+            if self.results[result].done.is_done().map_err(|error| self.device.fault().unwrap_or(error))? {
                 credits.in_flight -= 1;
-                credits.unread += usize::from(state.is_held(result));
+                credits.unread += usize::from(is_held);
             }
         }
         Ok(credits)

@@ -24,11 +24,12 @@ impl OnDevice {
     }
 }
 
-/// A result in device memory, perhaps not computed yet; [`Batch::submit_to_device`](crate::Batch::submit_to_device) gives
-/// it. Its memory is this output's until it is dropped, which waits for nothing.
+/// A result in device memory, which may not be computed yet;
+/// [`Batch::submit_to_device`](crate::Batch::submit_to_device) returns it. The result's memory belongs to this output
+/// until the output is dropped. The drop waits for nothing.
 ///
-/// What reads it on a stream of the caller's is enqueued between [`DeviceOutput::wait_on`] and
-/// [`DeviceOutput::read_on`]; then no thread ever waits.
+/// Enqueue the work that reads the result on a stream between [`DeviceOutput::wait_on`] and [`DeviceOutput::read_on`];
+/// then no thread ever waits.
 ///
 /// ```
 /// # use trefoil::{CallerStream, DeviceOutput, Error};
@@ -61,7 +62,7 @@ impl DeviceOutput {
         self.core.results[self.lent.result].device.as_ref().expect("looked for before it was submitted")
     }
 
-    /// Rows submitted, and so rows here.
+    /// The number of rows that were submitted.
     pub fn rows(&self) -> usize {
         self.extent.rows
     }
@@ -70,23 +71,23 @@ impl DeviceOutput {
         self.core.bucket(self.extent.bucket)
     }
 
-    /// What a row holds, and its pitch; of an engine of several models, of the first one's.
+    /// The ports of a row, and the pitch of rows; for an engine of several models, those of its first output.
     pub fn spec(&self) -> &RowSpec {
         &self.rows_of().outputs[0]
     }
 
-    /// Where the first row begins: a `CUdeviceptr`; on the CPU an address of host memory. Rows are the spec's `row_pitch`
-    /// apart.
+    /// The address of the first row: a `CUdeviceptr`; on the CPU an address in host memory. The beginnings of
+    /// neighbouring rows are the spec's `row_pitch` bytes apart.
     pub fn addr(&self) -> u64 {
         self.part(0).0
     }
 
-    /// Outputs of a row, as [`Output::parts`](crate::Output::parts).
+    /// The number of outputs of a row, as [`Output::parts`](crate::Output::parts) counts them.
     pub fn parts(&self) -> usize {
         self.rows_of().outputs.len()
     }
 
-    /// Where the first row of one of the outputs of an engine of several models begins, and what its rows are.
+    /// The address of the first row of one output of an engine of several models, and the ports of its rows.
     ///
     /// # Panics
     /// If `index` is not below [`DeviceOutput::parts`].
@@ -95,11 +96,11 @@ impl DeviceOutput {
         (self.there().buffer.addr() + self.core.spec.buckets.output_at(index) as u64, spec)
     }
 
-    /// Makes what is enqueued on `stream` from now on wait until the result is there. On the CPU, where the default stream
-    /// is the calling thread, it blocks.
+    /// Makes work that is enqueued on `stream` from now on wait until the result is there. On the CPU, where the
+    /// default stream stands for the calling thread, the call blocks.
     ///
     /// # Errors
-    /// [`Error::Option`] for a stream of another CUDA context or one that captures, which changes nothing;
+    /// [`Error::Option`] for a stream of another CUDA context or one that captures; then nothing has changed.
     /// [`Error::Fault`]; [`Error::Closed`] if the engine was closed by [`Close::Abort`].
     pub fn wait_on(&mut self, stream: CallerStream) -> Result<(), Error> {
         self.usable()?;
@@ -114,8 +115,9 @@ impl DeviceOutput {
         Ok(())
     }
 
-    /// Tells that what was enqueued on `stream` so far reads the result: after the output is dropped, its memory is not
-    /// overwritten before that is done, of each stream that was told. One that was not made to wait last is made to now.
+    /// Declares that work that is enqueued on `stream` so far reads the result. After the output is dropped, its memory
+    /// is overwritten only when this work is done, on every stream that was declared. If the last call of
+    /// [`DeviceOutput::wait_on`] was for another stream, `stream` is made to wait for the result now.
     ///
     /// # Errors
     /// As for [`DeviceOutput::wait_on`].
@@ -135,7 +137,7 @@ impl DeviceOutput {
         Ok(())
     }
 
-    /// Blocks until the result is there; how, [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says.
+    /// Blocks until the result is there; [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says how.
     ///
     /// # Errors
     /// [`Error::Fault`] if the device failed; [`Error::Closed`] if the engine was closed by [`Close::Abort`].
@@ -155,8 +157,9 @@ impl DeviceOutput {
         self.core.is_done(self.lent.result, self.number)
     }
 
-    /// The `CUevent` behind the result, for streams of other CUDA contexts and for what takes events: to be waited for and
-    /// asked, until the output is dropped, and not to be recorded or destroyed. Null on the CPU.
+    /// The `CUevent` behind the result, for streams of other CUDA contexts and for libraries that take events. The
+    /// caller may wait for it and query it until the output is dropped, and must not record or destroy it. Null on the
+    /// CPU.
     pub fn event(&self) -> *mut c_void {
         if self.core.device.info().compute_capability == [0, 0] {
             return std::ptr::null_mut();

@@ -1,4 +1,4 @@
-//! Which ring and which batcher a ticket is of.
+//! The ring and the batcher to which a ticket belongs.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::{Element, OutputKind, PortKey, RowSpec};
 
-/// The result of a submission: rows of page-locked memory, read in place. Dropping it frees them for a later batch.
+/// The result of a submission: rows in page-locked memory, which the caller reads in place. Dropping the output frees
+/// the memory for a later batch.
 ///
 /// ```
 /// # use trefoil::{Engine, model::Model};
@@ -35,17 +36,18 @@ impl Output {
         self.core.bucket(self.extent.bucket)
     }
 
-    /// Rows submitted, and so rows here.
+    /// The number of rows that were submitted.
     pub fn rows(&self) -> usize {
         self.extent.rows
     }
 
-    /// What a row holds; of an engine of several models, of the first one's.
+    /// The ports of a row; for an engine of several models, those of its first output.
     pub fn spec(&self) -> &RowSpec {
         &self.rows_of().outputs[0]
     }
 
-    /// Outputs of a row: one, or as many as the engine has models whose outputs nobody else reads.
+    /// The number of outputs of a row: one, or for an engine of several models as many as there are models whose output
+    /// no other model reads.
     pub fn parts(&self) -> usize {
         self.rows_of().outputs.len()
     }
@@ -95,8 +97,8 @@ impl Output {
         self.part(0).port(index, port)
     }
 
-    /// The numbers of row `index` as the device wrote them, whatever they are: logits or probabilities by class,
-    /// features (NHWC), or the first port of a model of other values.
+    /// The numbers of row `index` as the device wrote them: logits or probabilities by class, features (NHWC), or the
+    /// first port of a model of values.
     ///
     /// # Panics
     /// If `index` is not below [`Output::rows`], for [`OutputKind::TopK`], whose rows are pairs: see [`Output::top_k`]; and
@@ -105,8 +107,8 @@ impl Output {
         self.part(0).values(index)
     }
 
-    /// The `k` largest of row `index` as (class, value), largest first, ties by the lower class. An engine built for
-    /// [`OutputKind::TopK`] has no more than it was built for.
+    /// The `k` largest values of row `index` as pairs (class, value), largest first, ties by the lower class. An engine
+    /// built for [`OutputKind::TopK`] gives at most as many as it was built for.
     ///
     /// # Errors
     /// [`Error::Output`] if any value of the row is not finite or, of probabilities, not within 0 to 1, or if the model
@@ -119,7 +121,7 @@ impl Output {
     }
 }
 
-/// What one of an engine's models gave for each row of a batch; [`Output::part`] lends it.
+/// The output of one of an engine's models for each row of a batch; [`Output::part`] lends it.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -145,7 +147,7 @@ pub struct OutputPart<'a> {
 const MOST_PROBABLE: f32 = 1.0 + 1e-5;
 
 impl<'a> OutputPart<'a> {
-    /// What a row holds.
+    /// The ports of a row.
     pub fn spec(&self) -> &'a RowSpec {
         self.spec
     }

@@ -17,7 +17,7 @@ use crate::device::Signal;
 use crate::error::{Credits, Error};
 use crate::sync::after;
 
-/// What a [`Fleet`](crate::Fleet) has had of one device, and how it is.
+/// Counts of a [`Fleet`](crate::Fleet)'s work on one device, and the state of the device.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, model::Model};
@@ -36,20 +36,21 @@ pub struct DeviceStats {
     pub target: String,
     /// Batches submitted to it.
     pub batches: u64,
-    /// Their rows.
+    /// Rows of these batches.
     pub rows: u64,
-    /// How many of the batches another device, or this one before it was rebuilt, had failed to answer.
+    /// The number of batches that ran on this device because another device, or this one before it was rebuilt, had
+    /// failed to answer them.
     pub run_again: u64,
-    /// Batches that it has now, in flight or being filled.
+    /// Batches that the device has now, in flight or being filled.
     pub load: usize,
-    /// Why it takes no more, if it does not.
+    /// The reason why the device takes no more batches, if it does not.
     pub fault: Option<Error>,
-    /// How often its engine was built anew after a fault, see
+    /// How often its engine was rebuilt after a fault, see
     /// [`EngineBuilder::rebuild_on_fault`](crate::EngineBuilder::rebuild_on_fault).
     pub rebuilt: u64,
-    /// Whether it is to be now.
+    /// Whether its engine is being rebuilt now, or will be.
     pub is_rebuilding: bool,
-    /// The fault after which it was built anew last.
+    /// The fault after which its engine was last rebuilt.
     pub last_fault: Option<Error>,
 }
 
@@ -107,7 +108,8 @@ impl Peers {
             if Instant::now() >= deadline {
                 let is_rebuilding = self.rings.with_past().1.iter().any(|past| past.is_rebuilding);
                 let operation = if is_rebuilding { "acquire while a failed device is rebuilt" } else { "acquire" };
-                return Err(Error::Timeout { operation, waited: start.elapsed(), credits: credits(&rings) });
+                let (waited, credits) = (start.elapsed(), credits(&rings));
+                return Err(Error::Timeout { operation, waited, behind: None, credits });
             }
             if rings[0].spec.waiting == Waiting::Spin {
                 pause(&mut looks);
@@ -134,9 +136,9 @@ impl Peers {
         let mut failed = None;
         let mut is_any_left = false;
         for index in least.into_iter().chain(order.filter(|index| Some(*index) != least)) {
-            match rings[index].acquire(Duration::ZERO) {
-                Ok(batch) => return Ok(Some(batch.of(Member { peers: self.clone(), index }))),
-                Err(Error::Timeout { .. }) => is_any_left = true,
+            match rings[index].try_acquire() {
+                Ok(Some(batch)) => return Ok(Some(batch.of(Member { peers: self.clone(), index }))),
+                Ok(None) => is_any_left = true,
                 Err(fault @ Error::Fault { .. }) => match self.rings.is_coming(index, &rings[index]) {
                     true => is_any_left = true,
                     false => failed = Some(fault),

@@ -12,10 +12,10 @@ use crate::sync::{self, Condvar, Mutex, MutexGuard, lock, wait};
 
 /// Runs `load` on each of `inputs` on `threads` threads (`trefoil-load-N`) and gives the results in the inputs' order.
 ///
-/// At most `ahead` inputs are being loaded, or loaded and not yet consumed, at a time. Each next input is taken by the
-/// loaders, one at a time, so inputs may come slowly, from a channel say. An error stands in its input's place and the
-/// rest goes on. A panic of `load`, or of the inputs, resumes in the consumer, in its input's place, and ends the
-/// iteration. Everything is `'static`; [`prefetch_scoped`] borrows.
+/// At any time, at most `ahead` inputs are being loaded, or loaded and not yet consumed. The loader threads take inputs
+/// one at a time, so inputs may come slowly, for example from a channel. If `load` fails, its error takes the place of
+/// the input's result, and loading continues. A panic of `load`, or of the inputs, resumes in the consumer at the place
+/// of that input, and ends the iteration. Inputs, results and `load` are `'static`; [`prefetch_scoped`] may borrow.
 ///
 /// ```
 /// let squares = trefoil::prefetch(1..=4, 2, 3, |n: u32| n.checked_mul(n).ok_or("too large"))?;
@@ -24,7 +24,7 @@ use crate::sync::{self, Condvar, Mutex, MutexGuard, lock, wait};
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] if `threads` or `ahead` is 0; [`Error::Thread`] if one cannot be started.
+/// [`Error::Option`] if `threads` or `ahead` is 0; [`Error::Thread`] if a thread cannot be started.
 pub fn prefetch<I, T, E, F>(inputs: I, threads: usize, ahead: usize, load: F) -> Result<Prefetch<'static, T, E>, Error>
 where
     I: IntoIterator,
@@ -36,7 +36,7 @@ where
     start(inputs.into_iter(), threads, ahead, load, |builder, run| builder.spawn(run).map(drop))
 }
 
-/// Like [`prefetch`], on threads of `scope`: inputs and `load` may borrow what outlives it.
+/// Like [`prefetch`], on threads of `scope`: inputs and `load` may borrow data that outlives the scope.
 ///
 /// ```
 /// let words = ["copy in", "compute", "copy out"];
@@ -47,7 +47,7 @@ where
 /// assert_eq!(lengths, [7, 7, 8]);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-/// The iterator cannot leave the scope, which would wait for loaders that nobody makes room for:
+/// The iterator cannot leave the scope, because the scope would then wait for loaders that wait for room:
 /// ```compile_fail
 /// let numbers = std::thread::scope(|scope| trefoil::prefetch_scoped(scope, 0..4, 2, 2, Ok::<i32, trefoil::Error>));
 /// ```
@@ -57,7 +57,7 @@ where
 /// assert_eq!(count, 4);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-/// Nor can a pool of workers outlive the batcher that it borrows:
+/// Workers cannot outlive a batcher that they borrow:
 /// ```compile_fail
 /// # use trefoil::{Engine, Error, prefetch_scoped};
 /// # fn f(engine: Engine, jobs: Vec<Vec<u8>>) -> Result<(), Error> {
@@ -98,10 +98,11 @@ where
     start(inputs.into_iter(), threads, ahead, load, |builder, run| builder.spawn_scoped(scope, run).map(drop))
 }
 
-/// An ordered iterator over what loader threads load ahead; [`prefetch`] makes it.
+/// An iterator, in order, over the results that loader threads load ahead; [`prefetch`] makes it.
 ///
-/// Dropping it stops the loaders and waits for them: they finish what is in progress and load nothing more. When the
-/// drop returns, the inputs and the closure are dropped too. A loader blocked in the inputs' `next` is waited for.
+/// Dropping the iterator stops the loaders and waits for them: they finish the inputs in progress and load no more, and
+/// the wait includes a loader that is blocked in the inputs' `next`. When the drop returns, the inputs and the closure
+/// are dropped too.
 ///
 /// ```
 /// use trefoil::{Prefetch, prefetch};

@@ -1,8 +1,9 @@
-//! The rings of a fleet, one for each device. Those whose devices failed are built anew, so often as was asked for.
+//! The rings of a fleet, one for each device. A ring whose device failed is rebuilt, as often as `rebuild_on_fault`
+//! says.
 //!
-//! Whoever meets the fault calls for a new ring ([`Rings::is_coming`]). A thread of the fleet takes the calls
-//! ([`Rings::next_due`]) and puts what it builds in the failed one's place ([`Rings::put`]). Only those wait for it who
-//! wait for a batch, up to their own limit.
+//! Whoever meets the fault calls for a new ring ([`Rings::is_coming`]). A thread of the fleet for each device takes the
+//! calls ([`Rings::next_due`]) and puts what it builds in the failed one's place ([`Rings::put`]). Only those wait for it
+//! who wait for a batch, up to their own limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Rings {
     books: Mutex<Books>,
-    /// Tells the thread that builds of calls, and of the end.
+    /// Tells the threads that build of calls, and of the end.
     changed: Condvar,
     /// Fired for each credit that a ring has free, and for each ring that was put in place or given up.
     pub(super) freed: Arc<Signal>,
@@ -29,8 +30,6 @@ struct Books {
     rings: Arc<[Arc<Core>]>,
     /// In the rings' order.
     places: Vec<Place>,
-    /// Whether a ring is being built now.
-    is_building: bool,
     /// Whether no ring is built any more.
     ended: bool,
 }
@@ -43,13 +42,15 @@ struct Place {
     due: Option<Instant>,
     /// How long the next one but that waits.
     pause: Duration,
+    /// Whether a ring is being built for it now.
+    is_building: bool,
     past: Past,
 }
 
 /// What has become of a ring's place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Past {
-    /// How often its ring was built anew.
+    /// How often its ring was rebuilt.
     pub rebuilt: u64,
     /// Whether it is to be now.
     pub is_rebuilding: bool,
@@ -69,11 +70,18 @@ impl Place {
     }
 }
 
+impl Books {
+    /// Whether a ring is being built now.
+    fn is_building(&self) -> bool {
+        self.places.iter().any(|place| place.is_building)
+    }
+}
+
 impl Rings {
     /// Rings that were all built with `freed`, and how many attempts there are to build each anew.
     pub fn new(rings: Vec<Arc<Core>>, freed: Arc<Signal>, attempts: usize) -> Arc<Self> {
         let places = vec![Place { left: attempts, ..Place::default() }; rings.len()];
-        let books = Mutex::new(Books { rings: rings.into(), places, is_building: false, ended: false });
+        let books = Mutex::new(Books { rings: rings.into(), places, ended: false });
         Arc::new(Self { books, changed: Condvar::new(), freed })
     }
 
@@ -105,19 +113,18 @@ impl Rings {
         place.due.is_some()
     }
 
-    /// For the thread that builds: waits until a new ring is due. Which, and the device of the failed one; nothing at the
-    /// end.
-    pub fn next_due(&self) -> Option<(usize, Device)> {
+    /// For the thread that builds for a place: waits until a new ring is due there. The device of the failed one; nothing at
+    /// the end.
+    pub fn next_due(&self, index: usize) -> Option<Device> {
         let mut books = lock(&self.books);
         while !books.ended {
-            let due = |(index, place): (usize, &Place)| place.due.map(|due| (due, index));
-            books = match books.places.iter().enumerate().filter_map(due).min() {
+            books = match books.places[index].due {
                 None => wait(&self.changed, books),
-                Some((due, index)) if due <= Instant::now() => {
-                    books.is_building = true;
-                    return Some((index, books.rings[index].device.clone()));
+                Some(due) if due <= Instant::now() => {
+                    books.places[index].is_building = true;
+                    return Some(books.rings[index].device.clone());
                 }
-                Some((due, _)) => wait_until(&self.changed, books, due).0,
+                Some(due) => wait_until(&self.changed, books, due).0,
             };
         }
         None
@@ -127,7 +134,7 @@ impl Rings {
     pub fn put(&self, index: usize, ring: Arc<Core>) -> bool {
         let mut books = lock(&self.books);
         books.places[index].due = None;
-        books.is_building = false;
+        books.places[index].is_building = false;
         self.changed.notify_all();
         if books.ended {
             return false;
@@ -150,6 +157,7 @@ impl Rings {
         let is_wanted = !books.ended;
         let place = &mut books.places[index];
         place.due = None;
+        place.is_building = false;
         if error.class() == FaultClass::Process {
             place.left = 0;
         }
@@ -158,7 +166,6 @@ impl Rings {
         }
         let then = if place.due.is_some() { "it will be tried again" } else { "it stays out of use" };
         let target = books.rings[index].device.info().target.clone();
-        books.is_building = false;
         drop(books);
         self.changed.notify_all();
         self.freed.fire();
@@ -166,24 +173,26 @@ impl Rings {
     }
 
     /// Waits until no ring is being built, behind [`end`](Self::end); whether that came by the deadline.
-    pub fn await_builder(&self, deadline: Instant) -> bool {
+    pub fn await_builders(&self, deadline: Instant) -> bool {
         let mut books = lock(&self.books);
-        while books.is_building && Instant::now() < deadline {
+        while books.is_building() && Instant::now() < deadline {
             books = wait_until(&self.changed, books, deadline).0;
         }
-        !books.is_building
+        !books.is_building()
     }
 
     /// Whether a ring is being built now.
     #[cfg(test)]
     pub fn is_building(&self) -> bool {
-        lock(&self.books).is_building
+        lock(&self.books).is_building()
     }
 
-    /// The thread that builds is no more.
-    pub fn builder_ended(&self) {
-        lock(&self.books).is_building = false;
-        self.end();
+    /// The thread that builds for a place is no more: what is called for there does not come.
+    pub fn builder_ended(&self, index: usize) {
+        let place = &mut lock(&self.books).places[index];
+        *place = Place { past: std::mem::take(&mut place.past), ..Place::default() };
+        self.changed.notify_all();
+        self.freed.fire();
     }
 
     /// Whether no ring is built any more.

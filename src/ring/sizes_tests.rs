@@ -36,7 +36,7 @@ fn ring(streams: usize) -> (Device, Arc<Core>) {
     };
     let first: Arc<dyn Program> = Arc::new(program());
     let after = |program: &Arc<dyn Program>, of: SimProgram| -> Arc<dyn Program> {
-        Arc::new(of.reading(Inputs::After(program.clone())))
+        Arc::new(of.reading(Inputs::OutputOf(program.clone())))
     };
     let (second, third) = (after(&first, program()), after(&first, program()));
     let last = after(&second, program());

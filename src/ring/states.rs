@@ -5,29 +5,21 @@ use super::flow::Runner;
 use super::{Core, Submitted};
 use crate::device::{Access, Device, Event, HostBuffer, Note, State, Stream};
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Turn, Turns};
 use crate::tensor::RowPort;
 
 /// What a ring has for the states of its programs.
 pub(super) struct States {
     /// As many zeros as the largest state has bytes. Nobody writes them.
     zeros: HostBuffer,
-    /// What threads read and write states by, one at a time; nothing while one of them has it.
-    exchange: Mutex<Option<Exchange>>,
-    /// Told when it is there again.
-    returned: Condvar,
+    /// What threads read and write states by, one at a time.
+    exchange: Turns<Exchange>,
 }
 
 /// Page-locked memory that a state is copied from or to, until `done`.
 struct Exchange {
     buffer: HostBuffer,
     done: Event,
-}
-
-/// The exchange while a thread has it.
-struct Taken<'a> {
-    states: &'a States,
-    exchange: Option<Exchange>,
 }
 
 impl States {
@@ -38,31 +30,14 @@ impl States {
         assert!(runners.iter().all(is_one_stream), "states on several compute streams");
         let exchange = Exchange { buffer: HostBuffer::new(device, bytes)?, done: Event::new(device)? };
         let zeros = HostBuffer::new(device, bytes)?;
-        Ok(Some(Self { zeros, exchange: Mutex::new(Some(exchange)), returned: Condvar::new() }))
+        Ok(Some(Self { zeros, exchange: Turns::new(exchange) }))
     }
 
     /// Waits until no other thread has the exchange.
-    fn take(&self, device: &Device) -> Taken<'_> {
-        let mut exchange = lock(&self.exchange);
-        while exchange.is_none() {
-            exchange = wait(&self.returned, exchange);
-        }
-        let taken = Taken { states: self, exchange: exchange.take() };
-        device.note(Note::Taken(taken.get().buffer.span()));
-        taken
-    }
-}
-
-impl Taken<'_> {
-    fn get(&self) -> &Exchange {
-        self.exchange.as_ref().expect("given back by the drop alone")
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        *lock(&self.states.exchange) = self.exchange.take();
-        self.states.returned.notify_one();
+    fn take(&self, device: &Device) -> Turn<'_, Exchange> {
+        let exchange = self.exchange.take();
+        device.note(Note::Taken(exchange.buffer.span()));
+        exchange
     }
 }
 
@@ -98,7 +73,7 @@ impl Core {
 
     /// Has all states be zeros for the next batch, or for who reads or writes one before.
     pub fn reset_states(&self) {
-        lock(&self.order).zeros_are_due = true;
+        self.order.take().zeros_are_due = true;
     }
 
     /// Enqueues the copies of zeros to the states, if they are due. What is enqueued behind them in the same order is waited
@@ -129,13 +104,13 @@ impl Core {
     pub fn read_state(&self, name: &str, to: &mut [u8]) -> Result<(), Error> {
         let (runner, state) = self.find_state(name)?;
         check_bytes(state, to.len())?;
-        let taken = self.exchange();
-        self.behind_batches(&taken, runner.stream(0), |exchange, stream| {
+        let exchange = self.exchange();
+        self.behind_batches(&exchange, runner.stream(0), |exchange, stream| {
             // SAFETY: both buffers live as long as self, which the caller holds while it waits; the exchange is this
             // thread's, and everything that writes the state is on this stream.
             unsafe { stream.copy_out(&exchange.buffer, &state.buffer, state.bytes()) }
         })?;
-        let buffer = &taken.get().buffer;
+        let buffer = &exchange.buffer;
         self.device.note(Note::Begin(buffer.span(), Access::Read));
         // SAFETY: the exchange is this thread's, and the copy is done.
         to.copy_from_slice(unsafe { &buffer.bytes()[..to.len()] });
@@ -147,14 +122,14 @@ impl Core {
     pub fn write_state(&self, name: &str, from: &[u8]) -> Result<(), Error> {
         let (runner, state) = self.find_state(name)?;
         check_bytes(state, from.len())?;
-        let taken = self.exchange();
+        let exchange = self.exchange();
         self.device.healthy()?; // after a fault nothing proves that the device leaves the exchange alone
-        let buffer = &taken.get().buffer;
+        let buffer = &exchange.buffer;
         self.device.note(Note::Begin(buffer.span(), Access::Write));
         // SAFETY: the exchange is this thread's; what was copied by it before is done, or the device was found at fault.
         unsafe { buffer.bytes_mut()[..from.len()].copy_from_slice(from) };
         self.device.note(Note::End(buffer.span()));
-        self.behind_batches(&taken, runner.stream(0), |exchange, stream| {
+        self.behind_batches(&exchange, runner.stream(0), |exchange, stream| {
             // SAFETY: both buffers live as long as self, which the caller holds while it waits; the exchange is this
             // thread's, and everything that touches the state is on this stream.
             unsafe { stream.copy_in(&state.buffer, &exchange.buffer, state.bytes()) }
@@ -164,13 +139,12 @@ impl Core {
     /// Enqueues a copy behind the batches that were submitted before, and waits for it.
     fn behind_batches(
         &self,
-        taken: &Taken<'_>,
+        exchange: &Exchange,
         stream: &Stream,
         copy: impl FnOnce(&Exchange, &Stream) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let exchange = taken.get();
         {
-            let mut order = lock(&self.order);
+            let mut order = self.order.take();
             self.device.healthy()?;
             self.zero_states(&mut order)?;
             copy(exchange, stream)?;
@@ -179,7 +153,7 @@ impl Core {
         exchange.done.wait()
     }
 
-    fn exchange(&self) -> Taken<'_> {
+    fn exchange(&self) -> Turn<'_, Exchange> {
         self.states.as_ref().expect("a state was found").take(&self.device)
     }
 

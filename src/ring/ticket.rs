@@ -1,4 +1,4 @@
-//! What a submission gives: a claim on its result, to wait for, look at, or await.
+//! Tickets: handles by which a program waits for the result of a submission.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use crate::device::{Access, Note};
 use crate::error::Error;
 use crate::sync::{after, lock};
 
-/// A submission in flight. It waits on its own event and on nothing else.
+/// A submission in flight. A wait for a ticket is a wait for the event of this submission, and for nothing else.
 ///
-/// Dropping it abandons the result; the buffers come free when the device is done with them. A ticket is a future
-/// too, for any executor; what wakes it is the ring's completion thread, never a driver callback.
+/// Dropping a ticket abandons its result; the buffers are free again when the device is done with them. A ticket is
+/// also a future, for any executor. The ring's completion thread wakes its task; a driver callback never does.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -59,12 +59,12 @@ impl Ticket {
         self.again.as_ref()
     }
 
-    /// Rows submitted.
+    /// The number of rows that were submitted.
     pub fn rows(&self) -> usize {
         self.extent.rows
     }
 
-    /// Blocks until the result is there; how, [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says.
+    /// Blocks until the result is there; [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says how.
     ///
     /// # Errors
     /// [`Error::Fault`] if the device failed: then the result's memory is not used again. [`Error::Closed`] if the engine
@@ -78,8 +78,8 @@ impl Ticket {
         }
     }
 
-    /// Whether the result is there; never blocks. True also where the device failed and [`Ticket::wait`] will have another
-    /// run the rows again.
+    /// Whether the result is there; never blocks. Also true if the device has failed and [`Ticket::wait`] will make
+    /// another device run the rows again.
     ///
     /// # Errors
     /// As for [`Ticket::wait`].
@@ -96,7 +96,7 @@ impl Ticket {
         super::Origin::of_ring(&self.core)
     }
 
-    /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
+    /// Blocks until the result is there or `limit` has passed; after the limit it returns the ticket.
     ///
     /// # Errors
     /// As for [`Ticket::wait`].

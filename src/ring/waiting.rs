@@ -9,12 +9,13 @@ use crate::device::{Event, during};
 use crate::error::Error;
 use crate::sync::{after, lock, thread};
 
-/// How host threads learn that the device is done: in [`Ticket::wait`](crate::Ticket::wait) and `wait_for`, in an
-/// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, in the ring's own threads, which serve awaited
-/// and dropped tickets, and in a batcher's, which now and then wait for an upload to measure it. Set by
-/// [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
+/// How host threads learn that the device is done. This applies to [`Ticket::wait`](crate::Ticket::wait) and
+/// `wait_for`, to an [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, to the ring's own threads,
+/// which serve dropped tickets and tickets that are awaited as futures, and to a batcher's threads, which sometimes
+/// wait for an upload to measure it. [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) sets it.
 ///
-/// Whichever it is, what is waited for is the submission's own event, and a fault of the device wakes everybody.
+/// In each of these ways a thread waits for the event of its own submission, and a fault of the device wakes all
+/// threads.
 ///
 /// ```
 /// use trefoil::{Device, Engine, Target, Waiting, model::Model};
@@ -26,19 +27,20 @@ use crate::sync::{after, lock, thread};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Waiting {
-    /// A waiting thread asks for its event again and again, and keeps a core busy with it: the lowest latency. So does
-    /// the completion thread while a ticket is awaited.
+    /// A waiting thread polls its event, which keeps a core busy and has the lowest latency. The completion thread
+    /// polls too while a ticket is awaited as a future.
     Spin,
     /// A waiting thread sleeps in the driver until its event is done (`cuEventSynchronize` on a blocking-sync event).
     #[default]
     Block,
-    /// The driver calls back behind each download (`cuLaunchHostFunc`, one call more a batch), which wakes the threads
-    /// that sleep on that result; then they look at the event. No user code and no waker runs in the callback. After a
-    /// fault there are no callbacks: a sleeper looks at its event ten times a second, so it hears of it within 0.1 s.
+    /// The driver runs a callback after each download (`cuLaunchHostFunc`, one more call for each batch). The callback
+    /// wakes the threads that sleep on that result, and they check the event. No user code and no waker runs in the
+    /// callback. After a fault the driver runs no callbacks; a sleeping thread checks its event ten times a second, so
+    /// it notices the fault within 0.1 s.
     ///
-    /// For threads that may not sleep in the driver. A later download waits for the callback of the one before.
-    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` and `trefoil-batch-N` sleep in the driver for
-    /// them.
+    /// This is for threads that may not sleep in the driver. A download waits for the callback of the previous
+    /// download. Uploads have no callbacks, so that no upload waits for one: `trefoil-up-N` and `trefoil-batch-N` sleep
+    /// in the driver to wait for uploads.
     Callback,
 }
 
@@ -82,9 +84,10 @@ impl Core {
     }
 
     /// Whether the next upload would wait for nothing: neither for `last`, the staging of the one before, nor for a run
-    /// that reads its slot. Never blocks; an error is latched, and told by who waits for a batch.
+    /// that reads its slot, nor for another thread that submits. Never blocks; an error is latched, and told by who waits
+    /// for a batch.
     pub(crate) fn would_upload_at_once(&self, last: Option<usize>) -> bool {
-        let slot = lock(&self.order).next_slot;
+        let Some(slot) = self.order.try_take().map(|order| order.next_slot) else { return false };
         let mut readers = self.runners.iter().filter(|runner| runner.reads_upload());
         last.is_none_or(|last| matches!(self.is_uploaded(last), Ok(true)))
             && readers.all(|runner| matches!(runner.computed[slot].is_done(), Ok(true)))

@@ -1,4 +1,4 @@
-//! When batches are asked for.
+//! The arrival times of requests.
 
 use super::random::Random;
 use super::{Arrival, SimSpec};

@@ -1,4 +1,4 @@
-//! One host thread that plays the clients of a batcher and its two threads, on the batcher's own books.
+//! One host thread that plays the clients of a batcher and its two threads, on the state machine of the real batcher.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How fast it would be: the ring itself on a simulated device, in virtual time.
+//! Predictions of throughput and latency: the ring itself runs on a simulated device, in virtual time.
 
 mod arrivals;
 mod batcher;
@@ -17,7 +17,7 @@ use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 pub use report::{SimBound, SimLatency, SimReport, SimStage};
 
-/// What [`simulate`] is to simulate. [`SimSpec::new`] has the defaults.
+/// The input of [`simulate`]: rates, times, buffers and load. [`SimSpec::new`] has the defaults.
 ///
 /// ```
 /// use trefoil::simulate::{SimSpec, simulate};
@@ -29,13 +29,13 @@ pub use report::{SimBound, SimLatency, SimReport, SimStage};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
-    /// Host to device with nothing coming back, in GB/s.
+    /// The rate from host to device while nothing is downloaded, in GB/s.
     pub h2d_gbps: f64,
-    /// Device to host with nothing going in, in GB/s.
+    /// The rate from device to host while nothing is uploaded, in GB/s.
     pub d2h_gbps: f64,
-    /// Each direction while both move bytes, in GB/s; a direction is never faster than alone.
+    /// The rate of each direction while both move bytes, in GB/s; a direction is never faster than alone.
     pub duplex_gbps: f64,
-    /// What a copy takes before its first byte moves, in microseconds.
+    /// The time of a copy before its first byte moves, in microseconds.
     pub copy_overhead_us: f64,
     /// Batch sizes, ascending, each with the time that the model takes alone, in microseconds.
     pub compute_us: Vec<(usize, f64)>,
@@ -48,39 +48,43 @@ pub struct SimSpec {
     /// [`EngineBuilder::compute_streams`](crate::EngineBuilder::compute_streams): batches that are computed side by side.
     /// `slots` is a multiple of it.
     pub compute_streams: usize,
-    /// What batches that are computed side by side gain over one after the other, as a part of what one of them leaves of the
-    /// highest rate in `compute_us`: with 0.5, batches that have half of that rate alone have 1.25 times as much together.
+    /// The gain from computing batches side by side. Together they are computed at 1 + `side_by_side` x (1 - part)
+    /// times the rate of batches one after the other, where part is that rate divided by the highest rate in
+    /// `compute_us`. With 0.5, batches of a size that reaches half of the highest rate gain a quarter.
     pub side_by_side: f64,
     /// Staging buffers.
     pub staging: usize,
-    /// Result buffers; more than producers x ahead, or all could be unread while every producer waits for one.
+    /// Result buffers. There must be more than producers x ahead, or all could be unread while every producer waits for
+    /// one.
     pub results: usize,
     /// Threads that acquire, fill, submit and wait, each with a core of its own.
     pub producers: usize,
-    /// Submissions of its own that a producer leaves unanswered while it fills the next batch: 1 as in a loop that
-    /// waits for the one before, 0 for a producer that waits for each.
+    /// The number of its submissions that a producer leaves unanswered while it fills the next batch: 0 for a producer
+    /// that waits for each batch before it fills the next, 1 for one that waits for the previous batch after each
+    /// submission.
     pub ahead: usize,
-    /// Rows of the submissions, over and over; empty for the largest batch.
+    /// The numbers of rows of the submissions, used in turn; empty for the largest batch.
     pub rows: Vec<usize>,
-    /// What filling a batch takes, in microseconds.
+    /// The time to fill a batch, in microseconds.
     pub fill_us: f64,
     /// When batches are asked for.
     pub arrival: Arrival,
     /// Submissions in all; with a batcher, rows.
     pub batches: usize,
-    /// A batcher between the producers, which then have single rows, and the ring.
+    /// A batcher between producers and ring, if there is one. Producers then have single rows.
     pub batcher: Option<SimBatcher>,
     /// Delays and faults.
     pub injections: Vec<Injection>,
-    /// Whether every access is checked for what orders it after those that it conflicts with, as
-    /// [`EngineBuilder::check`](crate::EngineBuilder::check) says. It changes no figure, and takes longer.
+    /// Whether the hazard checker checks every access, see [`EngineBuilder::check`](crate::EngineBuilder::check). It
+    /// changes no figure, but the simulation takes longer.
     pub checked: bool,
 }
 
-/// A [`Batcher`](crate::Batcher), whose decisions are those of the library's. [`SimBatcher::default`] has its defaults.
+/// A simulated [`Batcher`](crate::Batcher), which decides with the code of the library's batcher.
+/// [`SimBatcher::default`] has the library's defaults.
 ///
-/// Producers are its clients: each has one row at a time, fills it in [`SimSpec::fill_us`], and waits for the answer. In
-/// a closed loop there are [`SimSpec::producers`] of them, else as many as rows are under way.
+/// Producers are the batcher's clients: each has one row at a time, fills it in [`SimSpec::fill_us`], and waits for the
+/// answer. In a closed loop there are [`SimSpec::producers`] clients, otherwise as many as there are rows under way.
 ///
 /// ```
 /// use trefoil::simulate::{SimBatcher, SimSpec, simulate};
@@ -97,16 +101,16 @@ pub struct SimBatcher {
     pub max_delay_us: f64,
     /// [`BatcherBuilder::in_flight`](crate::BatcherBuilder::in_flight).
     pub in_flight: usize,
-    /// What a sleeping thread takes to wake, in microseconds: the batching thread after a commit, the delivering thread
-    /// after a download, a client after its answer.
+    /// The time that a sleeping thread takes to wake up, in microseconds: the batching thread after a commit, the
+    /// delivering thread after a download, a client after its answer.
     pub wake_us: f64,
-    /// How much longer each wake-up and each row's filling takes, at random, in microseconds in the mean. Without it
-    /// all clients of a batch come back together.
+    /// The mean of a random time that is added to each wake-up and to the filling of each row, in microseconds. Without
+    /// it all clients of a batch return at the same moment.
     pub jitter_us: f64,
     /// The same seed gives the same jitter.
     pub seed: u64,
-    /// Whether a row that finds no place is refused, as by [`WhenFull::Reject`](crate::WhenFull::Reject); else it waits
-    /// for one. Not in a closed loop, where a client that is refused would ask again at the same moment.
+    /// Whether a row is refused if no page-locked row is free, as by [`WhenFull::Reject`](crate::WhenFull::Reject);
+    /// otherwise it waits. Not possible in a closed loop, where a refused client would ask again at the same moment.
     pub rejects: bool,
     /// [`Request::deadline`](crate::Request::deadline) of every row, in microseconds; infinite for none.
     pub deadline_us: f64,
@@ -134,14 +138,14 @@ impl Default for SimBatcher {
 pub enum Arrival {
     /// As soon as a producer is free.
     Closed,
-    /// At random, independent of each other; they queue for a producer.
+    /// At random and independent of each other. Requests queue for a producer.
     Poisson {
         /// Images a second, in the mean.
         images_per_s: f64,
         /// The same seed gives the same times.
         seed: u64,
     },
-    /// At equal distances; they queue for a producer.
+    /// At equal intervals. Requests queue for a producer.
     Periodic {
         /// Images a second.
         images_per_s: f64,
@@ -162,15 +166,15 @@ pub enum Arrival {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Injection {
-    /// Which operations are counted.
+    /// The stage whose operations are counted.
     pub stage: Stage,
-    /// The operation it happens to, from 1, in the order of the calls.
+    /// The number of the affected operation, counted from 1 in the order of the calls.
     pub nth: usize,
-    /// What happens.
+    /// The effect.
     pub effect: Effect,
 }
 
-/// What [`Injection`] does.
+/// The effect of an [`Injection`].
 ///
 /// ```
 /// use trefoil::simulate::{Effect, Injection, SimSpec, simulate};
@@ -187,7 +191,7 @@ pub enum Effect {
     RefuseCall,
     /// The operation fails when it has run, and the device with it.
     FailRun,
-    /// The operation takes longer by so many microseconds.
+    /// The operation takes this many microseconds longer.
     DelayUs(f64),
 }
 
@@ -220,7 +224,7 @@ impl SimSpec {
         }
     }
 
-    /// Says what is wrong with it, if something is.
+    /// Checks that the values are possible together.
     ///
     /// # Errors
     /// [`Error::Option`], which names the field.
@@ -333,7 +337,7 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 /// Runs the ring on a simulated device, in virtual time: the same code that runs on a GPU, with copies and compute
 /// that take as long as `spec` says. The same spec gives the same report.
 ///
-/// Host code takes no time but [`SimSpec::fill_us`], and a submission's calls take effect at once.
+/// Host code takes no time except [`SimSpec::fill_us`], and the calls of a submission take effect at once.
 ///
 /// ```
 /// use trefoil::simulate::{SimSpec, simulate};

@@ -1,4 +1,4 @@
-//! What a simulation says.
+//! The result of a simulation.
 
 use super::driver::{Answer, Log};
 use super::{SimSpec, unit};
@@ -6,7 +6,7 @@ use crate::device::sim::{Picos, Sim};
 use crate::error::Credits;
 use crate::ring::Stage;
 
-/// What [`simulate`](super::simulate) found.
+/// The result of [`simulate`](super::simulate).
 ///
 /// ```
 /// use trefoil::simulate::{SimSpec, simulate};
@@ -20,35 +20,35 @@ use crate::ring::Stage;
 pub struct SimReport {
     /// Images a second in the steady state: without the first and the last answers, unless too few would be left.
     pub images_per_s: f64,
-    /// From the request (in a closed loop: from when a producer is free) to the result.
+    /// The time from the request (in a closed loop: from the moment when a producer is free) to the result.
     pub latency: SimLatency,
-    /// The engine that uploads.
+    /// The copy engine of uploads.
     pub copy_in: SimStage,
-    /// The engine that computes.
+    /// The compute engine.
     pub compute: SimStage,
-    /// The engine that downloads.
+    /// The copy engine of downloads.
     pub copy_out: SimStage,
-    /// From the start to the last answer, in seconds.
+    /// The time from the start to the last answer, in seconds.
     pub makespan_s: f64,
-    /// What the slowest engine would do without a gap.
+    /// The throughput of the slowest engine if it works without a gap.
     pub bound: SimBound,
-    /// The three stages of all batches one after the other, with nothing overlapping, in seconds.
+    /// The time of all batches if nothing overlaps, in seconds: the sum of the three stages.
     pub serial_s: f64,
     /// Batches submitted.
     pub submitted: usize,
-    /// Rows of a batch, in the mean.
+    /// The mean number of rows in a batch.
     pub mean_batch: f64,
-    /// Submissions, of a batcher rows, answered with a result, each with its own.
+    /// Submissions that were answered with their own result; with a batcher, rows.
     pub answered: usize,
-    /// Rows of a batcher that found no place, see [`SimBatcher::rejects`](super::SimBatcher::rejects).
+    /// Rows that a batcher refused because no row was free, see [`SimBatcher::rejects`](super::SimBatcher::rejects).
     pub refused: usize,
     /// Rows of a batcher that were not uploaded by their deadline.
     pub expired: usize,
     /// Submissions answered with an error of the device.
     pub failed: usize,
-    /// The fault, if one was injected and met.
+    /// The fault, if one was injected and occurred.
     pub fault: Option<String>,
-    /// The ring's credits after all.
+    /// The ring's credits at the end.
     pub credits: Credits,
 }
 
@@ -68,13 +68,13 @@ pub struct SimLatency {
     pub p50_us: f64,
     /// Nine in ten are answered within it.
     pub p90_us: f64,
-    /// 99 in a hundred are.
+    /// 99 in a hundred are answered within it.
     pub p99_us: f64,
-    /// All are.
+    /// All are answered within it.
     pub max_us: f64,
 }
 
-/// One engine.
+/// The figures of one engine of the device.
 ///
 /// ```
 /// use trefoil::simulate::{SimSpec, simulate};
@@ -86,20 +86,22 @@ pub struct SimLatency {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimStage {
-    /// What a batch takes with everything else idle, in microseconds; the mean over the submissions.
+    /// The time of a batch while everything else is idle, in microseconds; the mean over the submissions.
     pub alone_us: f64,
-    /// What a batch takes in a run, in microseconds: a copy with the other copy engine busy as long as a batch's copy takes
-    /// there; compute by what batches side by side take together.
+    /// The time of a batch under load, in microseconds: for a copy engine, while the other copy engine copies a batch
+    /// too; for compute, the time of batches side by side divided by their number.
     pub loaded_us: f64,
-    /// How long it worked, in seconds.
+    /// The time for which it worked, in seconds.
     pub busy_s: f64,
-    /// That, as a part of the makespan.
+    /// The same as a share of the makespan.
     pub utilisation: f64,
 }
 
-/// The slowest engine without a gap, the link shared as in a run in which all engines are busy.
+/// The throughput of the slowest engine if it works without a gap, while the other engines are busy too and share the
+/// link.
 ///
-/// A run can beat it by a little where copies have an overhead: a copy that starts leaves the link to the other one.
+/// A run can be slightly faster if copies have an overhead: during the overhead of one copy, the other has the link
+/// alone.
 ///
 /// ```
 /// use trefoil::simulate::{SimSpec, simulate};
@@ -114,7 +116,7 @@ pub struct SimStage {
 pub struct SimBound {
     /// The engine.
     pub stage: Stage,
-    /// Its images a second.
+    /// Images a second of this engine.
     pub images_per_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What a timeline shows in which row.
+//! The rows of a timeline.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What happened when: the intervals of recorded batches as plain data, the overlap in them, and timelines of them.
+//! Recorded batches as plain data: when each stage of each batch ran, the overlap of copies and compute, and timelines.
 
 mod chrome;
 mod lanes;
@@ -13,11 +13,12 @@ use serde::Serialize;
 
 pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
 
-/// What finished on an engine that records, batch by batch; [`Engine::trace`](crate::Engine::trace) gives it.
+/// The finished stages of an engine that records, batch by batch; [`Engine::trace`](crate::Engine::trace) gives it.
 ///
-/// Times are seconds on the host's clock, from the engine's build. Device times are those of timing events, moved to
-/// the host's clock by an event that was recorded at the build and, where that put a copy before its submission or a
-/// result behind its wait, by the little that is needed to undo it.
+/// Times are in seconds on the host's clock, counted from the engine's build. Times of the device are measured by
+/// timing events. An event that was recorded at the build maps them to the host's clock; if a copy would then begin
+/// before its submission, or a result come after its wait, the mapping is shifted by the small amount that corrects
+/// this.
 ///
 /// ```
 /// use trefoil::model::Model;
@@ -88,7 +89,7 @@ pub(crate) struct TracedLayer {
     pub bytes: u64,
 }
 
-/// A stage of one batch.
+/// The interval in which one stage of one batch ran.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -106,19 +107,19 @@ pub(crate) struct TracedLayer {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceInterval {
-    /// Counts the engine's batches, from 0.
+    /// The number of the batch, counted from 0.
     pub batch: u64,
-    /// The slot that served it.
+    /// The slot that served the batch.
     pub slot: usize,
-    /// Which of the engine's sizes it ran at, as [`Engine::sizes`](crate::Engine::sizes) has them.
+    /// The size at which the batch ran, as an index into [`Engine::sizes`](crate::Engine::sizes).
     pub size: usize,
     /// Rows submitted.
     pub rows: usize,
-    /// What was done.
+    /// The stage.
     pub stage: TraceStage,
-    /// Of an engine of several models: which one computed, by its name, or `mean`; the names are distinct.
+    /// In an engine of several models: the name of the model that computed, or `mean`; the names are distinct.
     pub model: Option<Arc<str>>,
-    /// The host thread that did it, for the host's stages; the names are distinct.
+    /// For a stage of the host: the name of the thread that did it; the names are distinct.
     pub thread: Option<Arc<str>>,
     /// Seconds from the engine's build.
     pub begin: f64,
@@ -126,7 +127,7 @@ pub struct TraceInterval {
     pub end: f64,
 }
 
-/// What is done with a batch, in order.
+/// The stages of a batch, in order.
 ///
 /// ```
 /// use trefoil::trace::TraceStage;
@@ -143,7 +144,7 @@ pub enum TraceStage {
     Submit,
     /// Staging → device.
     CopyIn,
-    /// The model's program; of several models each one's.
+    /// The device runs the model; with several models, each model has a stage of its own.
     Compute,
     /// Device → result.
     CopyOut,
@@ -154,10 +155,10 @@ pub enum TraceStage {
 }
 
 impl TraceStage {
-    /// All, in order.
+    /// All stages, in order.
     pub const ALL: [Self; 7] =
         [Self::Fill, Self::Submit, Self::CopyIn, Self::Compute, Self::CopyOut, Self::Wait, Self::Read];
-    /// Those of the device, in order.
+    /// The stages of the device, in order.
     pub const DEVICE: [Self; 3] = [Self::CopyIn, Self::Compute, Self::CopyOut];
 
     /// Whether the device does it.
@@ -181,7 +182,7 @@ impl fmt::Display for TraceStage {
 }
 
 impl TraceInterval {
-    /// How long it took, in seconds.
+    /// The length of the interval, in seconds.
     pub fn seconds(&self) -> f64 {
         self.end - self.begin
     }
@@ -197,23 +198,23 @@ impl Trace {
         Self { model, ..self }
     }
 
-    /// Every interval that finished, by batch, then by stage. A batch is there once the device has finished it; its
-    /// wait and its read are there when they are over.
+    /// Every finished interval, ordered by batch, then by stage. The intervals of a batch appear once the device has
+    /// finished it; its wait and its read appear when they are over.
     pub fn intervals(&self) -> &[TraceInterval] {
         &self.intervals
     }
 
-    /// Those of one stage, by batch.
+    /// The intervals of one stage, ordered by batch.
     pub fn stage(&self, stage: TraceStage) -> impl Iterator<Item = &TraceInterval> {
         self.intervals.iter().filter(move |interval| interval.stage == stage)
     }
 
-    /// Batches that were finished before the oldest one here, and are forgotten.
+    /// The number of finished batches that are forgotten, because they are older than the oldest one here.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// How busy the stages were and how much of the copying lay under compute.
+    /// The report: how busy the stages were, and the share of copy time during which compute ran.
     pub fn report(&self) -> TraceReport {
         report::report(self)
     }
@@ -224,8 +225,8 @@ impl Trace {
         chrome::json(self)
     }
 
-    /// The timeline as a page of its own, for any browser: streams, slots and threads over time, with the figures of
-    /// the report on top. It holds everything that it shows and asks nothing of a network.
+    /// The timeline as an HTML page for any browser: streams, slots and threads over time, with the figures of the
+    /// report on top. The page loads nothing from a network.
     pub fn to_html(&self) -> String {
         page::page(self)
     }

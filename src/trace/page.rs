@@ -1,4 +1,4 @@
-//! The timeline as one page that needs nothing else: no network, no viewer.
+//! The timeline as one page that needs no network and no viewer.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Figures of a trace: how busy, how much overlap, how long.
+//! Figures of a trace: utilisation, overlap, latency.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::spans::{Span, common, covered, gaps, total};
 use super::{Trace, TraceInterval, TraceStage};
 
-/// How busy the stages of a [`Trace`] were and how much of the copying lay under compute. Times are in seconds, shares
-/// from 0 to 1.
+/// The report of a [`Trace`]: how busy the stages were, and how much of the copy time compute ran. Times are in
+/// seconds, shares from 0 to 1.
 ///
-/// The whole is from the first copy-in to the last copy-out; the middle half leaves a quarter of it out at each end,
-/// where the ring fills and drains.
+/// "The whole" is the time from the first copy-in to the last copy-out. The middle half leaves out a quarter of the
+/// whole at each end, where the ring fills and drains.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -34,25 +34,25 @@ pub struct TraceReport {
     pub device: String,
     /// Batches in the trace.
     pub batches: usize,
-    /// Their rows.
+    /// Rows of these batches.
     pub rows: usize,
     /// Older batches that were forgotten.
     pub dropped: u64,
-    /// Length of the whole.
+    /// The length of the whole.
     pub seconds: f64,
     /// The stages that occurred, in order.
     pub stages: Vec<TraceStageReport>,
-    /// The device's stage with the longest work in all.
+    /// The device's stage with the longest total time.
     pub slowest: TraceStage,
-    /// When it had none, in the middle half.
+    /// The gaps of the slowest stage, in the middle half.
     pub gaps: TraceGaps,
-    /// Share of the copying, of either direction, that lies under compute, over the whole.
+    /// The share of the copy time, in both directions, during which compute runs, over the whole.
     pub copy_under_compute: f64,
     /// The same in the middle half.
     pub copy_under_compute_middle: f64,
-    /// Rows a second, by the batches that finished in the middle half, from upload to download.
+    /// Rows a second, counted over the batches that finished in the middle half.
     pub images_per_second: f64,
-    /// From the call of submit to the end of the download.
+    /// The time from the call of `submit` to the end of the download.
     pub latency: TraceLatency,
 }
 
@@ -75,18 +75,18 @@ pub struct TraceReport {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceStageReport {
-    /// Which.
+    /// The stage.
     pub stage: TraceStage,
-    /// Of an engine of several models, after the computing as a whole: one of them.
+    /// In an engine of several models: the model, in the reports that follow the one of all compute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// How long it was under way for at least one batch.
+    /// The time in which the stage was under way for at least one batch.
     pub busy_seconds: f64,
-    /// That, as a share of the whole; host stages of many threads overlap, and count once.
+    /// The same as a share of the whole. Stages of several host threads that overlap count once.
     pub busy: f64,
-    /// The share of the middle half.
+    /// The same as a share of the middle half.
     pub busy_middle: f64,
-    /// What a batch took, in the mean; of several models from the first one's begin to the last one's end.
+    /// The mean time of a batch; with several models, from the beginning of the first one to the end of the last one.
     pub mean: f64,
     /// The percentiles.
     #[serde(flatten)]
@@ -138,11 +138,11 @@ pub struct TraceLatency {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TraceGaps {
-    /// How many.
+    /// The number of gaps.
     pub count: usize,
-    /// How long in all.
+    /// Their total length.
     pub seconds: f64,
-    /// How long the longest was.
+    /// The length of the longest gap.
     pub longest: f64,
 }
 

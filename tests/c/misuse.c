@@ -343,6 +343,12 @@ int main(int argc, char **argv)
     options.waiting = 3;
     EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "waiting is 3");
     options.waiting = TREFOIL_WAITING_BLOCK;
+    options.precision = 5;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "precision is 5");
+    options.precision = TREFOIL_PRECISION_AUTO;
+    options.reserved = 1;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "reserved is 1");
+    options.reserved = 0;
     options.device_results = 2;
     EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "device_results is 2");
     if (trefoil_last_error_class() != TREFOIL_FAULT_CLASS_REQUEST)
@@ -422,7 +428,7 @@ int main(int argc, char **argv)
     if (third != 0)
         wrong++, printf("a failing call wrote its result\n");
     OK(trefoil_submit(batch, 2, &ticket));
-    EXPECT(trefoil_submit(batch, 2, &ticket), RELEASED, "was released, or given up");
+    EXPECT(trefoil_submit(batch, 2, &ticket), RELEASED, "was released, or consumed");
     EXPECT(trefoil_batch_row(batch, 0, &memory, &size), RELEASED, NULL);
     EXPECT(trefoil_release(batch), RELEASED, NULL);
 

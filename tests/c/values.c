@@ -402,6 +402,21 @@ static void image_sizes(const char *path, trefoil_device device)
     zeros(engine, &second, of_one, sizeof of_one);
     HOLDS(memcmp(of_both, of_one, sizeof of_one) == 0);
     OK(trefoil_release(engine));
+
+    /* The CPU's own type is F32; probabilities in BF16 are others, and probabilities too. */
+    options.precision = TREFOIL_PRECISION_F32;
+    OK(trefoil_engine_build(at, &options, &engine));
+    zeros(engine, &second, of_both, sizeof of_both);
+    HOLDS(memcmp(of_both, of_one, sizeof of_one) == 0);
+    OK(trefoil_release(engine));
+    options.precision = TREFOIL_PRECISION_BF16;
+    OK(trefoil_engine_build(at, &options, &engine));
+    zeros(engine, &second, of_both, sizeof of_both);
+    float sum = 0.0f;
+    for (size_t i = 0; i < 10; i++)
+        sum += of_both[i];
+    HOLDS(memcmp(of_both, of_one, sizeof of_one) != 0 && sum > 0.999f && sum < 1.001f);
+    OK(trefoil_release(engine));
     OK(trefoil_release(model));
     OK(trefoil_release(at));
     OK(trefoil_release(opened_at));

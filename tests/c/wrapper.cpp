@@ -164,6 +164,13 @@ int main(int argc, char **argv) {
         trefoil::engine features(cut, whole);
         REQUIRE(features.output().row_bytes != engine.output().row_bytes);
     }
+    { // in a type that is asked for
+        trefoil::engine_options halves = options;
+        halves.precision = TREFOIL_PRECISION_F16;
+        REQUIRE(trefoil::engine(model, halves).acquire().submit(1).wait().values(0).size() == model.info().classes);
+        halves.precision = 99;
+        THROWS(INVALID_ARGUMENT, trefoil::engine(model, halves));
+    }
     { // a network of images at two sizes
         trefoil::engine_options few;
         few.device = device.get();

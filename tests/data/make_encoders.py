@@ -173,16 +173,26 @@ def dino():
 
 
 @torch.no_grad()
-def modernbert():
+def of_modernbert(name, said=None, **rope):
     special = dict(pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
     of = dict(SMALL, num_hidden_layers=4)
-    config = hf.ModernBertConfig(vocab_size=WORDS, max_position_embeddings=64, local_attention=8, **special, **of)
+    config = hf.ModernBertConfig(vocab_size=WORDS, max_position_embeddings=64, local_attention=8, **special, **of, **rope)
     model, config, dims = fill(hf.ModernBertModel(config))
-    ids, mask = texts("modernbert", 24)
+    if said:
+        del config["rope_parameters"]
+        config.update(said)
+    ids, mask = texts(name, 24)
     out = model(input_ids=ids, attention_mask=mask).last_hidden_state
     mean = (out * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
     asked = {"sequence": 24}
-    keep("modernbert", config, dims, {"text": 24, "mask": True}, 4, size(out), {"embedding": mean}, asked)
+    keep(name, config, dims, {"text": 24, "mask": True}, 4, size(out), {"embedding": mean}, asked)
+
+
+def modernbert():
+    of_modernbert("modernbert")
+    # Until transformers 4 null was the base of the layers that see all; 5 has no such models.
+    null = {"global_rope_theta": 20000.0, "local_rope_theta": None}
+    of_modernbert("modernbert null", null, global_rope_theta=20000.0, local_rope_theta=20000.0)
 
 
 @torch.no_grad()
@@ -214,27 +224,45 @@ def stages():
 
 
 @torch.no_grad()
-def of_timm(name, architecture, side, layers, **args):
-    model = timm.create_model(architecture, num_classes=5, **args)
+def of_timm(name, architecture, sides, layers, norm=IMAGENET, classes=5, **args):
+    model = timm.create_model(architecture, num_classes=classes, **args)
     dims = {key: list(value.shape) for key, value in model.state_dict().items()}
     model.load_state_dict({key: tensor(key, of).to(torch.float64) for key, of in dims.items()})
     model = model.double().eval()
-    cfg = {"mean": list(IMAGENET[0]), "std": list(IMAGENET[1]), "input_size": [3, side, side], "crop_pct": 0.9, "interpolation": "bicubic"}
-    config = {"architecture": architecture, "num_classes": 5, "model_args": args, "pretrained_cfg": cfg}
-    features = model.forward_features(pixels(name, side, side, *IMAGENET))
-    ports = {"embedding": model.forward_head(features, pre_logits=True), "logits": model.forward_head(features)}
-    keep(name, config, dims, image(side, side), layers, size(features), ports)
+    cfg = {"mean": list(norm[0]), "std": list(norm[1]), "input_size": [3, *sides], "crop_pct": 0.9, "interpolation": "bicubic"}
+    config = {"architecture": architecture, "num_classes": classes, "model_args": args, "pretrained_cfg": cfg}
+    if hasattr(model, "global_pool"):
+        config["global_pool"] = model.global_pool
+    features = model.forward_features(pixels(name, *sides, *norm))
+    ports = {"embedding": model.forward_head(features, pre_logits=True)}
+    if classes:
+        ports["logits"] = model.forward_head(features)
+    keep(name, config, dims, image(*sides), layers, size(features), ports)
 
 
 def timms():
-    swin = dict(img_size=32, patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(1, 2))
-    of_timm("timm swin", "swin_tiny_patch4_window7_224", 32, 4, **swin)
-    of_timm("timm convnext", "convnext_tiny", 64, 5, depths=(1, 1, 2, 1), dims=(8, 16, 24, 32))
+    swin = dict(patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(1, 2))
+    of_timm("timm swin", "swin_tiny_patch4_window7_224", (32, 32), 4, img_size=32, **swin)
+    of_timm("timm swin lower", "swin_tiny_patch4_window7_224", (16, 32), 4, img_size=(16, 32), **swin)
+    of_timm("timm swin narrower", "swin_tiny_patch4_window7_224", (48, 16), 4, img_size=(48, 16), **swin)
+    convnext = dict(depths=(1, 1, 2, 1), dims=(8, 16, 24, 32))
+    of_timm("timm convnext", "convnext_tiny", (64, 64), 5, **convnext)
+    of_timm("timm convnext of filters", "convnext_nano", (64, 64), 5, **convnext)
+
+
+def timm_transformers():
+    small = dict(embed_dim=64, depth=2, num_heads=2, img_size=32, patch_size=8)
+    of_timm("timm dinov3", "vit_small_patch16_dinov3", (32, 32), 2, classes=0, **small)
+    of_timm("timm dinov3 biased", "vit_small_patch16_dinov3_qkvb", (32, 32), 2, classes=0, global_pool="token", **small)
+    of_timm("timm dinov3 gated", "vit_small_plus_patch16_dinov3", (32, 32), 2, **small)
+    of_timm("timm siglip", "vit_base_patch16_siglip_224", (32, 32), 2, HALF, classes=0, **small)
+    of_timm("timm siglip tanh", "vit_so400m_patch16_siglip_256", (32, 32), 2, HALF, **small)
+    of_timm("timm siglip mean", "vit_base_patch16_siglip_gap_224", (32, 32), 2, HALF, classes=0, **small)
 
 
 if __name__ == "__main__":
     hf.logging.set_verbosity_error()
     HERE.mkdir(exist_ok=True)
-    for make in (siglip, clip, dino, modernbert, whisper, stages, timms):
+    for make in (siglip, clip, dino, modernbert, whisper, stages, timms, timm_transformers):
         if len(sys.argv) < 2 or make.__name__ in sys.argv[1:]:
             make()

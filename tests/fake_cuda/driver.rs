@@ -1,6 +1,7 @@
 //! The driver's state behind one lock, the way of every call through it, and the log.
 
 use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -39,8 +40,10 @@ pub struct Driver {
     /// What all copies and kernels so far have taken.
     pub clock_ms: f64,
     calls: usize,
-    /// Calls of the name that is to fail.
-    named: usize,
+    /// Calls of each name.
+    named: HashMap<&'static str, usize>,
+    /// What the test last marked, and the names that were called since.
+    phase: (String, HashSet<&'static str>),
     /// What every call gives from now on: after a failure that lasts, as it was told to, or a kernel's fault.
     pub fault: Option<Code>,
     /// Whether a call has failed as it was told to.
@@ -66,32 +69,60 @@ pub struct Config {
     pub slow: Option<String>,
     /// Branches of a graph run at the same time, and a kernel that joins one to another begins so much later.
     pub join_ms: Option<f64>,
-    fail_call: Option<FailCall>,
+    fail_call: Option<Which>,
     fail_code: Code,
-    /// The call that returns late: its number or its name.
-    late_call: Option<String>,
+    late_call: Option<Which>,
     late: Duration,
     sticky: bool,
 }
 
-/// The calls that are to fail.
-enum FailCall {
+/// Calls that fail or return late.
+enum Which {
     /// These, by their number.
     Numbers(Vec<usize>),
     /// Those of a name, from the first or a later one on.
-    Named(String, usize),
+    From(String, usize),
+    /// The first of a name behind a mark.
+    Behind(String, String),
 }
 
-impl FailCall {
+impl Which {
     fn read(which: &str) -> Self {
-        match which.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>() {
-            Ok(numbers) => Self::Numbers(numbers),
-            Err(_) => {
-                let (name, first) = which.split_once('#').unwrap_or((which, "1"));
-                Self::Named(name.into(), first.parse().expect("a number behind #"))
-            }
+        if let Ok(numbers) = which.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>() {
+            return Self::Numbers(numbers);
+        }
+        match (which.split_once('#'), which.split_once(':')) {
+            (Some((name, first)), _) => Self::From(name.into(), first.parse().expect("a number behind #")),
+            (_, Some((mark, name))) => Self::Behind(mark.into(), name.into()),
+            _ => Self::From(which.into(), 1),
         }
     }
+
+    /// Whether a call is one, and whether no other by number is still to come.
+    fn is(&self, call: &Counted) -> (bool, bool) {
+        let is_of = |of: &str| short(of) == short(call.name);
+        match self {
+            Self::Numbers(all) => (all.contains(&call.number), all.iter().all(|one| *one <= call.number)),
+            Self::From(of, first) => (is_of(of) && call.named >= *first, true),
+            Self::Behind(mark, of) => (is_of(of) && call.first_behind.as_ref() == Some(mark), true),
+        }
+    }
+}
+
+/// A call that is under way.
+struct Counted {
+    name: &'static str,
+    /// Counts all calls, from 1.
+    number: usize,
+    /// Counts those of its name.
+    named: usize,
+    /// The mark behind which it is the first of its name, if it is.
+    first_behind: Option<String>,
+}
+
+/// A call's name as the log has it.
+fn short(name: &str) -> &str {
+    name.trim_end_matches("_v2")
 }
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
@@ -141,20 +172,20 @@ const CAPTURABLE: [&str; 5] =
 /// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
     let mut driver = DRIVER.lock().expect("no call panics");
-    driver.calls += 1;
-    let late = driver.lateness(name);
-    let code = done(driver, name, body);
+    let call = driver.count(name);
+    let late = driver.lateness(&call);
+    let code = done(driver, &call, body);
     thread::sleep(late); // other threads' calls go on
     code
 }
 
 fn done(
     mut driver: MutexGuard<'_, Driver>,
-    name: &'static str,
+    call: &Counted,
     body: impl FnOnce(&mut Driver) -> Result<String, Code>,
 ) -> Code {
-    driver.injected = driver.injects(name);
-    let short = name.trim_end_matches("_v2");
+    driver.injected = driver.injects(call);
+    let (name, short) = (call.name, short(call.name));
     if let Some(code) = driver.injected.filter(|_| !ENDINGS.contains(&name)) {
         driver.write(&format!("{short} = {code} injected"));
         return code;
@@ -200,7 +231,8 @@ impl Driver {
             clock_ms: 0.0,
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
-            named: 0,
+            named: HashMap::new(),
+            phase: Default::default(),
             fault: None,
             has_failed: false,
             injected: None,
@@ -209,28 +241,30 @@ impl Driver {
         }
     }
 
-    /// How much later the call `name`, just counted, is to return.
-    fn lateness(&self, name: &str) -> Duration {
-        let is_late = |which: &String| which == name || which.parse() == Ok(self.calls);
-        if self.config.late_call.as_ref().is_some_and(is_late) { self.config.late } else { Duration::ZERO }
+    fn count(&mut self, name: &'static str) -> Counted {
+        self.calls += 1;
+        let named = self.named.entry(name).or_default();
+        *named += 1;
+        let first_behind = self.phase.1.insert(name).then(|| self.phase.0.clone());
+        Counted { name, number: self.calls, named: *named, first_behind }
     }
 
-    /// Whether the call `name`, just counted, is to fail.
-    fn injects(&mut self, name: &str) -> Option<Code> {
-        let config = &self.config;
-        let (due, is_last) = match &config.fail_call {
-            Some(FailCall::Numbers(numbers)) => {
-                (numbers.contains(&self.calls), numbers.iter().all(|number| *number <= self.calls))
-            }
-            Some(FailCall::Named(named, first)) => {
-                self.named += usize::from(named == name);
-                (named == name && self.named >= *first, true)
-            }
-            None => (false, false),
-        };
+    /// How much later a call is to return.
+    fn lateness(&mut self, call: &Counted) -> Duration {
+        if !self.config.late_call.as_ref().is_some_and(|which| which.is(call).0) {
+            return Duration::ZERO;
+        }
+        self.write(&format!("late {}", short(call.name)));
+        self.config.late
+    }
+
+    /// Whether a call is to fail.
+    fn injects(&mut self, call: &Counted) -> Option<Code> {
+        let which = self.config.fail_call.as_ref().map(|which| which.is(call));
+        let (due, is_last) = which.unwrap_or_default();
         self.has_failed |= due;
-        let code = due.then_some(config.fail_code);
-        if config.sticky && is_last {
+        let code = due.then_some(self.config.fail_code);
+        if self.config.sticky && is_last {
             self.fault = self.fault.or(code);
         }
         self.fault.or(code)
@@ -333,8 +367,8 @@ impl Config {
             slow: env::var("FAKE_CUDA_SLOW").ok(),
             join_ms: env::var_os("FAKE_CUDA_JOIN_US").map(|_| 1e-3 * env_number("FAKE_CUDA_JOIN_US", 0) as f64),
             ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
-            fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok().map(|which| FailCall::read(&which)),
-            late_call: env::var("FAKE_CUDA_LATE_CALL").ok(),
+            fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok().map(|which| Which::read(&which)),
+            late_call: env::var("FAKE_CUDA_LATE_CALL").ok().map(|which| Which::read(&which)),
             late: Duration::from_millis(env_number("FAKE_CUDA_LATE_MS", 30) as u64),
             fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,
             sticky: is("FAKE_CUDA_FAIL_STICKY", "1"),
@@ -344,6 +378,19 @@ impl Config {
 
 fn env_number(name: &str, default: usize) -> usize {
     env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+/// The test marks where it is.
+///
+/// # Safety
+/// The text ends with a NUL.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fake_cuda_mark(name: *const std::ffi::c_char) {
+    // SAFETY: by the caller.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let mut driver = DRIVER.lock().expect("no call panics");
+    driver.write(&format!("# {name}"));
+    driver.phase = (name, HashSet::new());
 }
 
 /// Starts the thread that does the work, where it is to be one of the driver's own. After a fault it does nothing more,

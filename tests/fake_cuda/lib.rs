@@ -17,10 +17,10 @@
 //! | `FAKE_CUDA_MEMORY` | bytes of device memory | 1 GiB |
 //! | `FAKE_CUDA_EVENTS` | `instant`: work is done when enqueued; `held`: as late as it may be, a step a query; `own`: by a thread of the driver's own, a step at a time; `stuck`: kernels never end | `instant` |
 //! | `FAKE_CUDA_SEED` | which of the ready streams goes first, where work is held | 1 |
-//! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or several, `7,12`; or a name, `cuInit`, from the first of that name on, or `cuInit#2` from the second on | none |
+//! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or several, `7,12`; or a name, `cuInit`, from the first of that name on, or `cuInit#2` from the second on; or `use:cuInit`, the first of that name behind the test's mark `use` | none |
 //! | `FAKE_CUDA_FAIL_CODE` | with which status | 719 |
 //! | `FAKE_CUDA_FAIL_STICKY` | `1`: and every call after the last of these too, as after a real fault | |
-//! | `FAKE_CUDA_LATE_CALL` | the call that does its work and returns late: as `FAKE_CUDA_FAIL_CALL`, but that a name is every call of it | none |
+//! | `FAKE_CUDA_LATE_CALL` | the calls that do their work and return late, chosen as those of `FAKE_CUDA_FAIL_CALL`; the log has `late cuInit` before each | none |
 //! | `FAKE_CUDA_LATE_MS` | how late | 30 |
 //! | `FAKE_CUDA_SLOW` | kernels with this in their name take 0.1 ms by the events' clock, others 0.01 ms; a copy takes 1 ms | none |
 //! | `FAKE_CUDA_JOIN_US` | by that clock branches of a graph run at the same time, and a kernel that waits for another branch begins so many us after its end | one after the other |

@@ -136,7 +136,7 @@ fn measurements_that_are_kept_are_counted() {
     let outdated = format!("; of another driver or version: {count}");
     assert_eq!(told(), ("ok".into(), format!("{count} answers in CACHE/tuning{outdated}")));
     fs::write(&answers[0], "{").unwrap();
-    let found = format!("{} answers in CACHE/tuning{outdated}; passed over: 1", count - 1);
+    let found = format!("{} answers in CACHE/tuning{outdated}; ignored: 1", count - 1);
     assert_eq!(told(), ("warn".into(), found));
     fs::remove_dir_all(&own).unwrap();
     assert_eq!(told(), ("warn".into(), format!("0 answers in CACHE/tuning{outdated}")));

@@ -4,21 +4,18 @@
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::{
-    Batch, CallerStream, Close, Device, Engine, Error, FaultClass, Fleet, Output, Precision, Target, Waiting, WhenFull,
-};
+use trefoil::{Batcher, CallerStream, Close, Device, Engine, Error, FaultClass, Waiting, WhenFull};
 
-use crate::engine::{POISON, small_model};
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
-use crate::many::head;
-use crate::support::records::{self, joined};
+use crate::what::{Built, LONG, What};
 
-const LONG: Duration = Duration::from_secs(20);
+/// What is in use, for another thread to use it too.
+pub static IN_USE: OnceLock<(Weak<Built>, Weak<Batcher>)> = OnceLock::new();
 
 fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     struct Unpark(thread::Thread);
@@ -38,115 +35,21 @@ fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     }
 }
 
-/// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet; an
-/// engine of a model of values, whose kernels are written when it is built.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    OneModel,
-    SeveralModels,
-    Fleet,
-    Values,
-}
-
-impl What {
-    const ALL: [Self; 4] = [Self::OneModel, Self::SeveralModels, Self::Fleet, Self::Values];
-
-    /// In a child: what the parent chose.
-    fn chosen() -> Self {
-        let name = std::env::var("WHAT").unwrap();
-        Self::ALL.into_iter().find(|what| format!("{what:?}") == name).unwrap()
-    }
-
-    /// Opens what it runs on.
-    fn open(self) -> Result<Vec<Device>, Error> {
-        let devices = if let Self::Fleet = self { 2 } else { 1 };
-        (0..devices).map(|ordinal| Device::open(Target::Cuda(ordinal))).collect()
-    }
-
-    fn build(self, devices: &[Device], waiting: Waiting) -> Result<Built, Error> {
-        let model = small_model();
-        let (features, head) = (model.features()?, head(&model));
-        let values = joined();
-        let builder = match self {
-            Self::OneModel | Self::Fleet => Engine::builder(&model),
-            Self::Values => Engine::builder(&values).precision(Precision::F32),
-            Self::SeveralModels => Engine::builder(&features).then(&head).beside(&head).average(),
-        };
-        let builder = builder.batch_sizes(&[1, 4]).waiting(waiting).acquire_limit(LONG).check(true);
-        match self {
-            Self::OneModel | Self::Values => {
-                builder.on(&devices[0]).staging(2).results(6).build().map(Arc::new).map(Built::Engine)
-            }
-            Self::SeveralModels => {
-                let builder = builder.on(&devices[0]).slots(2).staging(2).results(6);
-                builder.device_results(true).trace_batches(6).build().map(Arc::new).map(Built::Engine)
-            }
-            // As many results as all have tickets: one device may be the last.
-            Self::Fleet => builder.slots(2).staging(3).results(16).build_on(devices).map(Built::Fleet),
-        }
-    }
-
-    fn fill(self, batch: &mut Batch, rows: usize) {
-        if let Self::Values = self {
-            (0..rows).for_each(|row| records::fill(batch, row));
-        }
-    }
-
-    /// Whether the first row has been answered.
-    fn check(self, output: &Output) {
-        match self {
-            Self::Values => {
-                records::check(output.port(0, "features").unwrap(), output.port(0, "best").unwrap(), 0);
-            }
-            _ => assert_eq!(output.values(0)[0], POISON),
-        }
-    }
-
-    fn runs(self, scenario: &Scenario, variables: &[(&str, &str)]) -> ChildReport {
-        let (what, devices) = (format!("{self:?}"), ["1", "2"][usize::from(matches!(self, Self::Fleet))]);
-        scenario.run(&[&[("WHAT", &*what), ("FAKE_CUDA_DEVICES", devices)], variables].concat())
-    }
-}
-
-enum Built {
-    Engine(Arc<Engine>),
-    Fleet(Fleet),
-}
-
-impl Built {
-    fn engines(&self) -> Vec<Arc<Engine>> {
-        match self {
-            Self::Engine(engine) => vec![engine.clone()],
-            Self::Fleet(fleet) => fleet.engines(),
-        }
-    }
-
-    fn acquire(&self) -> Result<Batch, Error> {
-        match self {
-            Self::Engine(engine) => engine.acquire(),
-            Self::Fleet(fleet) => fleet.acquire(),
-        }
-    }
-
-    fn close(&self) -> Result<(), Error> {
-        match self {
-            Self::Engine(engine) => engine.close(Close::Drain, LONG),
-            Self::Fleet(fleet) => fleet.close(Close::Drain, LONG),
-        }
-    }
-}
-
 /// Uses an engine or a fleet in every way, from several threads; the errors that it gave, or what building it gave.
 fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<(), Vec<Error>> {
-    let built = what.build(devices, waiting).map_err(|error| vec![error])?;
+    let built = Arc::new(what.build(devices, waiting).map_err(|error| vec![error])?);
     let engine = &built.engines()[0];
-    let batcher = engine.batcher().rows(6).in_flight(1).build().map_err(|error| vec![error])?;
-    mark("built");
+    let batcher = Arc::new(engine.batcher().rows(6).in_flight(1).build().map_err(|error| vec![error])?);
+    IN_USE.get_or_init(|| (Arc::downgrade(&built), Arc::downgrade(&batcher)));
+    mark("use");
     let submit = |rows| {
         let mut batch = built.acquire()?;
         what.fill(&mut batch, rows);
         batch.submit(rows)
     };
+    // A thread of its own submits before all others, so that its calls are the first of their names.
+    let first = thread::scope(|scope| scope.spawn(|| submit(1)).join().unwrap());
+    let first = first.and_then(trefoil::Ticket::wait).map(drop);
     let pixels = vec![7; batcher.input().row_bytes];
     let mut errors: Vec<Error> = thread::scope(|scope| {
         let waits = scope.spawn(|| {
@@ -174,9 +77,9 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
         });
         [waits, awaits, drops, rows, stays].into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    mark("used");
     drop(engine.trace().map(|trace| trace.to_chrome_json()));
-    for closed in [batcher.close(Close::Drain, LONG), built.close()] {
+    errors.extend(first.and_then(|()| submit(1)?.wait().map(drop)).err());
+    for closed in [batcher.close(Close::Drain, LONG), built.close(LONG)] {
         match closed {
             Err(error @ Error::Timeout { .. }) => panic!("{error}: {}", engine.health()),
             closed => errors.extend(closed.err()),
@@ -186,7 +89,7 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     if engine.device().fault().is_some() {
         assert!(batcher.submit(&pixels).is_err(), "handed out after a fault");
     }
-    mark("drop");
+    mark("end");
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
@@ -275,22 +178,47 @@ fn every_failing_call_of_a_model_of_values_answers_everybody() {
     each_call_fails("faults::every_failing_call_of_a_model_of_values_answers_everybody", What::Values);
 }
 
-fn each_call_fails(name: &'static str, what: What) {
-    let scenario = Scenario::new(name, || {
-        let waiting = match std::env::var("WAITING").unwrap().as_str() {
-            "0" => Waiting::Block,
-            "1" => Waiting::Callback,
-            _ => Waiting::Spin,
-        };
-        match What::chosen().open() {
-            Ok(devices) => tell(What::chosen(), devices, waiting),
-            Err(error) => println!("error: {error}"),
+/// In a child: opens, builds, uses and drops what the parent chose, with marks between.
+pub fn live() {
+    let waiting = match std::env::var("WAITING").unwrap().as_str() {
+        "0" => Waiting::Block,
+        "1" => Waiting::Callback,
+        _ => Waiting::Spin,
+    };
+    println!(); // behind the name of the test
+    mark("open");
+    match What::chosen().open() {
+        Ok(devices) => {
+            mark("build");
+            tell(What::chosen(), devices, waiting);
         }
-    });
+        Err(error) => println!("error: {error}"),
+    }
+}
+
+/// A run in which calls failed: everybody heard of one of them by name, and nothing is left but what the device may still
+/// use.
+pub fn check_failed(what: &str, report: &ChildReport) {
+    let faulted = report.stdout.contains("faulted");
+    // What is enqueued when one call fails may still run when the context ends; its memory is left to it.
+    let may_be = |what: &&String| faulted && what.starts_with("the context ends with");
+    let violations: Vec<&String> = report.violations.iter().filter(|what| !may_be(what)).collect();
+    assert!(report.status.success() && violations.is_empty(), "{what}: {}, {violations:?}\n{report}", report.status);
+    let injected = report.log.iter().filter(|line| line.ends_with("injected"));
+    let failed: BTreeSet<&str> = injected.filter_map(|line| line.split(' ').next()).collect();
+    for line in report.stdout.lines().filter(|line| line.starts_with("error") || line.starts_with("faulted")) {
+        let named = failed.iter().any(|name| line.contains(&format!("{name} failed with CUDA_ERROR_LAUNCH_FAILED")));
+        assert!(named, "{what}: not one of {failed:?}: {line}\n{report}");
+    }
+    assert!(faulted || report.leaks.is_empty(), "{what}: {:?}\n{report}", report.leaks);
+}
+
+fn each_call_fails(name: &'static str, what: What) {
+    let scenario = Scenario::new(name, live);
     let report = what.runs(&scenario, &[("WAITING", "0")]);
     let log = &report.assert_clean().log;
     let calls = |until: &str| log.iter().take_while(|line| *line != until).filter(|l| l.starts_with("cu")).count();
-    let (built, used) = (calls("# built"), calls("# drop"));
+    let (built, used) = (calls("# use"), calls("# end"));
     assert!(built > 100 && used > built + 150, "{built} calls in building, {used} in all");
     for_each_number(2 * used, |number| {
         // Each call in turn, alone and for good; the ways of waiting take turns.
@@ -300,23 +228,7 @@ fn each_call_fails(name: &'static str, what: What) {
         let fails = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky)];
         let report =
             what.runs(&scenario, &[&[("WAITING", waiting), ("FAKE_CUDA_EVENTS", events)], &fails[..]].concat());
-        let faulted = report.stdout.contains("faulted");
-        // What is enqueued when one call fails may still run when the context ends; its memory is left to it.
-        let may_be = |what: &&String| faulted && what.starts_with("the context ends with");
-        let violations: Vec<&String> = report.violations.iter().filter(|what| !may_be(what)).collect();
-        assert!(
-            report.status.success() && violations.is_empty(),
-            "call {call}: {}, {violations:?}\n{report}",
-            report.status
-        );
-        let injected = report.log.iter().filter(|line| line.ends_with("injected"));
-        let failed: BTreeSet<&str> = injected.filter_map(|line| line.split(' ').next()).collect();
-        for line in report.stdout.lines().filter(|line| line.starts_with("error") || line.starts_with("faulted")) {
-            let named =
-                failed.iter().any(|name| line.contains(&format!("{name} failed with CUDA_ERROR_LAUNCH_FAILED")));
-            assert!(named, "call {call}: not one of {failed:?}: {line}\n{report}");
-        }
-        assert!(faulted || report.leaks.is_empty(), "call {call}: {:?}\n{report}", report.leaks);
+        check_failed(&format!("call {call}"), &report);
     });
 }
 
@@ -371,31 +283,6 @@ fn what_fails_to_build_leaves_nothing() {
             // Uploading the weights is enqueued work: its failure is a fault, after which memory is left to the device.
             let faults = report.stdout.contains("faulted");
             assert!(faults || report.leaks.is_empty(), "{what:?}, call {call}: {:?}\n{report}", report.leaks);
-        });
-    }
-}
-
-/// Which driver calls return late changes no answer, and leaves nothing behind.
-#[test]
-fn calls_that_return_late_change_nothing() {
-    let scenario = Scenario::new("faults::calls_that_return_late_change_nothing", || {
-        let (what, devices) = (What::chosen(), What::chosen().open().unwrap());
-        use_everything(what, &devices, Waiting::default()).unwrap_or_else(|errors| panic!("{errors:?}"));
-        wait_until_settled(&devices);
-        drop(devices);
-        wait_for_release();
-    });
-    for what in What::ALL {
-        let report = what.runs(&scenario, &[]);
-        let log = &report.assert_clean().log;
-        let used = log.iter().skip_while(|line| *line != "# built").take_while(|line| *line != "# drop");
-        let names: BTreeSet<&str> =
-            used.filter(|line| line.starts_with("cu")).filter_map(|line| line.split(' ').next()).collect();
-        assert!(names.len() > 5, "{names:?}");
-        let names: Vec<&str> = names.into_iter().collect();
-        for_each_number(names.len(), |number| {
-            let late = [("FAKE_CUDA_LATE_CALL", names[number - 1]), ("FAKE_CUDA_LATE_MS", "5")];
-            what.runs(&scenario, &late).assert_clean();
         });
     }
 }

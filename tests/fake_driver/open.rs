@@ -57,7 +57,7 @@ fn a_library_that_cannot_be_loaded_is_an_error_with_the_loaders_words() {
         ("libcuda.so.1", b"no library".to_vec(), "file too short"),
         ("libcuda.so", vec![b'x'; 4096], "invalid ELF header"),
         ("libcuda.so.1", elf(1, I386), "wrong ELF class: ELFCLASS32"),
-        ("libcuda.so.1", elf(2, MIPS), "made for another processor"),
+        ("libcuda.so.1", elf(2, MIPS), "libraries for another processor"),
     ]
     .into_iter()
     .enumerate()
@@ -86,7 +86,7 @@ fn a_gpu_without_room_and_a_limit_of_files_are_told() {
         (
             "cuDevicePrimaryCtxRetain",
             "2",
-            ["CUDA_ERROR_OUT_OF_MEMORY, no room for a context is left in its 1.0 GiB", "`nvidia-smi`"],
+            ["CUDA_ERROR_OUT_OF_MEMORY: there is no memory for a context in its 1.0 GiB", "`nvidia-smi`"],
         ),
         ("cuInit", "304", ["CUDA_ERROR_OPERATING_SYSTEM, ", " (`ulimit -n`)"]),
     ] {

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use trefoil::{Device, Engine, Error, FaultClass, Fleet, Target, Waiting};
+use trefoil::{Device, Engine, Error, FaultClass, Fleet, RowTicket, Target, Waiting};
 
 use crate::cuda::Context;
 use crate::engine::{POISON, small_model};
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
 use crate::many::head;
+use crate::what::LONG;
 
 /// A status of class device.
 const CODE: (&str, &str) = ("FAKE_CUDA_FAIL_CODE", "999");
@@ -26,7 +26,7 @@ fn build(device: Device) -> Result<Fleet, Error> {
     let waiting = [Waiting::Block, Waiting::Callback, Waiting::Spin];
     let waiting = waiting[std::env::var("WAITING").unwrap().parse::<usize>().unwrap()];
     let builder = builder.batch_sizes(&[4]).slots(2).staging(3).results(8).waiting(waiting).check(true);
-    builder.acquire_limit(Duration::from_secs(20)).rebuild_on_fault(2).build_on(&[device])
+    builder.acquire_limit(LONG).rebuild_on_fault(2).build_on(&[device])
 }
 
 /// In a child: what became of the batches of a fleet, one line each, and how often it was rebuilt.
@@ -147,6 +147,33 @@ fn each_call_of_rebuilding_may_fail() {
         let for_good = [("FAKE_CUDA_FAIL_CALL", &*calls), ("FAKE_CUDA_FAIL_STICKY", "1")];
         check_answered(&format!("calls {calls} and all later ones"), &run(&scenario, what, number, &for_good));
     });
+}
+
+/// A batcher is one engine's: its rows hear the fault, and those of a batcher of the next engine are computed.
+#[test]
+fn rows_of_a_batcher_are_answered_before_and_after_a_rebuild() {
+    let scenario = Scenario::new("rebuild::rows_of_a_batcher_are_answered_before_and_after_a_rebuild", || {
+        let fleet = build(Device::open(Target::Cuda(0)).unwrap()).unwrap();
+        let ask = || -> Vec<Result<(), Error>> {
+            let batcher = fleet.engines()[0].batcher().rows(4).build().unwrap();
+            let pixels = vec![7; batcher.input().row_bytes];
+            let tickets: Vec<_> = (0..BATCHES).map(|_| batcher.submit(&pixels)).collect();
+            let answer = |ticket: RowTicket| ticket.wait_for(LONG).map(|answer| drop(answer.expect("never answered")));
+            tickets.into_iter().map(|ticket| ticket.and_then(answer)).collect()
+        };
+        mark("use");
+        let heard: Vec<Error> = ask().into_iter().filter_map(Result::err).collect();
+        assert!(!heard.is_empty(), "nobody heard of the fault");
+        assert!(heard.iter().all(|error| error.to_string().contains("cuGraphLaunch failed")), "{heard:?}");
+        drop(fleet.acquire().unwrap().submit(1).unwrap().wait().unwrap()); // by the next engine
+        assert!(ask().into_iter().all(|answer| answer.inspect_err(|error| println!("{error}")).is_ok()));
+        assert_eq!(fleet.stats()[0].rebuilt, 1);
+    });
+    for waiting in ["0", "1", "2"] {
+        let fails = [("FAKE_CUDA_FAIL_CALL", "use:cuGraphLaunch"), CODE];
+        let report = scenario.run(&[&fails[..], &[("WHAT", "one model"), ("WAITING", waiting)]].concat());
+        assert!(report.status.success(), "{report}");
+    }
 }
 
 /// A sticky error of the context is the process's: nothing is built on it again.

@@ -1,14 +1,16 @@
 //! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
 
-use trefoil::model::Model;
+use trefoil::plan::Choices;
 use trefoil::{Device, Engine, Error, Precision, Target};
 
 use crate::engine::fail_each_call_of;
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 use crate::support::beyond_f16;
+use crate::support::embedding::{kept, problems};
 use crate::support::encoder::{Encoder, Style};
+use crate::support::random::Random;
 use crate::support::records::{check, fill, joined};
-use crate::support::{sizes, states};
+use crate::support::{operations, precision, sizes, states, transformer};
 
 /// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
 #[test]
@@ -30,21 +32,28 @@ fn rows_are_computed_by_loops_alone() {
     scenario.run(&[]).assert_clean();
 }
 
-/// There are no kernels of f32 for networks of images: an engine of one says so, and does not compute in f16.
+/// No kernel of images or transformers is for these types: loops compute all layers in them, and answer as plain loops do.
 #[test]
-fn networks_of_images_are_refused_in_f32() {
-    let scenario = Scenario::new("values::networks_of_images_are_refused_in_f32", || {
+fn other_types_than_f16_are_computed_by_loops() {
+    let scenario = Scenario::new("values::other_types_than_f16_are_computed_by_loops", || {
         let device = Device::open(Target::Cuda(0)).unwrap();
-        let model = Model::open("weights/convnet28").unwrap();
-        match Engine::builder(&model).on(&device).precision(Precision::F32).build() {
-            Err(Error::Unsupported { what, .. }) => {
-                assert!(what.contains("convnet28") && what.contains("in f32"), "{what}")
-            }
-            other => panic!("{other:?}"),
+        let types = [Precision::F32, Precision::Bf16];
+        precision::layers_read_the_type_that_is_asked_for(&device, &types);
+        precision::a_checkpoint_has_a_precision_of_its_own(&device);
+        precision::nodes_in_f32_read_f32(&device);
+        let networks = operations::networks();
+        for (case, of) in networks.iter().zip(types.into_iter().cycle()).take(NETWORKS) {
+            case.run_in(of, &device, Choices::new()).unwrap();
+        }
+        for problem in transformer::small(Precision::Bf16) {
+            problem.run(&device).unwrap_or_else(|error| panic!("{problem}: {error}"));
         }
     });
     scenario.run(&[]).assert_clean();
 }
+
+/// Networks that the interpreter computes in seconds: with each format of rows and each kind of output.
+const NETWORKS: usize = 4;
 
 /// Products, attention and norms by their own kernels: the stand-in compares each launch with its kernel.
 #[test]
@@ -70,6 +79,25 @@ fn sizes_are_computed_by_loops_alone() {
         for (name, case) in sizes::ALL.into_iter().filter(|(name, _)| *name != "a_mean_is_there_at_every_size") {
             println!("{name}");
             case(&device);
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// Texts end to end, with places, distances, turns and causal attention: loops read keys by where rows begin.
+#[test]
+fn packed_texts_are_computed_by_loops_alone() {
+    let scenario = Scenario::new("values::packed_texts_are_computed_by_loops_alone", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let names = ["BERT, mean, unit", "MPNet, mean, unit", "CLIP, texts", "modernbert"];
+        let all = problems::all().into_iter().chain(kept::all());
+        for problem in all.filter(|problem| names.contains(&problem.name)) {
+            problem.run_packed(&device, Precision::F32).unwrap_or_else(|what| panic!("{problem}: {what}"));
+            let engine = problem.packed(&device, Precision::F32, 30, 3).unwrap();
+            let text = problem.text(5);
+            let alone = engine.bits(&[&text]);
+            engine.hostile(&mut Random::new(problem.name)).submit(1).unwrap().wait().unwrap();
+            assert!(engine.bits(&[&problem.text(7), &text])[1] == alone[0], "{problem}");
         }
     });
     scenario.run(&[]).assert_clean();

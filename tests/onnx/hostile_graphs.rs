@@ -340,7 +340,7 @@ fn operands_that_do_not_fit_are_told() {
         ("is there twice", file(&[x(), x(), output("x")], &[])),
         ("two outputs have this name", file(&[x(), output("x"), output("x")], &[])),
         ("the graph has no output", file(&[x()], &[])),
-        ("no tensor, or of a type", file(&[message(11, &[bytes(1, "x")]), output("x")], &[])),
+        ("not a tensor, or has no type", file(&[message(11, &[bytes(1, "x")]), output("x")], &[])),
         (
             "of unknown rank",
             file(&[message(11, &[bytes(1, "x"), message(2, &[message(1, &[int(1, 1)])])]), output("x")], &[]),

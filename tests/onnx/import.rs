@@ -210,7 +210,10 @@ fn what_is_found_in_the_data_has_a_bound_and_a_count() {
     ];
     let told = problems(&[&[found, x()][..], &all].concat());
     for (problem, axis) in told.iter().zip(["axis 1 of i64[1,2]", "axis 1 of i64[1,2]", "axis 0 of i64[2]"]) {
-        assert!(problem.reason.contains(&format!("how much of {axis} is meant depends on the data")), "{problem:?}");
+        assert!(
+            problem.reason.contains(&format!("the number of elements in use along {axis} depends on the data")),
+            "{problem:?}"
+        );
     }
     assert_eq!(told.len(), 3, "{told:?}");
 }

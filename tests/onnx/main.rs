@@ -10,6 +10,7 @@ mod image_sizes;
 mod import;
 mod memory;
 mod mutations;
+mod onnxruntime;
 mod oracle;
 mod quantised;
 #[path = "../support/splitmix.rs"]

@@ -29,6 +29,7 @@ fn a_calibrated_model_is_a_model_in_bytes() {
     assert_eq!(quantization["floats"], serde_json::json!(["conv1"]));
     assert_eq!(quantization["calibration"]["photos"], 16);
     assert!(quantization["scales"]["relu5"].as_f64().unwrap() > 0.0);
+    assert!(!quantization["means"]["relu5"].as_array().unwrap().is_empty());
     let inspected = run(&["inspect", out.path(), "--device", "cpu"]);
     expect_code(&inspected, 0);
     assert_eq!(stdout(&inspected).matches("s8 conv3x3+relu").count(), 4, "{}", stdout(&inspected));

@@ -146,6 +146,27 @@ fn long_texts_are_cut_before_their_end() {
     expect_code(&run(&["embed", path(&folder), &long, "--device", "cpu"]), 0);
 }
 
+/// Packs of few tokens, and one for all; a text that is too long is cut as a row is.
+#[test]
+fn packed_texts_have_the_vectors_of_padded_ones() {
+    let folder = of_texts();
+    let file = lines(&folder, &[&TEXTS[..], &["cats ".repeat(100).as_str(), "purr"]].concat());
+    for more in [&["--sequence", "12"][..], &[]] {
+        let embed = |packed: &[&str]| {
+            let output = run(&[&["embed", path(&folder), &file, "--device", "cpu"], packed, more].concat());
+            expect_code(&output, 0);
+            vectors(&json_lines(&output))
+        };
+        let padded = embed(&[]);
+        for tokens in ["40", "200"] {
+            let packed = embed(&["--packed", tokens]);
+            assert_eq!(packed.len(), padded.len());
+            assert!(packed.iter().zip(&padded).all(|(a, b)| is_near(a, b)), "{tokens} tokens: {packed:?}, {padded:?}");
+            assert_eq!(packed[0], packed[4], "the same text in the same size has the same bits");
+        }
+    }
+}
+
 #[test]
 fn photos_become_vectors_and_a_broken_one_is_told() {
     let folder = problem("ViT, classes").folder();
@@ -181,6 +202,9 @@ fn what_is_missing_is_named() {
     refused(&["embed", path(&folder), &file, "--device", "cpu"], "tokenizer.json");
     refused(&["embed", path(&of_texts()), "no/such/file", "--device", "cpu"], "no/such/file");
     refused(&["embed", path(&of_texts()), &file, "--device", "cpu", "--sequence", "41"], "1 to 40 tokens");
+    let photos = super::root().join("weights/photos").join("chelsea.png");
+    let images = problem("ViT, classes").folder();
+    refused(&["embed", path(&images), photos.to_str().unwrap(), "--device", "cpu", "--packed", "9"], "are for texts");
     let none = lines(&folder, &[]);
     fs::write(&none, "").unwrap();
     refused(&["embed", path(&of_texts()), &none, "--device", "cpu"], "one on each line");

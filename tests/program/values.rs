@@ -188,6 +188,20 @@ fn images_have_the_sizes_that_are_asked_for() {
     assert!(stderr(&wrong).contains("`height`, `width`"), "{}", stderr(&wrong));
 }
 
+/// Of 1 + 2^-9 + 2^-13 bf16 holds the first number, f16 the first two.
+#[test]
+fn layers_have_the_precision_that_is_asked_for() {
+    let (files, third) = (Files::new("run-precision"), 1.0 + 1.0 / 512.0 + 1.0 / 8192.0);
+    let x = files.input("x", npy("<f4", "1, 3", &f32s(&[third, 0.0, 0.0])));
+    let to = files.0.0.join("out.npz");
+    for (precision, held) in [("auto", third), ("f32", third), ("f16", 1.0 + 1.0 / 512.0), ("bf16", 1.0)] {
+        let more = ["--size", "sequence=2", "--input", &x, "--precision", precision, "--output", to.to_str().unwrap()];
+        expect_code(&files.run("run", &more), 0);
+        let arrays = unzip(&fs::read(&to).unwrap());
+        assert_eq!(parts(&arrays[0].1).1, f32s(&[held, held / 2.0]), "{precision}");
+    }
+}
+
 #[test]
 fn wrong_rows_say_what_is_expected() {
     let files = Files::new("run-wrong");
@@ -338,12 +352,16 @@ fn an_audit_lets_the_file_be_in_f32() {
     let audit = |more: &[&str]| run(&[&["audit", files.1.to_str().unwrap(), "--input", &input], more].concat());
     let output = audit(&["--save"]);
     expect_code(&output, 0);
-    assert!(stdout(&output).contains("in f32: `scores` (contract), up to 90000, off by inf"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("in f32: `scores` (contract), largest number 90000, error inf"),
+        "{}",
+        stdout(&output)
+    );
     let config = fs::read_to_string(files.0.0.join("config.json")).unwrap();
     assert_eq!(config, "{\n  \"nodes_in_f32\": [\n    \"scores\"\n  ]\n}\n");
     let again = audit(&[]);
     assert!(
-        stdout(&again).contains("nodes moved to f32: 0, there before: 1; outputs are off by 0"),
+        stdout(&again).contains("nodes moved to f32: 0, in f32 before: 1; largest error of the outputs: 0"),
         "{}",
         stdout(&again)
     );

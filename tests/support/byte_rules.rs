@@ -92,12 +92,18 @@ fn convolution(
         let unit = (largest / 127.0).max(bias(k).abs() / most);
         let filters: Vec<Vec<i64>> =
             products.iter().map(|of| of.iter().map(|w| (w / unit).round_ties_even() as i64).collect()).collect();
-        let mut of_zeros = 0.0;
-        for ((conv, x), filter) in sources.iter().zip(&filters) {
+        let [mut of_zeros, mut lost] = [0.0; 2];
+        for (((conv, x), filter), products) in sources.iter().zip(&filters).zip(&products) {
+            if let Some(means) = &conv.means {
+                for (at, (product, weight)) in products.iter().zip(filter).enumerate() {
+                    let mean = f64::from(means[at / taps(conv)]) / f64::from(x.scale);
+                    lost += (product - *weight as f64 * unit) * mean.clamp(-128.0, 255.0);
+                }
+            }
             of_zeros +=
                 filter.iter().enumerate().map(|(at, w)| *w as f64 * x.channels[at / taps(conv)][1]).sum::<f64>();
         }
-        let bias = (bias(k) / unit - of_zeros).round_ties_even() as i64;
+        let bias = ((bias(k) + lost) / unit - of_zeros).round_ties_even() as i64;
         let factor = (unit / f64::from(scale)) as f32;
         for pixel in 0..y.pixels() {
             let seen = |((conv, x), filter): (&(&Conv2d, &Value), &Vec<i64>)| sum_of(conv, x, filter, pixel, y.width);

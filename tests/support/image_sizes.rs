@@ -166,7 +166,7 @@ pub fn sizes_that_images_cannot_have_are_told(device: &Device) {
     let fixed =
         Model::new(graph, model.weights().clone(), Preprocessing::new(Shape::new(28, 28, 1)), Vec::new()).unwrap();
     let refused = build(&fixed, &[size(1, [28, 28])]);
-    assert!(refused.contains("free dimensions: none") && refused.contains("`Model::of_images`"), "{refused}");
+    assert!(refused.contains("free dimensions: no sizes") && refused.contains("`Model::of_images`"), "{refused}");
     let engine = on(Engine::builder(&fixed), device).batch_sizes(&[2]).build().unwrap();
     assert_eq!(engine.sizes(), [Size::new(2)]);
     assert!(engine.acquire_for(&size(1, [28, 28])).is_err());

@@ -15,6 +15,7 @@ pub mod loops;
 pub mod loops_on_gpu;
 pub mod nodes;
 pub mod operations;
+pub mod precision;
 pub mod problem;
 #[cfg(feature = "cuda")]
 pub mod product;

@@ -10,7 +10,7 @@ use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, LinearTile, Request, StemTile, StepOp,
     TailTile, plan as plan_with,
 };
-use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
+use trefoil::{Activation, Batch, Device, Dtype, Engine, InputFormat, Output, OutputKind, Precision, Tuning};
 
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -29,8 +29,9 @@ pub struct Case {
     pub growth: Growth,
     /// Each row's values, NHWC: bytes for `U8Nhwc`, else numbers that an f16 holds.
     pub rows: Vec<Vec<f64>>,
-    /// The reference's result of each row, stored as f32 and as f16: made by the first run that is compared with it.
-    pub expected: [OnceLock<Vec<Expected>>; 2],
+    /// The reference's result of each row, as f32, f16 and operands of f16 and bf16: made by the first run that is compared
+    /// with it.
+    pub expected: [OnceLock<Vec<Expected>>; 4],
 }
 
 /// An operation with its sizes, which makes a case of itself.
@@ -199,15 +200,26 @@ impl Case {
     /// memory is full of another run's values before: NaN for float inputs, so that whatever reads what it should not
     /// gives NaN.
     pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
-        let tell = |e: trefoil::Error| format!("{}: {e}", self.name);
-        let engine = self.build(device, choices).map_err(tell)?;
+        self.run_in(Precision::Auto, device, choices)
+    }
+
+    /// The same in a precision.
+    pub fn run_in(&self, precision: Precision, device: &Device, choices: Choices) -> Result<(), String> {
+        let tell = |e: trefoil::Error| format!("{}, {precision:?}: {e}", self.name);
+        let engine = self.build(precision, device, choices).map_err(tell)?;
         self.submit(&engine, |batch| batch.rows_mut().for_each(|row| row.fill(0xff))).map_err(tell)?;
         let output = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
         let again = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
         if let Some(row) = (0..self.rows.len()).find(|&row| output.row(row) != again.row(row)) {
             return Err(format!("{}, row {row}: another run gives other bits", self.name));
         }
-        let storage = if device.info().target == "cpu" { Storage::F32 } else { Storage::F16 };
+        let storage = match (precision, device.info().target == "cpu") {
+            (Precision::F32, _) | (Precision::Auto, true) => Storage::F32,
+            (Precision::F16 | Precision::Auto, false) => Storage::F16,
+            (Precision::F16, true) => Storage::Operands(Dtype::F16),
+            (Precision::Bf16, _) => Storage::Operands(Dtype::Bf16),
+            (Precision::Checkpoint, _) => unreachable!("its weights are f32, which is a precision"),
+        };
         for row in 0..self.rows.len() {
             self.check(storage, row, &output).map_err(|e| format!("{}, row {row}: {e}", self.name))?;
         }
@@ -215,7 +227,7 @@ impl Case {
     }
 
     /// An engine for all rows at once.
-    pub fn build(&self, device: &Device, choices: Choices) -> Result<Engine, trefoil::Error> {
+    pub fn build(&self, precision: Precision, device: &Device, choices: Choices) -> Result<Engine, trefoil::Error> {
         let model = Model::new(self.graph.clone(), self.weights_again(), self.preprocessing.clone(), Vec::new())?;
         Engine::builder(&model)
             .on(device)
@@ -225,6 +237,7 @@ impl Case {
             .input(self.input)
             .output(self.output)
             .choices(choices)
+            .precision(precision)
             .check(true)
             .build()
     }
@@ -314,12 +327,17 @@ impl Case {
             let graph = without_classifier_for(self.output, &self.network);
             let mut values = run_graph(&graph, &self.weights, &self.normalized(row), how);
             let result = match storage {
-                Storage::F32 => graph.output,
+                Storage::F32 | Storage::Operands(_) => graph.output,
                 Storage::F16 => optimize(&graph).output,
             };
             values.swap_remove(result.0)
         };
-        let kept = &self.expected[usize::from(storage == Storage::F16)];
+        let kept = &self.expected[match storage {
+            Storage::F32 => 0,
+            Storage::F16 => 1,
+            Storage::Operands(Dtype::F16) => 2,
+            Storage::Operands(_) => 3,
+        }];
         kept.get_or_init(|| (0..self.rows.len()).map(of_row).collect())
     }
 

@@ -66,6 +66,13 @@ impl Growing {
         self.quantization.scales.insert(name.into(), scale);
     }
 
+    /// Says what a value is on average, some of it beyond its bytes.
+    fn known(&mut self, name: &str, channels: usize) {
+        let scale = self.quantization.scales[name];
+        let means = Random::new(name).singles(channels, 300.0).into_iter().map(|steps| steps * scale).collect();
+        self.quantization.means.insert(name.into(), means);
+    }
+
     fn conv(&mut self, name: &str, x: ValueId, channels: usize, window: Window) -> ValueId {
         let conv = Conv2d { bias: Some(format!("{name}.bias")), ..Conv2d::named(name, channels, window) };
         self.graph.conv2d_with(name, x, conv)
@@ -101,17 +108,20 @@ impl Growing {
 
 /// A block of a ResNet, of the image or `behind` another layer: 1x1, 3x3 at stride 2, 1x1 with a downsample added; then a 3x3
 /// that adds what it reads, with a residual after an activation. Behind a layer the downsample reads bytes that are signed
-/// as those of the last 1x1 are, and is a part of its sums.
+/// as those of the last 1x1 are, and is a part of its sums. Means are known of what the 1x1 and the downsample read.
 fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scale: f32) -> Problem {
     let place = if behind { "behind a layer" } else { "of the image" };
     let name = format!("block {place} of {input} by {inside}, {activation}, scale {scale}");
     let single = |stride| Window::square(1, stride, 0);
+    let value = |layer: &str| if activation == Activation::None { layer.into() } else { format!("{layer}.act") };
     let mut g = Growing::new(scale);
     let mut image = g.graph.image("image", input);
     g.scaled("input", 1.0 / 128.0);
+    g.known("input", input.channels);
     if behind {
         let x = g.conv("front", image, input.channels, single(1));
         image = g.act("front", x, activation);
+        g.known(&value("front"), input.channels);
     }
     let out = 2 * inside - inside % 2 * 5; // odd where `inside` is
     let down = g.conv("down", image, out, if behind { Window::square(3, 2, 1) } else { single(2) });
@@ -120,6 +130,7 @@ fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scal
     let x = g.act("a", x, activation);
     let x = g.conv("b", x, inside, Window::square(3, 2, 1));
     let x = g.act("b", x, activation);
+    g.known(&value("b"), inside);
     let x = g.conv("c", x, out, single(1));
     let sum = g.graph.add("sum", x, down);
     let x = g.act("sum", sum, activation);
@@ -192,7 +203,8 @@ impl Problem {
         Ok(())
     }
 
-    fn model(&self) -> Result<Model, Error> {
+    /// The network in bytes.
+    pub fn model(&self) -> Result<Model, Error> {
         let tensor = |(name, of): (&str, &ValueType)| (name.to_owned(), of.dims.clone(), self.tensors[name].clone());
         let weights = Weights::from_tensors(self.graph.weights().map(tensor))?;
         Model::new(self.graph.clone(), weights, self.preprocessing(), Vec::new())?.quantized(&self.quantization)

@@ -2,12 +2,12 @@
 //!
 //! [`run_graph`] takes the graph as it was built, so that a device that runs it rewritten is compared with what was
 //! meant. For a device that stores f16, whose results depend on where it rounds, it takes the rewritten graph, folds
-//! batch norms into filters and rounds those.
+//! batch norms into filters and rounds those. For one that rounds operands it takes the graph as it is, and rounds filters.
 
-use half::f16;
+use half::{bf16, f16};
 use trefoil::model::Weights;
 use trefoil::model::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Window, fold_conv, infer, optimize};
-use trefoil::{Activation, OutputKind, Shape};
+use trefoil::{Activation, Dtype, OutputKind, Shape};
 
 use super::problem::joinable;
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -19,11 +19,11 @@ pub struct Arithmetic {
     pub growth: Growth,
 }
 
-/// The value of every node for one image: of `graph` itself for f32, of the rewritten graph for f16. The input's
+/// The value of every node for one image: of the rewritten graph where f16 is stored, else of `graph` itself. The input's
 /// values carry their own errors.
 pub fn run_graph(graph: &Network, weights: &Weights, input: &Expected, how: Arithmetic) -> Vec<Expected> {
     let graph = match how.storage {
-        Storage::F32 => graph.clone(),
+        Storage::F32 | Storage::Operands(_) => graph.clone(),
         Storage::F16 => optimize(graph),
     };
     let shapes = infer(&graph).expect("a test's graph is well-formed");
@@ -96,17 +96,24 @@ fn round(storage: Storage, value: f64) -> f64 {
     match storage {
         Storage::F32 => value,
         // Through f32, as the device does it.
-        Storage::F16 => f16::from_f32(value as f32).to_f64(),
+        Storage::Operands(Dtype::Bf16) => bf16::from_f32(value as f32).to_f64(),
+        Storage::F16 | Storage::Operands(_) => f16::from_f32(value as f32).to_f64(),
     }
 }
 
+/// What a layer reads, rounded as it does: the values may be off by as much.
+fn operand(x: &Expected, how: Arithmetic) -> Expected {
+    let errors = x.values.iter().zip(&x.errors).map(|(&value, &error)| how.growth.read(how.storage, value, error));
+    Expected { errors: errors.collect(), ..x.clone() }
+}
+
 /// Filter [K, C / groups, R, S], rounded as the device stores it, and bias [K]. Whether a batch norm is still to be
-/// applied, the caller knows: f32 leaves it out.
+/// applied, the caller knows: f16 alone has it in the filter.
 fn filter_and_bias(conv: &Conv2d, weights: &Weights, channels: usize, storage: Storage) -> (Vec<f64>, Vec<f64>) {
     match storage {
-        Storage::F32 => {
+        Storage::F32 | Storage::Operands(_) => {
             let bias = conv.bias.as_ref().map_or_else(|| vec![0.0; conv.out_channels], |name| read(weights, name));
-            (read(weights, &conv.filter), bias)
+            (read(weights, &conv.filter).into_iter().map(|w| round(storage, w)).collect(), bias)
         }
         Storage::F16 => {
             let folded = fold_conv(weights, conv, channels).expect("a test's weights fold");
@@ -125,6 +132,7 @@ fn convolution(
     more_terms: usize,
     how: Arithmetic,
 ) -> Expected {
+    let x = &operand(x, how);
     let (filter, bias) = filter_and_bias(conv, weights, x.shape.channels, how.storage);
     let [r_size, s_size] = conv.window.size;
     let (group_in, group_out) = (x.shape.channels / conv.groups, y.channels / conv.groups);
@@ -155,7 +163,7 @@ fn convolution(
             }
         }
     }
-    if how.storage == Storage::F32
+    if how.storage != Storage::F16
         && let Some(norm) = &conv.norm
     {
         result = batch_norm(norm, weights, &result, terms(conv, x.shape), how);
@@ -286,6 +294,7 @@ fn windows(pool: &Pool, x: &Expected, y: Shape, reduce: impl Fn(&[(f64, f64)]) -
 }
 
 fn linear(layer: &Linear, weights: &Weights, x: &Expected, how: Arithmetic) -> Expected {
+    let x = &operand(x, how);
     let weight = read(weights, &layer.weight);
     let bias = layer.bias.as_ref().map(|name| read(weights, name));
     let mut result = Expected { shape: Shape::vector(layer.out_features), values: Vec::new(), errors: Vec::new() };

@@ -1,6 +1,6 @@
 //! How far a device may be from exact arithmetic: derived from rounding, never tuned.
 //!
-//! With u the unit roundoff (2^-24 for f32, 2^-11 for f16), each f32 operation gives the exact result times 1 + d with
+//! With u the unit roundoff (2^-24 for f32, 2^-11 for f16, 2^-8 for bf16), each f32 operation gives the exact result times 1 + d with
 //! |d| <= u. A sum of n products in any order, fused or not, is then off by at most
 //! gamma(n + 1) * sum |x w|, gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 3.1):
 //! each term meets at most one product's and n sums' roundings. That is [`Growth::Worst`], a proof; a term left out of
@@ -17,19 +17,31 @@
 //! A rounding to f16 is uniform over an interval of its spacing: at most u |y| / sqrt(3) in deviation. Results may
 //! differ by [`DEVIATIONS`] deviations.
 
-use trefoil::Shape;
+use trefoil::{Dtype, Shape};
 
 /// Unit roundoff of f32.
 pub const U32: f64 = 1.0 / (1 << 24) as f64;
 /// Unit roundoff of f16.
-pub const U16: f64 = 1.0 / (1 << 11) as f64;
-/// Half the spacing of f16's subnormal numbers.
-const TINY16: f64 = U16 / (1 << 14) as f64;
+pub const U16: f64 = F16.unit;
 /// Half the spacing of f32's subnormal numbers; a device may also flush them to zero.
 const TINY32: f64 = f32::MIN_POSITIVE as f64;
 
 /// Deviations that a result may be off: beyond it, of a normal distribution, lie 1.2e-15 of all cases.
 const DEVIATIONS: f64 = 8.0;
+
+/// How a type rounds to nearest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounding {
+    /// The unit roundoff.
+    pub unit: f64,
+    /// Half the spacing of its subnormal numbers.
+    pub tiny: f64,
+}
+
+/// Of f16.
+pub const F16: Rounding = Rounding { unit: 1.0 / (1 << 11) as f64, tiny: 1.0 / ((1_u64 << 11) * (1 << 14)) as f64 };
+/// Of bf16, which has f32's range; a device may also flush its subnormal numbers to zero.
+pub const BF16: Rounding = Rounding { unit: 1.0 / (1 << 8) as f64, tiny: TINY32 };
 
 /// How activations are stored between operations; sums are f32 always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +50,8 @@ pub enum Storage {
     F32,
     /// Rounded to f16; filters too, after batch norms are folded into them.
     F16,
+    /// As they are computed; layers round what they read to this type, f16 or bf16, and filters as they are.
+    Operands(Dtype),
 }
 
 /// How errors grow from operation to operation.
@@ -49,12 +63,28 @@ pub enum Growth {
     Quadrature,
 }
 
+impl Rounding {
+    /// Of f16 or bf16.
+    pub fn of(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F16 => F16,
+            Dtype::Bf16 => BF16,
+            _ => panic!("{dtype} is no type of 16 bits"),
+        }
+    }
+
+    /// The error of `value` at most after it was rounded, `error` before.
+    pub fn rounded(self, value: f64, error: f64) -> f64 {
+        error + self.unit * (value.abs() + error) + self.tiny
+    }
+}
+
 impl Growth {
     /// The error of a sum of `terms` products whose magnitudes add up to `magnitude`.
     pub fn sum(self, storage: Storage, terms: usize, magnitude: f64) -> f64 {
         let n = (terms + 1) as f64;
         let u = match storage {
-            Storage::F32 => U32,
+            Storage::F32 | Storage::Operands(_) => U32,
             Storage::F16 => 2.0 * U32,
         };
         let error = match self {
@@ -74,11 +104,25 @@ impl Growth {
 
     /// The error of `value` after it was stored, `error` before.
     pub fn stored(self, storage: Storage, value: f64, error: f64) -> f64 {
-        match (storage, self) {
-            (Storage::F32, _) => error,
-            (Storage::F16, Self::Worst) => error + U16 * (value.abs() + error) + TINY16,
-            (Storage::F16, Self::Quadrature) => {
-                self.join([error, (U16 * (value.abs() + 2.0 * error) + TINY16) / 3_f64.sqrt()].into_iter())
+        match storage {
+            Storage::F32 | Storage::Operands(_) => error,
+            Storage::F16 => self.rounded(F16, value, error),
+        }
+    }
+
+    /// The same after a layer has read it.
+    pub fn read(self, storage: Storage, value: f64, error: f64) -> f64 {
+        match storage {
+            Storage::F32 | Storage::F16 => error,
+            Storage::Operands(dtype) => self.rounded(Rounding::of(dtype), value, error),
+        }
+    }
+
+    fn rounded(self, how: Rounding, value: f64, error: f64) -> f64 {
+        match self {
+            Self::Worst => how.rounded(value, error),
+            Self::Quadrature => {
+                self.join([error, (how.unit * (value.abs() + 2.0 * error) + how.tiny) / 3_f64.sqrt()].into_iter())
             }
         }
     }

@@ -1,36 +1,46 @@
-//! Encoders of transformers on a GPU, where kernels compute them in f16, beside the CPU, which computes in f32.
+//! Encoders of transformers in f16 or bf16, in kernels of a GPU or loops, beside the CPU in f32.
 
 use std::fmt;
 
-use trefoil::{Device, Engine, Target};
+use trefoil::{Device, Engine, Precision, Target};
 
 use super::encoder::{Encoder, Style};
 use super::random::Random;
-use super::tolerance::U16;
+use super::tolerance::{BF16, F16};
 
 /// An encoder on batches of some rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     of: Encoder,
     rows: usize,
+    precision: Precision,
 }
 
-/// Every problem: short and long rows, one and several, heads of every width, with masks and without.
+/// Every problem in f16: short and long rows, one and several, heads of every width, with masks and without.
 pub fn all() -> Vec<Problem> {
+    let precision = Precision::F16;
     let mut all = Vec::new();
     for style in [Style::Vision, Style::Text] {
         let of = |tokens, heads, dims| Encoder { tokens, heads, dims, layers: 1, style };
-        all.extend([1, 3, 77, 197, 257].map(|tokens| Problem { of: of(tokens, 3, 64), rows: 3 }));
-        all.extend([32, 64, 128].map(|dims| Problem { of: of(77, 2, dims), rows: 1 }));
-        all.push(Problem { of: of(33, 2, 32), rows: 32 });
+        all.extend([1, 3, 77, 197, 257].map(|tokens| Problem { of: of(tokens, 3, 64), rows: 3, precision }));
+        all.extend([32, 64, 128].map(|dims| Problem { of: of(77, 2, dims), rows: 1, precision }));
+        all.push(Problem { of: of(33, 2, 32), rows: 32, precision });
     }
-    all.push(Problem { of: Encoder { tokens: 17, heads: 2, dims: 64, layers: 2, style: Style::Images(8) }, rows: 5 });
+    let images = Encoder { tokens: 17, heads: 2, dims: 64, layers: 2, style: Style::Images(8) };
+    all.push(Problem { of: images, rows: 5, precision });
     all
+}
+
+/// Small ones in a precision, which loops compute.
+pub fn small(precision: Precision) -> Vec<Problem> {
+    let of = |tokens, layers, style| Encoder { tokens, heads: 2, dims: 16, layers, style };
+    let all = [of(9, 1, Style::Vision), of(7, 2, Style::Text), of(5, 1, Style::Images(4))];
+    all.map(|of| Problem { of, rows: 2, precision }).into()
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, {} rows", self.of, self.rows)
+        write!(f, "{:?}, {} rows, {:?}", self.of, self.rows, self.precision)
     }
 }
 
@@ -40,13 +50,13 @@ impl Problem {
         self.rows * self.of.tokens * self.of.width()
     }
 
-    /// Runs it on a GPU and on the CPU, and compares.
+    /// Runs it on a device in its precision and on the CPU in f32, and compares.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let model = self.of.model().map_err(|error| error.to_string())?;
         let cpu = Device::open(Target::Cpu).map_err(|error| error.to_string())?;
-        let results = [device, &cpu].map(|device| {
-            let engine = Engine::builder(&model).on(device).batch_sizes(&[self.rows]).check(true).build();
-            let engine = engine.map_err(|error| error.to_string())?;
+        let results = [(device, self.precision), (&cpu, Precision::F32)].map(|(device, precision)| {
+            let engine = Engine::builder(&model).on(device).precision(precision);
+            let engine = engine.batch_sizes(&[self.rows]).check(true).build().map_err(|error| error.to_string())?;
             let mut batch = engine.acquire().map_err(|error| error.to_string())?;
             for row in 0..self.rows {
                 self.fill(row, |port, values| {
@@ -76,13 +86,14 @@ impl Problem {
         }
     }
 
-    /// Every value that a step writes or reads as a weight is rounded to f16: a deviation of u / sqrt(3) of what is typical
-    /// of it, two of them for each product. Deviations of independent roundings add as squares; a result is at most eight
+    /// Every value that a step writes or reads as a weight is rounded: a deviation of u / sqrt(3) of what is typical of it,
+    /// two of them for each product. Deviations of independent roundings add as squares; a result is at most eight
     /// of them off.
     fn compare(&self, found: &[f32], wanted: &[f32]) -> Result<(), String> {
         let typical = (wanted.iter().map(|&y| f64::from(y).powi(2)).sum::<f64>() / wanted.len() as f64).sqrt();
         let roundings = (2 * ROUNDINGS * self.of.layers) as f64;
-        let most = 8.0 * U16 / 3_f64.sqrt() * roundings.sqrt() * typical;
+        let unit = if self.precision == Precision::Bf16 { BF16 } else { F16 }.unit;
+        let most = 8.0 * unit / 3_f64.sqrt() * roundings.sqrt() * typical;
         let errors = found.iter().zip(wanted).map(|(&found, &wanted)| f64::from((found - wanted).abs()));
         let wrong = errors.enumerate().find(|(_, error)| error.is_nan() || *error > most);
         match wrong {

@@ -22,17 +22,18 @@ Example:
   trefoil audit network.onnx --rows 4
   trefoil audit network.onnx --input image=images.npy --save
 
-On a GPU the layers of a model of any values are in f16, whose largest number is 65,504 and which has 11 bits. `audit` \
-computes rows in f32 and with an H200's roundings, both on the CPU, and moves nodes to f32 until no number is beyond f16 \
-and no output is off by more than the tolerance. With --save they are written to the config.json beside the file, as \
-`nodes_in_f32`: whoever opens it has them in f32. Rows should be like those that the model will see.")]
+A GPU computes the layers of a model of values in f16, whose largest number is 65,504 and whose significand has 11 bits. \
+`audit` computes rows twice on the CPU, in f32 and with the roundings of an H200, and moves nodes to f32 until no number is \
+beyond the range of f16 and no output differs by more than the tolerance. --save writes the names of these nodes to the \
+config.json beside the file, as `nodes_in_f32`; from then on they are computed in f32 whenever the file is opened. Rows \
+should be like those that the model will see.")]
 pub struct AuditArgs {
     #[command(flatten)]
     feed: Feed,
-    /// How far an output may be off, as a part of its largest number
+    /// Largest error of an output that is allowed, as a share of the output's largest number
     #[arg(long, value_name = "PART", default_value = "1e-2", value_parser = crate::check::tolerance)]
     tolerance: f64,
-    /// Write the nodes to the config.json beside the file
+    /// Write the names of the nodes to the config.json beside the file
     #[arg(long)]
     save: bool,
 }
@@ -44,7 +45,7 @@ pub fn run(args: &AuditArgs) -> Result<Outcome> {
     let (model, path) = args.feed.at.open(&args.feed.model)?;
     ensure!(
         model.image_network().is_err(),
-        "{}: `audit` is for models of any values, and this is a network of images, all of which is in f16 on a GPU",
+        "{}: `audit` is for models of values; a GPU computes all of this network of images in f16",
         report::path(&path)
     );
     let config = args.save.then(|| config_beside(&path)).transpose()?; // before the audit, which may be long
@@ -58,12 +59,12 @@ pub fn run(args: &AuditArgs) -> Result<Outcome> {
     writeln!(out, "rows    {}\n", inputs.rows())?;
     for found in &audit.nodes {
         let [largest, error] = [found.largest, found.error].map(short);
-        let line = format!("in f32: `{}` ({}), up to {largest}, off by {error}", found.node, found.kind);
+        let line = format!("in f32: `{}` ({}), largest number {largest}, error {error}", found.node, found.kind);
         writeln!(out, "{}", report::message(&line))?;
     }
     let (count, before) = (audit.nodes.len(), model.nodes_in_f32()?.len());
-    let beside = if before > 0 { format!(", there before: {before}") } else { String::new() };
-    writeln!(out, "nodes moved to f32: {count}{beside}; outputs are off by {} at most", short(audit.error))?;
+    let beside = if before > 0 { format!(", in f32 before: {before}") } else { String::new() };
+    writeln!(out, "nodes moved to f32: {count}{beside}; largest error of the outputs: {}", short(audit.error))?;
     if let Some((path, config)) = config {
         save(&model, audit.names(), &path, config)?;
     }

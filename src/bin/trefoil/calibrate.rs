@@ -1,4 +1,4 @@
-//! `trefoil calibrate`: scales for a model's values, found on photos; a folder with the model and its scales.
+//! `trefoil calibrate`: scales and means of a model's values, found on photos; a folder with the model and these.
 
 use std::fs;
 use std::io::{self, Write};
@@ -23,11 +23,11 @@ Example:
   trefoil calibrate weights/efficientnet-lite0 photos/ -o efficientnet-lite0-s8
   trefoil classify photos/ --model efficientnet-lite0-s8
 
-Some hundred photos like those that the model will see are enough; 16 are the least. OUT gets the same weights and a \
-config.json with the scales under `quantization` (docs/quantization.md). A layer whose error alone is above --most-error \
-stays in floats, and is listed.")]
+A few hundred photos like those that the model will see are enough; at least 16 are needed. The folder OUT gets the same \
+weights, and a config.json with the scales and means under `quantization` (docs/quantization.md). A layer that alone \
+causes an error above --most-error stays in floats, and is listed.")]
 pub struct CalibrateArgs {
-    /// A model: a folder with model.safetensors and config.json, or the name of one
+    /// A model: a folder with model.safetensors and config.json, or the name of such a folder
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Photos, and folders that are searched recursively for files named like a JPEG or PNG
@@ -36,13 +36,13 @@ pub struct CalibrateArgs {
     /// The folder to write
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
-    /// What decides the largest number that a byte stands for
+    /// How to choose the largest number that a byte stands for
     #[arg(long, value_name = "METHOD", default_value = "mse")]
     method: Method,
-    /// Percent of a value's numbers that --method percentile leaves inside
+    /// With --method percentile: the percentage of a value's numbers that bytes represent without clipping
     #[arg(long, value_name = "P", default_value = "99.99", value_parser = percent)]
     percent: f64,
-    /// The share of the result's variance that a layer in bytes may cost
+    /// The largest error of a layer in bytes, as a share of the result's variance; layers above it stay in floats
     #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = share)]
     most_error: f64,
 }
@@ -192,7 +192,7 @@ fn sensitivities(calibrator: &Calibrator, quantization: &Quantization) -> Result
     Ok(layers)
 }
 
-/// The same weights, and the configuration with scales.
+/// The same weights, and the configuration with scales and means.
 fn write(
     out: &Path,
     model: &Model,
@@ -200,8 +200,9 @@ fn write(
     quantization: &Quantization,
     about: Value,
 ) -> Result<()> {
-    let Quantization { scales, floats } = quantization;
-    config.insert("quantization".into(), json!({"scales": scales, "floats": floats, "calibration": about}));
+    let Quantization { scales, means, floats } = quantization;
+    let all = json!({"scales": scales, "means": means, "floats": floats, "calibration": about});
+    config.insert("quantization".into(), all);
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let [weights, to] = [model.weights().path().to_owned(), out.join("model.safetensors")];
     fs::copy(&weights, &to).with_context(|| format!("cannot copy {} to {}", weights.display(), to.display()))?;

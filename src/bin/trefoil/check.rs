@@ -8,7 +8,7 @@ use trefoil::model::Model;
 use trefoil::plan::Plan;
 use trefoil::{Device, Dtype, OutputKind, RowPort, Target};
 
-use crate::cli::Kernels;
+use crate::cli::{Kernels, PrecisionArg};
 use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::search::{self, Cut};
@@ -21,20 +21,20 @@ Example:
   trefoil check network.onnx --rows 8
   trefoil check bert.onnx --size sequence=128 --input input_ids=ids.npy --tolerance 1e-2
 
-A number may differ from the CPU's by the tolerance times the largest number that the CPU has for its port in all rows. \
-Without --tolerance that is 1e-9 for f64, 1e-2 for f16, 1e-2 for f32 where the device's plan has values in f16, as of \
-layers on a GPU, and else 1e-3, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same \
-places.
+A number may differ from the CPU's by the tolerance times the largest number that the CPU gives for its port in all rows. \
+The default tolerance depends on the type: 1e-9 for f64, 1e-2 for f16, 5e-2 for bf16, 1e-3 for f32, and 0 for integers and \
+bools; for f32 it is that of f16 or bf16 if the device's plan has values in that type, as for layers on a GPU. NaN and \
+infinities must be in the same places. The CPU computes in f32, whatever --precision is for the device.
 
-Beyond it (exit code 2), the model is cut at one node after the other, by bisection, and the first whose own value is \
-beyond it is named.")]
+If a number differs by more (exit code 2), the model is cut at one node after the other, by bisection, and the command \
+names the first node whose own value differs by more.")]
 pub struct CheckArgs {
     #[command(flatten)]
     feed: Feed,
     /// The device that is compared with the CPU: auto (the first GPU) or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
-    /// How much a number may differ, as a part of the largest one of its port [default: by type]
+    /// Largest difference of a number that is allowed, as a share of the largest number of its port [default: by type]
     #[arg(long, value_name = "PART", value_parser = tolerance)]
     tolerance: Option<f64>,
     #[command(flatten)]
@@ -50,15 +50,16 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         return Ok(Outcome::NothingDone);
     }
     let cpu = Device::open(Target::Cpu)?;
-    let compute = |device: &Device| -> Result<(Inputs, Results, bool)> {
-        let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, args.kernels)?;
+    let on_cpu = Kernels { precision: PrecisionArg::F32, ..args.kernels };
+    let compute = |device: &Device, kernels| -> Result<(Inputs, Results, Vec<Plan>)> {
+        let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, kernels)?;
         ensure!(engine.sizes().len() == engine.batch_sizes().len(), "--size: give one size to check at");
         let rows = all.swap_remove(0);
         let mut results = Results::of(engine.output());
         stream(&engine, &rows, |output| results.add(output))?;
-        Ok((rows.1, results, engine.plans().iter().any(rounds)))
+        Ok((rows.1, results, engine.plans().to_vec()))
     };
-    let ((inputs, expected, _), (_, found, rounds)) = (compute(&cpu)?, compute(&device)?);
+    let ((inputs, expected, _), (_, found, plans)) = (compute(&cpu, on_cpu)?, compute(&device, args.kernels)?);
     let mut out = io::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     writeln!(out, "device  {}", setup::describe(device.info()))?;
@@ -66,7 +67,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         writeln!(out, "input   {}", report::message(&line))?;
     }
     writeln!(out, "rows    {}\n", inputs.rows())?;
-    let limit = Limit { tolerance: args.tolerance, rounds };
+    let limit = Limit { tolerance: args.tolerance, of_f32: of_f32(&plans) };
     let differences = limit.compare(&expected, &found);
     print(&differences)?;
     let Some(worst) = differences.iter().find(|difference| difference.is_beyond()) else {
@@ -75,8 +76,9 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let row = worst.at[0];
     let differing: Vec<&str> = differences.iter().filter(|one| one.is_beyond()).map(|one| &*one.port.name).collect();
     name_first_node(&model, &differing, |cut| {
-        let one = |device| search::one_row(cut, device, &inputs, row, args.kernels);
-        Ok(limit.compare(&one(&cpu)?, &one(&device)?).into_iter().find(Difference::is_beyond))
+        let one = |device, kernels| search::one_row(cut, device, &inputs, row, kernels);
+        let (expected, found) = (one(&cpu, on_cpu)?, one(&device, args.kernels)?);
+        Ok(limit.compare(&expected, &found).into_iter().find(Difference::is_beyond))
     })?;
     Ok(Outcome::SomeFailed)
 }
@@ -92,9 +94,8 @@ fn name_first_node(
         Some((Cut { name, kind, .. }, found)) => {
             format!("first node that differs: `{name}` ({kind}), by {}, {}", short(found.absolute), found.place())
         }
-        None => {
-            "no node differs where the model is cut behind it: what differs is computed together with others".into()
-        }
+        None => "no node differs if the model is cut behind it: the difference is in nodes that are computed together"
+            .into(),
     };
     writeln!(out, "\n{}", report::message(&said))?;
     Ok(())
@@ -104,13 +105,28 @@ fn name_first_node(
 struct Limit {
     /// As a part of the largest number; none: by type.
     tolerance: Option<f64>,
-    /// Whether the device's plan has values in f16.
-    rounds: bool,
+    /// Of f32, by type.
+    of_f32: f64,
 }
 
-/// Whether a plan has values in f16.
-fn rounds(plan: &Plan) -> bool {
-    plan.tensors.iter().any(|tensor| tensor.dtype == Dtype::F16)
+/// How much numbers of f32 may differ: as much as those of the type of fewest bits that the plans have values in.
+fn of_f32(plans: &[Plan]) -> f64 {
+    let types = plans.iter().flat_map(|plan| &plan.tensors).map(|tensor| tensor.dtype);
+    types.filter(|dtype| dtype.is_float() && *dtype != Dtype::F64).map(by_type).fold(OF_F32, f64::max)
+}
+
+/// Of f32 where no value is in fewer bits.
+const OF_F32: f64 = 1e-3;
+
+/// How much numbers of a type may differ.
+const fn by_type(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => 1e-9,
+        Dtype::F16 => 1e-2,
+        Dtype::F32 => OF_F32,
+        Dtype::Bf16 => 5e-2,
+        _ => 0.0,
+    }
 }
 
 /// Where a port differs the most.
@@ -135,14 +151,7 @@ impl Limit {
     }
 
     fn of(&self, dtype: Dtype) -> f64 {
-        self.tolerance.unwrap_or(match dtype {
-            Dtype::F64 => 1e-9,
-            Dtype::F16 => 1e-2,
-            Dtype::F32 if self.rounds => 1e-2,
-            Dtype::F32 => 1e-3,
-            Dtype::Bf16 => 5e-2,
-            _ => 0.0,
-        })
+        self.tolerance.unwrap_or_else(|| if dtype == Dtype::F32 { self.of_f32 } else { by_type(dtype) })
     }
 }
 
@@ -221,7 +230,7 @@ pub fn tolerance(text: &str) -> Result<f64, String> {
 mod tests {
     use super::*;
     use trefoil::plan::{self, Choices, Limits, Request};
-    use trefoil::{InputFormat, RowSpec};
+    use trefoil::{Engine, InputFormat, Precision, RowSpec};
 
     fn difference(dims: &[usize], expected: &[f32], found: &[f32]) -> Difference {
         let spec = RowSpec::new([("x", Dtype::F32, dims.to_vec())]);
@@ -255,7 +264,7 @@ mod tests {
     #[test]
     fn the_tolerance_is_of_what_the_plan_rounds_to() {
         let model = Model::open("weights/convnet28").unwrap();
-        let rounds_on = |limits: Limits| {
+        let plan_on = |limits: Limits| {
             let request = Request {
                 limits: &limits,
                 batch: 1,
@@ -264,11 +273,14 @@ mod tests {
                 output: OutputKind::Logits,
                 choices: &Choices::new(),
             };
-            rounds(&plan::plan(model.image_network().unwrap(), &request).unwrap())
+            plan::plan(model.image_network().unwrap(), &request).unwrap()
         };
-        assert_eq!([Limits::h200(), Limits::a100(), Limits::cpu(2)].map(rounds_on), [true, true, false]);
-        let of = |tolerance, rounds, dtype| Limit { tolerance, rounds }.of(dtype);
-        assert_eq!([of(None, true, Dtype::F32), of(None, true, Dtype::F16)], [1e-2; 2]);
-        assert_eq!([of(None, false, Dtype::F32), of(Some(1e-4), true, Dtype::F32)], [1e-3, 1e-4]);
+        let of_f32_on = |limits| of_f32(&[plan_on(limits)]);
+        assert_eq!([Limits::h200(), Limits::a100(), Limits::cpu(2)].map(of_f32_on), [1e-2, 1e-2, 1e-3]);
+        let cpu = Device::open(Target::Cpu).unwrap();
+        let engine = Engine::builder(&model).on(&cpu).precision(Precision::Bf16).build().unwrap();
+        assert_eq!(of_f32(engine.plans()), 5e-2);
+        let of = |tolerance, dtype| Limit { tolerance, of_f32: 5e-2 }.of(dtype);
+        assert_eq!([of(None, Dtype::F32), of(None, Dtype::F16), of(Some(1e-4), Dtype::F32)], [5e-2, 1e-2, 1e-4]);
     }
 }

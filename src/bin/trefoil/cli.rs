@@ -97,19 +97,20 @@ pub enum Command {
     Run(RunArgs),
     /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
     Check(CheckArgs),
-    /// Names the nodes of a model that f16 does not hold, and lets them be in f32
+    /// Finds the nodes of a model whose numbers f16 does not hold, and can have them computed in f32
     Audit(AuditArgs),
-    /// Writes a model whose layers are computed in bytes, with scales found on photos
+    /// Finds scales on photos and writes a model whose convolutions are computed in bytes (int8)
     Calibrate(CalibrateArgs),
-    /// Prints what a model is made of and its plan for a device
+    /// Prints the operations of a model and its plan for a device
     Inspect(InspectArgs),
-    /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load
+    /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients and the load of a
+    /// server
     Bench(BenchArgs),
     /// Predicts throughput and latency from the speeds of a link and a model; needs neither GPU nor model
     Simulate(SimulateArgs),
-    /// Records a run: when each stage of each batch ran, and how much of it overlapped
+    /// Records when each stage of each batch ran, and reports how much of the copies overlapped with compute
     Trace(TraceArgs),
-    /// Checks this machine: driver, GPUs, link, memory; says what is wrong and what to do
+    /// Checks this machine (driver, GPUs, link, memory) and says what is wrong and what to do
     Doctor(DoctorArgs),
     /// Prints a script that lets a shell complete the command line
     Completions(CompletionsArgs),
@@ -118,8 +119,8 @@ pub enum Command {
 /// Which model, and where it runs.
 #[derive(Args, Debug, Clone)]
 pub struct Place {
-    /// A model: a folder with model.safetensors and config.json, a .safetensors or .onnx file, a folder with models,
-    /// or the name of a model in one. Without it: TREFOIL_WEIGHTS, ./weights, then weights beside the program
+    /// A model: a folder with model.safetensors and config.json, a .safetensors or .onnx file, a folder with models, or
+    /// the name of a model in such a folder. Default: TREFOIL_WEIGHTS, ./weights, then weights beside the program
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Sizes of the model's free dimensions, such as height=160,width=160
@@ -149,28 +150,38 @@ pub struct Kernels {
     /// Whether kernels are chosen by measurement
     #[arg(long, value_name = "HOW", default_value = "cached")]
     pub tune: Tune,
-    /// Independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
+    /// Run independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
     #[arg(long, value_name = "ON", value_parser = on_or_off())]
     pub lanes: Option<bool>,
-    /// What a GPU computes a model of any values in
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    /// The type in which layers read their operands; their sums are f32. In another one than the device's own a model takes
+    /// many times as long
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub precision: PrecisionArg,
 }
 
-/// What a GPU computes a model of any values in.
+/// The type in which layers read their operands.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrecisionArg {
-    /// Layers in f16 on tensor cores, with sums in f32
+    /// The device's own: f16 on a GPU, f32 on the CPU
+    Auto,
+    /// 11 bits of precision, up to 65,504
     F16,
-    /// The types of the model, which takes many times as long; not for networks of images
+    /// 8 bits of precision, the range of f32
+    Bf16,
+    /// 24 bits of precision
     F32,
+    /// The type that most of the model's weights are stored in
+    Checkpoint,
 }
 
 impl From<PrecisionArg> for Precision {
     fn from(of: PrecisionArg) -> Self {
         match of {
+            PrecisionArg::Auto => Self::Auto,
             PrecisionArg::F16 => Self::F16,
+            PrecisionArg::Bf16 => Self::Bf16,
             PrecisionArg::F32 => Self::F32,
+            PrecisionArg::Checkpoint => Self::Checkpoint,
         }
     }
 }
@@ -183,11 +194,11 @@ pub fn on_or_off() -> impl TypedValueParser<Value = bool> {
 /// Whether kernels are chosen by measurement.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tune {
-    /// No: the planner's model chooses
+    /// No: the planner chooses by predicted times
     Off,
-    /// By earlier measurements on a GPU of this kind
+    /// Yes, by earlier measurements on a GPU of this kind, if there are any
     Cached,
-    /// By measurements: missing ones are made now and kept, in some seconds for each batch size
+    /// Yes: missing measurements are made now and kept, which takes some seconds for each batch size
     Full,
 }
 
@@ -197,7 +208,7 @@ pub struct SlotsArgs {
     /// Batches on the device at once, a multiple of the compute streams [default: 3, or two more than compute streams]
     #[arg(long, value_name = "N", value_parser = count::<MAX_SLOTS>)]
     slots: Option<usize>,
-    /// Batches that are computed side by side
+    /// Number of batches that are computed side by side
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_STREAMS>)]
     pub compute_streams: usize,
 }
@@ -235,13 +246,14 @@ pub struct ClassifyArgs {
     /// Classes shown for each photo
     #[arg(long, value_name = "N", default_value = "5", value_parser = count::<{ usize::MAX }>)]
     pub top: usize,
-    /// Classes as texts, by a model of images and texts (CLIP, SigLIP): a file with one on each line, or several with commas
+    /// Texts as classes, for a model of images and texts (CLIP, SigLIP): a file with a text on each line, or texts
+    /// separated by commas
     #[arg(long, value_name = "LABELS|FILE")]
     pub labels_from_text: Option<String>,
-    /// What such a model reads of a label, which takes the place of {}
+    /// The text that the model reads for a label; the label replaces {}
     #[arg(long, value_name = "TEXT", default_value = "a photo of a {}", requires = "labels_from_text")]
     pub template: String,
-    /// Print a JSON object a line: {"path", "top": [{"index", "label", "probability"}]} or {"path", "error"}
+    /// Print one JSON object on each line: {"path", "top": [{"index", "label", "probability"}]} or {"path", "error"}
     #[arg(long)]
     pub json: bool,
 }
@@ -254,14 +266,15 @@ Example:
   trefoil inspect resnet50 --for a100 --batch 32
   trefoil inspect bert.onnx --size batch=8,sequence=128 --size batch=1,sequence=64
 
-With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
-every step is timed inside the whole graph. A step's roofline is the largest of its products on the tensor cores, \
-its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that \
-computes several nodes is one row, and what lies between them does not count.
+With --for, MODEL may also be the name of an architecture, because a plan needs no weights. On a GPU of this machine \
+every step is timed inside the whole graph. A step's roofline is the longest of three times (its products on the tensor \
+cores, its bytes through device memory, and a convolution's bytes from the L2 cache), plus 2.5 us for its launch. A step \
+that computes several nodes is one row, and tensors between these nodes do not count.
 
-Of an ONNX file that is no network of images it prints the operators, the free dimensions and what is not supported (exit code 1), and how many steps only move elements.")]
+For an ONNX file that is no network of images, the command prints the operators, the free dimensions, the nodes that are \
+not supported (exit code 1), and the number of steps that only move elements.")]
 pub struct InspectArgs {
-    /// A model, as for --model elsewhere; with --for also the name of an architecture
+    /// A model, as for --model of other commands; with --for also the name of an architecture
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// The device to plan for: auto, cuda:N or cpu
@@ -277,13 +290,13 @@ pub struct InspectArgs {
     pub at: SizeArgs,
     #[command(flatten)]
     pub kernels: Kernels,
-    /// Runs in which each step is timed
+    /// Number of runs in which each step is timed
     #[arg(long, value_name = "N", default_value = "40", value_parser = count::<100_000>)]
     pub runs: usize,
     /// Also print the candidates of each step, with their predicted times
     #[arg(long)]
     pub candidates: bool,
-    /// Print the steps with all figures as a JSON object, and nothing else
+    /// Print only the steps, with all figures, as a JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -318,7 +331,7 @@ Example:
   trefoil simulate --compute 32=1263,256=9200 --rows 32 --producers 8 --fill 400
   trefoil simulate --compute 1=159,8=332,32=667 --batcher --producers 16 --fill 20
 
-The program's own ring runs on a simulated device, in virtual time: copies and compute take the given times, and the \
+The ring of the library runs on a simulated device, in virtual time: copies and compute take the given times, and the \
 same options give the same result. `trefoil bench --only compute` measures the times of compute.")]
 pub struct SimulateArgs {
     /// Times of the model alone: batch sizes, ascending, each with microseconds
@@ -327,10 +340,10 @@ pub struct SimulateArgs {
     /// Rows of the submitted batches, in turn [default: the largest batch size]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
     pub rows: Vec<usize>,
-    /// Rate from host to device alone, GB/s
+    /// Rate from host to device while nothing is downloaded, GB/s
     #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
     pub h2d: f64,
-    /// Rate from device to host alone, GB/s
+    /// Rate from device to host while nothing is uploaded, GB/s
     #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
     pub d2h: f64,
     /// Rate of each direction while both move bytes, GB/s
@@ -347,13 +360,14 @@ pub struct SimulateArgs {
     pub output_bytes: usize,
     #[command(flatten)]
     pub on_device: SlotsArgs,
-    /// What batches side by side gain over one after the other, as a part of what one alone leaves of the highest rate
+    /// Gain of batches side by side over one after the other, divided by the share of the highest rate that one batch
+    /// alone leaves unused
     #[arg(long, value_name = "PART", default_value = "0.5", value_parser = rate)]
     pub side_by_side: f64,
     /// Input buffers [default: producers + slots]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]
     pub staging: Option<usize>,
-    /// Output buffers, more than producers x ahead [default: 4 x staging, or as many as are needed]
+    /// Output buffers; more than producers x ahead are needed [default: 4 x staging, or as many as are needed]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]
     pub results: Option<usize>,
     /// Threads that fill batches, each with a core of its own
@@ -374,13 +388,13 @@ pub struct SimulateArgs {
         required_if_eq_any = [("arrival", "poisson"), ("arrival", "periodic")]
     )]
     pub rate: Option<f64>,
-    /// Another seed gives other random arrivals, and other jitter
+    /// Seed of the random arrivals and of the jitter
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
-    /// Batches in all; with --batcher, rows
+    /// Number of batches to simulate; with --batcher, number of rows
     #[arg(long, value_name = "N", default_value = "1000", value_parser = count::<1_000_000>)]
     pub batches: usize,
-    /// Producers have single rows, of which a batcher forms batches
+    /// Let producers submit single rows, from which a batcher forms batches
     #[arg(long, conflicts_with_all = ["rows", "ahead"])]
     pub batcher: bool,
     /// Longest wait of a batch that is not full while the device is busy, microseconds
@@ -392,10 +406,11 @@ pub struct SimulateArgs {
     /// Time that a sleeping thread takes to wake up, microseconds
     #[arg(long, value_name = "US", default_value = "10", value_parser = microseconds, requires = "batcher")]
     pub wake: f64,
-    /// By how much more threads take to wake up and rows to be filled, at random, in the mean, microseconds
+    /// Mean of a random time that is added to each wake-up and to the filling of each row, microseconds
     #[arg(long, value_name = "US", default_value = "0", value_parser = microseconds, requires = "batcher")]
     pub jitter: f64,
-    /// Refuse a row that finds no place instead of letting it wait; with --arrival poisson or periodic
+    /// Refuse a row if none of the batcher's rows is free, instead of letting it wait; with --arrival poisson or
+    /// periodic
     #[arg(long, requires_all = ["batcher", "rate"])]
     pub rejects: bool,
     /// How long a row may take from its request to its upload, microseconds [default: no limit]

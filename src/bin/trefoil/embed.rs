@@ -1,22 +1,23 @@
 //! `trefoil embed`: texts or pictures to vectors, in the order of the inputs.
 
 mod source;
+mod stream;
 pub mod tokens;
 mod write;
 
-use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use trefoil::model::{Embedding, Model, Pooling};
-use trefoil::{Batch, Engine, Error, Target, Ticket, files, image};
+use trefoil::{Target, files};
 
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models, report, stop};
+use crate::{Outcome, models, stop};
 use source::Source;
+use stream::stream;
 use tokens::Texts;
 use write::Sink;
 
@@ -25,16 +26,17 @@ use write::Sink;
 #[command(after_help = "\
 Examples:
   trefoil embed all-MiniLM-L6-v2 sentences.txt --output sentences.npy
+  trefoil embed all-MiniLM-L6-v2 sentences.txt --packed 4096
   trefoil embed clip-vit-base-patch32 photos/ --normalize on
   generate | trefoil embed all-MiniLM-L6-v2 -
 
-A file of texts has one on each line; `-` reads them from the standard input. Photos, and folders of them, are read for an encoder of images. \
-Without --output a line of JSON is printed for each input: {\"input\", \"embedding\"} or {\"input\", \"error\"}.")]
+A file of texts has one text on each line; `-` reads texts from the standard input. An encoder of images takes photos and \
+folders of photos. Without --output the command prints a line of JSON for each input: {\"input\", \"embedding\"} or {\"input\", \"error\"}.")]
 pub struct EmbedArgs {
-    /// A folder with model.safetensors and config.json of an encoder; one of texts has a tokenizer.json too
+    /// A folder with model.safetensors and config.json of an encoder; an encoder of texts also needs tokenizer.json
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// A file with a text on each line, or - for the standard input; photos and folders of them
+    /// A file with a text on each line, or - for the standard input; or photos and folders of photos
     #[arg(value_name = "FILE|-", required = true)]
     inputs: Vec<PathBuf>,
     /// Write an array [inputs, values] to this file; the row of an input that failed holds NaN
@@ -43,10 +45,13 @@ pub struct EmbedArgs {
     /// Tokens that texts are cut to and padded to [default: those of the longest text, at most what the model takes]
     #[arg(long, value_name = "N", value_parser = count::<65_536>)]
     sequence: Option<usize>,
-    /// What stands for all tokens [default: as the model's folder says]
+    /// Lay texts end to end, in packs of so many tokens, instead of padding each of them
+    #[arg(long, value_name = "TOKENS", value_parser = count::<1_048_576>, conflicts_with = "batch")]
+    packed: Option<usize>,
+    /// How the vectors of all tokens become one [default: as the files in the model's folder say]
     #[arg(long, value_name = "HOW")]
     pooling: Option<Pool>,
-    /// Whether vectors are divided by their length [default: as the model's folder says]
+    /// Whether vectors are divided by their length [default: as the files in the model's folder say]
     #[arg(long, value_name = "ON", value_parser = crate::cli::on_or_off())]
     normalize: Option<bool>,
     /// auto (the first GPU, else the CPU), cuda:N or cpu
@@ -107,15 +112,19 @@ impl EmbedArgs {
         }
         let open = |asked: &Embedding| Model::open_encoder(folder, asked).context("cannot use the model");
         let Source::Texts(texts) = source else {
-            ensure!(self.sequence.is_none(), "--sequence is for texts, and the inputs are photos");
+            let is_of_texts = self.sequence.is_some() || self.packed.is_some();
+            ensure!(!is_of_texts, "--sequence and --packed are for texts, and the inputs are photos");
             let model = open(&asked)?;
             model.preprocessing().context("the inputs are photos")?;
             return Ok(model);
         };
-        match self.sequence {
-            Some(sequence) => open(&asked.sequence(sequence)),
-            None => open_for(folder, &asked, texts),
-        }
+        let model = match self.sequence {
+            Some(sequence) => open(&asked.clone().sequence(sequence))?,
+            None => open_for(folder, &asked, texts)?,
+        };
+        let Some(tokens) = self.packed else { return Ok(model) };
+        let longest = tokens_of(&model)?.min(tokens);
+        open(&asked.sequence(longest).packed(tokens, texts.most_rows(tokens, longest)))
     }
 }
 
@@ -124,90 +133,20 @@ impl EmbedArgs {
 pub fn open_for(folder: &std::path::Path, asked: &Embedding, texts: &Texts) -> Result<Model> {
     let open = |asked: &Embedding| Model::open_encoder(folder, asked).context("cannot use the model");
     let longest = open(asked)?;
-    let graph = longest.graph(1)?;
-    let has = |name: &str| graph.inputs.iter().find(|port| port.name == name);
-    let ids = has("input_ids").context("the model reads no texts")?;
-    let most = graph.value(ids.value).elems();
+    let most = tokens_of(&longest)?;
     let sequence = texts.longest().next_multiple_of(GRAIN).min(most);
-    if sequence == most || has("attention_mask").is_none() {
+    if sequence == most || !longest.graph(1)?.inputs.iter().any(|port| port.name == "attention_mask") {
         return Ok(longest);
     }
     open(&asked.clone().sequence(sequence))
 }
 
+/// Tokens of a row.
+fn tokens_of(model: &Model) -> Result<usize> {
+    let graph = model.graph(1)?;
+    let ids = graph.inputs.iter().find(|port| port.name == "input_ids").context("the model reads no texts")?;
+    Ok(graph.value(ids.value).elems())
+}
+
 /// Numbers of tokens are multiples of it, so that like inputs have the same plan.
 const GRAIN: usize = 16;
-
-/// A batch under way: for each input why it has no row, if it has none.
-struct Pending {
-    problems: Vec<Option<String>>,
-    ticket: Option<Ticket>,
-}
-
-/// Sends all inputs through the engine, batches overlapping, and gives the sink what became of each, in order.
-fn stream(engine: &Engine, model: &Model, source: &Source, sink: &mut Sink<'_>) -> Result<()> {
-    let bar = report::progress_bar(source.len() as u64, "{bar:30} {pos}/{len} inputs, {rate} a second, {eta} left");
-    let mut under_way = VecDeque::new();
-    let mut finish = |pending: Pending| -> Result<()> {
-        let count = pending.problems.len() as u64;
-        bar.suspend(|| pending.finish(source, sink))?;
-        bar.inc(count);
-        Ok(())
-    };
-    for first in (0..source.len()).step_by(engine.capacity()) {
-        if stop::requested() {
-            break; // what was begun is finished
-        }
-        if under_way.len() > engine.slots() {
-            under_way.pop_front().map_or(Ok(()), &mut finish)?;
-        }
-        let inputs = first..(first + engine.capacity()).min(source.len());
-        under_way.push_back(begin(engine, model, source, inputs)?);
-    }
-    under_way.into_iter().try_for_each(&mut finish)?;
-    bar.finish_and_clear();
-    Ok(())
-}
-
-/// Fills the rows of a batch with the inputs that are sound, one below the other, and submits it.
-fn begin(engine: &Engine, model: &Model, source: &Source, inputs: std::ops::Range<usize>) -> Result<Pending> {
-    let mut batch = engine.acquire()?;
-    let (mut problems, mut rows) = (Vec::new(), 0);
-    for input in inputs {
-        let filled = match source {
-            Source::Texts(texts) => texts.fill(input, &mut batch, rows),
-            Source::Photos(photos) => photo(&photos[input], model, &mut batch, rows),
-        };
-        rows += usize::from(filled.is_ok());
-        problems.push(filled.err());
-    }
-    let ticket = if rows > 0 { Some(batch.submit(rows)?) } else { None };
-    Ok(Pending { problems, ticket })
-}
-
-/// Decodes a photo into a row.
-fn photo(input: &crate::inputs::Input, model: &Model, batch: &mut Batch, row: usize) -> Result<(), String> {
-    if let Some(problem) = &input.problem {
-        return Err(problem.clone());
-    }
-    let load = |preprocessing| image::load(&input.path, preprocessing, batch.port_mut::<u8>(row, "pixels")?);
-    model.preprocessing().and_then(load).map_err(|error: Error| error.to_string())
-}
-
-impl Pending {
-    fn finish(self, source: &Source, sink: &mut Sink<'_>) -> Result<()> {
-        let output = self.ticket.map(Ticket::wait).transpose()?;
-        let mut row = 0;
-        for problem in self.problems {
-            let name = source.name(sink.done());
-            match (problem, &output) {
-                (None, Some(output)) => {
-                    sink.add(&name, Ok(output.port::<f32>(row, "embedding")?))?;
-                    row += 1;
-                }
-                (problem, _) => sink.add(&name, Err(&problem.unwrap_or_default()))?,
-            }
-        }
-        Ok(())
-    }
-}

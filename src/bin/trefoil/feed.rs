@@ -21,11 +21,11 @@ const BATCH: &str = "batch";
 /// A model's free dimensions.
 #[derive(Args, Debug)]
 pub struct SizeArgs {
-    /// Sizes of an ONNX file's free dimensions, or of height and width, by name; a name that comes again begins another size
-    /// of the engine
+    /// Sizes of an ONNX file's free dimensions, or of height and width, by name; a name that is given again begins
+    /// another size of the engine
     #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = size)]
     sizes: Vec<(String, usize)>,
-    /// An input that is the same for all rows, such as one that dimensions depend on
+    /// An input that is the same for all rows, such as an input on which dimensions depend
     #[arg(long = "constant", value_name = "NAME=FILE.npy", value_parser = named_file)]
     constants: Vec<(String, PathBuf)>,
 }
@@ -33,13 +33,14 @@ pub struct SizeArgs {
 /// A model and its rows.
 #[derive(Args, Debug)]
 pub struct Feed {
-    /// A model, as for --model elsewhere
+    /// A model, as for --model of other commands
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// The rows of an input: an array of its dimensions, or of one more in front; without it they are random
+    /// The rows of an input: an array with the input's dimensions, or with the number of rows in front; inputs without
+    /// an array are random
     #[arg(long = "input", value_name = "NAME=FILE.npy", value_parser = named_file)]
     pub inputs: Vec<(String, PathBuf)>,
-    /// Rows, where no input has a file [default: those of a batch]
+    /// Number of rows if no input has a file [default: a batch]
     #[arg(long, value_name = "N", value_parser = count::<1_000_000>, conflicts_with = "inputs")]
     pub rows: Option<usize>,
     #[command(flatten)]

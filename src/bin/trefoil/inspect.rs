@@ -11,7 +11,7 @@ use trefoil::model::{self, Model, Preprocessing};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
 use trefoil::{Device, Error, InputFormat, OutputKind};
 
-use crate::cli::{InspectArgs, KnownGpu};
+use crate::cli::{InspectArgs, KnownGpu, PrecisionArg};
 use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
 use crate::{Outcome, models, onnx_file, report};
@@ -160,8 +160,11 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Network, preprocessing: &P
         KnownGpu::Rtx5090 => Limits::rtx5090(),
     };
     let Sizes::UpTo(batch) = args.at.sizes(Sizes::UpTo(args.batch), Sizes::UpTo) else {
-        bail!("--size: --for plans for one size");
+        bail!("--size: give one size with --for");
     };
+    if !matches!(args.kernels.precision, PrecisionArg::Auto | PrecisionArg::F16) {
+        bail!("--precision: --for plans the kernels for images, which are of f16");
+    }
     let (input, output) = (InputFormat::default(), OutputKind::Probabilities);
     let choices = Choices::new();
     let plan = plan::plan(graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;

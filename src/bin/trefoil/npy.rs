@@ -49,7 +49,7 @@ fn parse(mut file: Vec<u8>) -> Result<Array> {
     let header = header_end(&file).context("it is no .npy file: write one by numpy.save")?;
     let bytes = file.split_off(header.end);
     let text = std::str::from_utf8(&file[header]).context("its header is no text")?;
-    let Header { descr, fortran_order, shape: dims } = Header::parse(text).context("its header is none of NumPy's")?;
+    let Header { descr, fortran_order, shape: dims } = Header::parse(text).context("its header is not one of NumPy")?;
     let dtype = dtype(descr)?;
     ensure!(
         !fortran_order,
@@ -209,13 +209,13 @@ mod tests {
         let said = [
             (with("'>f4'", "False", "(2,)"), "big-endian"),
             (with("'|O'", "False", "(2,)"), "`|O`"),
-            (with("[('a', '<f4')]", "False", "(2,)"), "none of NumPy's"),
+            (with("[('a', '<f4')]", "False", "(2,)"), "not one of NumPy"),
             (with("'<f4'", "True", "(1, 2)"), "ascontiguousarray"),
             (with("'<f4'", "False", "(3,)"), "cut short"),
-            (with("'<f4'", "False", "(-2,)"), "none of NumPy's"),
+            (with("'<f4'", "False", "(-2,)"), "not one of NumPy"),
             (with("'<f4'", "False", "(18446744073709551615, 4)"), "cut short"),
-            (with("'<f4'", "Maybe", "(2,)"), "none of NumPy's"),
-            (file(1, "{'shape': (2,)}", 8), "none of NumPy's"),
+            (with("'<f4'", "Maybe", "(2,)"), "not one of NumPy"),
+            (file(1, "{'shape': (2,)}", 8), "not one of NumPy"),
             (file(4, "{}", 0), "no .npy file"),
             (b"\x93NUMPY\x01\x00\xff\xff{".to_vec(), "no .npy file"),
             (b"PK\x03\x04".to_vec(), "numpy.save"),

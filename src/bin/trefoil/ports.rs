@@ -39,7 +39,7 @@ impl Inputs {
             let (found, bytes) = rows_of(port, npy::read(path)?, path)?;
             match counted {
                 Some((count, first)) if count != found => bail!(
-                    "{} has {found} rows and {} has {count}: give all inputs as many",
+                    "{} has {found} rows and {} has {count}: give all inputs the same number of rows",
                     path.display(),
                     first.display()
                 ),
@@ -102,7 +102,7 @@ fn rows_of(port: &RowPort, array: Array, path: &Path) -> Result<(usize, Vec<u8>)
     match rows {
         Some(rows) => Ok((rows, bytes)),
         None => bail!(
-            "{} holds {dtype}{dims:?}: the port {port} takes an array of it, or rows of such, [rows, ...]",
+            "{} holds {dtype}{dims:?}: expected an array for the port {port}, or with the number of rows in front, [rows, ...]",
             path.display()
         ),
     }

@@ -21,12 +21,11 @@ Example:
   trefoil run network.onnx
   trefoil run bert.onnx --size sequence=128,batch=8 --input input_ids=ids.npy --output out.npz
 
-Arrays have the type of their port. Random values are the same in each run: floats from -1 to 1, bytes of any value, \
-other whole numbers and bools 0 or 1. `batch` in --size is how many rows are computed at once [default: 32 on a GPU, 8 \
-on the CPU], other names are those of the file's free dimensions. A name that comes again begins another size of the \
-same engine: `--size batch=8,sequence=128 --size batch=1,sequence=64`; each size runs the files whose arrays have its \
-dimensions, or random rows. bf16, which NumPy does not have, is <V2 in files, as \
-ml_dtypes writes it.")]
+Arrays have the element type of their port. Random elements are the same in each run: floats from -1 to 1, bytes of any \
+value, and 0 or 1 for other integers and bools. In --size, `batch` is the number of rows that are computed at once \
+[default: 32 on a GPU, 8 on the CPU]; other names are those of the file's free dimensions. A name that is given again \
+begins another size of the same engine: `--size batch=8,sequence=128 --size batch=1,sequence=64`. Each size runs the \
+arrays that have its dimensions, or random rows. bf16, which NumPy does not have, is <V2 in files, as ml_dtypes writes it.")]
 pub struct RunArgs {
     #[command(flatten)]
     feed: Feed,
@@ -36,10 +35,11 @@ pub struct RunArgs {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
-    /// Times that all rows are run
+    /// How often to run all rows
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1_000_000>)]
     repeat: usize,
-    /// Instead of running them say which values of the rows are not finite, the first one first (exit code 2)
+    /// Instead of the results, print the values with NaN or infinity in the order of computation (exit code 2 if there
+    /// are any)
     #[arg(long, conflicts_with_all = ["output", "repeat"])]
     check_finite: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     let (engine, all) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
     if let (Some(path), [_, other, ..]) = (&args.output, &all[..]) {
         bail!(
-            "{} has arrays of one size, and rows of {} are no such: give their inputs files",
+            "{} takes arrays of one size, but there are also random rows of {}: give files for the inputs of that size, or leave it out",
             path.display(),
             other.0
         );

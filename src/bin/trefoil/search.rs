@@ -99,7 +99,7 @@ mod tests {
     use trefoil::model::Weights;
     use trefoil::{Dtype, Target};
 
-    const KERNELS: Kernels = Kernels { tune: Tune::Off, lanes: None, precision: PrecisionArg::F16 };
+    const KERNELS: Kernels = Kernels { tune: Tune::Off, lanes: None, precision: PrecisionArg::Auto };
 
     /// Two products of tokens with this entry in the second one's matrix, and a branch that neither is in.
     fn network(entry: f32) -> Model {

@@ -35,13 +35,13 @@ Example:
   trefoil trace --seconds 5 --out trace.json --json
 
 Threads fill batches with random bytes, submit them and wait. The files are timelines of streams, slots and threads:
---html writes a self-contained page for any browser, --out the trace event format, for https://ui.perfetto.dev. The \
-report says how busy each stage was, in all and in the middle half of the run, and how much of the copy time lay under \
-compute.")]
+--html writes a self-contained page for any browser, --out a file in the trace event format, for \
+https://ui.perfetto.dev. The report says how busy each stage was, in the whole run and in its middle half, and during \
+how much of the copy time compute ran.")]
 pub struct TraceArgs {
     #[command(flatten)]
     place: Place,
-    /// Rows of a batch [default: 32 on a GPU, 8 on the CPU]
+    /// Rows in a batch [default: 32 on a GPU, 8 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
     batch: Option<usize>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Who accessed which bytes last, as far as a later access could still conflict with it.
+//! The last accesses to each byte, as far as a later access could still conflict with them.
 
 use std::ops::Range;
 

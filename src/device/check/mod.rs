@@ -126,7 +126,7 @@ impl Books {
                     &bytes,
                     &by(),
                     access,
-                    "the host, which is still at it,",
+                    "the host, whose access has not ended,",
                     turn.access,
                 ));
             }

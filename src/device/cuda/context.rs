@@ -1,4 +1,4 @@
-//! The context that all is made in: the device's primary one, shared with a host program's own CUDA, or one that the
+//! The CUDA context of a device: the primary context, which it shares with the program's own CUDA code, or one that the
 //! program made.
 
 use std::cell::Cell;
@@ -43,7 +43,9 @@ fn crowded(error: Error, call: Call<'_>, gpu: sys::CUdevice) -> Error {
                 Ok(()) => format!(" in its {:.1} GiB", bytes as f64 / f64::from(1 << 30)),
                 Err(_) => String::new(),
             };
-            let status = format!("{status}, no room for a context is left{all}: `nvidia-smi` shows who has it");
+            let status = format!(
+                "{status}: there is no memory for a context{all}; `nvidia-smi` shows the processes that use it"
+            );
             Error::Driver { device, operation, status, code, class }
         }
         other => other,

@@ -4,6 +4,7 @@ use cudarc::driver::sys;
 
 use super::library;
 use crate::error::{Error, FaultClass};
+use crate::sync::unversioned;
 
 /// Who is called, for errors.
 #[derive(Clone, Copy)]
@@ -19,7 +20,7 @@ impl Call<'_> {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             status => Err(Error::Driver {
                 device: self.device.to_owned(),
-                operation: operation.trim_end_matches("_v2"),
+                operation: unversioned(operation),
                 status: words(status),
                 code: status as i32,
                 class: class(status),
@@ -45,7 +46,7 @@ fn open_files() -> String {
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         (0..limit.rlim_cur.min(1 << 16) as i32).filter(|&file| libc::fcntl(file, libc::F_GETFD) != -1).count()
     };
-    format!("{open} files being open of {} (`ulimit -n`)", limit.rlim_cur)
+    format!("{open} of at most {} files are open (`ulimit -n`)", limit.rlim_cur)
 }
 
 /// How far a status reaches, as the driver's documentation says; the whole list is in [`FaultClass`]'s.
@@ -57,10 +58,19 @@ fn class(status: sys::CUresult) -> FaultClass {
     }
 }
 
-/// Calls a driver function by name and checks its status: `cu!(call, cuInit(0))`.
+/// Calls a driver function by name, which other threads can tell meanwhile; gives its status.
+macro_rules! status {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let _calling = $crate::sync::calling(&stringify!($function));
+        cudarc::driver::sys::$function($($argument),*)
+    }};
+}
+pub(super) use status;
+
+/// The same, and checks the status: `cu!(call, cuInit(0))`.
 macro_rules! cu {
     ($call:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        $call.check(stringify!($function), cudarc::driver::sys::$function($($argument),*))
+        $call.check(stringify!($function), $crate::device::cuda::driver::status!($function($($argument),*)))
     };
 }
 pub(super) use cu;
@@ -97,7 +107,7 @@ pub(super) fn start(target: &str) -> Result<u32, Error> {
         });
     }
     // SAFETY: no arguments but the flags, which must be 0.
-    match unsafe { sys::cuInit(0) } {
+    match unsafe { status!(cuInit(0)) } {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => {
             Err(Error::NoDevice { target, why: "the NVIDIA driver finds no GPU".into() })
         }

@@ -1,4 +1,4 @@
-//! Captured graphs: many launches that cost one.
+//! Captured graphs: many launches at the cost of one.
 
 use std::ptr::null_mut;
 use std::sync::Arc;

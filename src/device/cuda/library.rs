@@ -1,4 +1,4 @@
-//! The driver library: whether it is there, and what the loader has against one that is.
+//! The driver library: whether it is there, and why the loader does not load it.
 
 use std::env;
 use std::ffi::{CStr, CString, OsStr};
@@ -23,7 +23,7 @@ pub(super) fn load(target: &str) -> Result<(), Error> {
     let refused = NAMES.iter().find_map(|name| refusal(OsStr::new(name)).map(|why| (PathBuf::from(name), why)));
     match refused.or_else(|| passed_over(&folders)) {
         Some((path, why)) => {
-            let advice = "install NVIDIA's driver for this machine anew, or use `--device cpu`";
+            let advice = "reinstall NVIDIA's driver for this machine, or use `--device cpu`";
             Err(Error::io("load the NVIDIA driver library", &path, io::Error::other(format!("{why}; {advice}"))))
         }
         None => {
@@ -56,5 +56,5 @@ fn passed_over(folders: &OsStr) -> Option<(PathBuf, String)> {
     let folders = folders.as_bytes().split(|&byte| byte == b':').filter(|folder| !folder.is_empty());
     let paths = folders.flat_map(|folder| NAMES.map(|name| Path::new(OsStr::from_bytes(folder)).join(name)));
     let path = paths.into_iter().find(|path| path.exists())?;
-    Some((path, "the loader passes it over, as it does with what is made for another processor".into()))
+    Some((path, "the loader ignores it, as it does libraries for another processor".into()))
 }

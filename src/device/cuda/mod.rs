@@ -21,7 +21,7 @@ use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Row
 use crate::error::Error;
 use crate::phases::Stopwatch;
 use context::{Context, Entered};
-use driver::{Call, cu};
+use driver::{Call, cu, status};
 use nvtx::{Nvtx, Range};
 
 pub(crate) use graph::CudaGraph;
@@ -293,7 +293,7 @@ impl Backend for Cuda {
     unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
         self.context.adopt_thread()?;
         // SAFETY: the caller passes a live event of this context.
-        match unsafe { sys::cuEventQuery(event as sys::CUevent) } {
+        match unsafe { status!(cuEventQuery(event as sys::CUevent)) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             status => self.call().check("cuEventQuery", status).map(|()| true),
         }

@@ -1,4 +1,4 @@
-//! The CPUs next to a GPU: those of its NUMA node, as the kernel tells.
+//! The CPUs next to a GPU: those of its NUMA node, as the operating system lists them.
 
 use std::fs;
 use std::io;

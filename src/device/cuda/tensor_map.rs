@@ -1,5 +1,5 @@
-//! Tensor maps: what the copy engine of compute capability 9.0 is told of a tensor, as plain data and as the driver
-//! encodes it.
+//! Tensor maps: descriptions of tensors for the tensor memory accelerator (TMA) of compute capability 9.0, as plain
+//! data and as the driver encodes them.
 
 use cudarc::driver::sys;
 

@@ -1,4 +1,4 @@
-//! The discrete-event simulation itself: streams, events, and what happens when.
+//! The discrete-event simulation: streams, events, and the times at which operations begin and end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

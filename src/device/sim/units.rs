@@ -1,4 +1,4 @@
-//! What works on the device: two copy engines on one link, and a compute engine.
+//! The units of the simulated device: two copy engines on one link, and a compute engine.
 
 use super::{Link, Picos, SideBySide, Unit, picos};
 use crate::error::{Error, FaultClass};

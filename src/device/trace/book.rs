@@ -1,4 +1,4 @@
-//! What is remembered of each batch, as plain data. Every table has its size before the first batch.
+//! The recorder's data on each batch, as plain data. Every table has its final size before the first batch.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

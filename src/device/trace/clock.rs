@@ -1,4 +1,4 @@
-//! The host's clock, and what a device's events have to do with it.
+//! The host's clock, and the mapping of a device's event times to it.
 
 use std::sync::Arc;
 use std::time::Instant;

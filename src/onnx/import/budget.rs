@@ -1,4 +1,4 @@
-//! What importing may take in all: a small file must not make much work or memory of it.
+//! The budget of an import: a small file must not cause much work or take much memory.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! The graph that is being made of a model.
+//! The graph that is being made from a model.
 
 use std::collections::HashMap;
 use std::rc::Rc;

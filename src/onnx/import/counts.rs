@@ -1,4 +1,4 @@
-//! Values of which only so many elements along an axis are meant, as many as the data say.
+//! Values of which only some elements along an axis are in use, as many as the data decide.
 
 use super::context::{Context, Outcome};
 use crate::graph::{Binary, Contract, Cumulate, Expr, Op, ReduceOp, Slice, ValueId};
@@ -25,7 +25,9 @@ impl Context<'_> {
             let next = axis.map(|axis| Counted { axis, ..of });
             if next.is_none() || found.is_some_and(|found| Some(found) != next) {
                 let (kind, axis, of) = (op.kind(), of.axis, self.of(id));
-                return Err(format!("{kind}: how much of axis {axis} of {of} is meant depends on the data"));
+                return Err(format!(
+                    "{kind}: the number of elements in use along axis {axis} of {of} depends on the data"
+                ));
             }
             found = next;
         }

@@ -34,8 +34,8 @@ use crate::graph::{Graph, ValueId, ValueType as Type};
 impl File {
     /// The model as a graph at these sizes of its free dimensions. Its weights have the names of the file's initializers.
     ///
-    /// An output `y` whose size depends on the data has its largest size, and the outputs end with `y.count`, an i64: so
-    /// many elements along the axis are meant.
+    /// An output `y` whose size depends on the data has its largest possible size. For each such output there is an
+    /// output `y.count`, an i64, behind the others: the number of elements along the axis that are in use.
     ///
     /// # Errors
     /// [`Error::Option`] with every dimension whose size is missing, or a size or constant that the model has no use for or
@@ -84,8 +84,7 @@ impl File {
         cx.finish()
     }
 
-    /// The free dimensions of its inputs, each once, by the names that [`Sizes`] have for them. Inputs with a default are
-    /// left out.
+    /// The free dimensions of the inputs, each once, by their names in [`Sizes`]. Inputs with a default are left out.
     ///
     /// ```
     /// # use trefoil::onnx::File;
@@ -144,7 +143,7 @@ fn dims(input: &ValueInfo) -> Option<Vec<Result<usize, String>>> {
 fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueId, Error> {
     let fail = |what: &str| Error::graph(&input.name, format!("an input {what}"));
     let ValueType::Tensor { dtype: Some(stored), .. } = &input.kind else {
-        return Err(fail("that is no tensor, or of a type that the file does not tell"));
+        return Err(fail("that is not a tensor, or has no type in the file"));
     };
     let dtype = dtype_of(*stored).ok_or_else(|| fail(&format!("of {stored}, which no graph has")))?;
     let bound = sizes.value(&input.name);
@@ -156,7 +155,7 @@ fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueI
                 && dims.iter().zip(&of.dims).all(|(dim, size)| !matches!(dim, Ok(dim) if dim != size))
         };
         if of.dtype != dtype || !expected.as_ref().is_none_or(fits) {
-            return Err(Error::option("sizes", format!("{of} for `{}`", input.name), "the type that the model tells"));
+            return Err(Error::option("sizes", format!("{of} for `{}`", input.name), "the type in the model"));
         }
     }
     let value = match bound {

@@ -180,7 +180,7 @@ impl<'m> Scope<'_, 'm> {
             version: self.frame.opsets.version(&node.domain).unwrap_or(0),
             operands: if operands.is_empty() { "nothing".into() } else { operands.join(", ") },
             reason: match cx.problems.len() + 1 {
-                MOST_PROBLEMS => format!("{reason}; no more than {MOST_PROBLEMS} problems are told"),
+                MOST_PROBLEMS => format!("{reason}; only {MOST_PROBLEMS} problems are listed"),
                 _ => printable(&reason, MOST_OF_A_REASON),
             },
         });

@@ -6,8 +6,8 @@ use crate::graph::Tensor;
 
 /// Sizes of a model's free dimensions, and inputs that are the same for all requests.
 ///
-/// A dimension is called what the file calls it, be it `batch` or `floor(height/2)`; one without a name, or called `?`, is
-/// called after its input and its number: `image:0`.
+/// The name of a dimension is its name in the file, such as `batch` or `floor(height/2)`. A dimension without a name,
+/// or with the name `?`, is named by its input and axis: `image:0`.
 ///
 /// ```
 /// use trefoil::{graph::Tensor, onnx::Sizes};
@@ -21,19 +21,19 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// No sizes: enough for a model without free dimensions.
+    /// No sizes, for a model without free dimensions.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With this size of a dimension.
+    /// The same with this size for the dimension `name`.
     #[must_use]
     pub fn dim(mut self, name: &str, size: usize) -> Self {
         self.dims.insert(name.to_owned(), size);
         self
     }
 
-    /// With this value for an input, which the graph then does not have.
+    /// The same with this value for an input, which the graph then does not have as an input.
     #[must_use]
     pub fn constant(mut self, input: &str, value: Tensor) -> Self {
         self.constants.insert(input.to_owned(), value);

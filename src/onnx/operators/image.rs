@@ -49,7 +49,7 @@ fn mode(c: &Call<'_, '_>) -> Outcome<ResizeMode> {
         "round_prefer_ceil" => Nearest::PreferCeil,
         "floor" => Nearest::Floor,
         "ceil" => Nearest::Ceil,
-        other => return Err(format!("nearest_mode: `{other}` is none")),
+        other => return Err(format!("nearest_mode: unknown value `{other}`")),
     };
     match c.text_or("mode", "nearest") {
         "nearest" => Ok(ResizeMode::Nearest(nearest)),
@@ -68,7 +68,7 @@ fn coordinates(c: &Call<'_, '_>) -> Outcome<ResizeCoordinates> {
         "align_corners" => ResizeCoordinates::AlignCorners,
         "asymmetric" => ResizeCoordinates::Asymmetric,
         "tf_crop_and_resize" => ResizeCoordinates::Crop,
-        other => return Err(format!("coordinate_transformation_mode: `{other}` is none")),
+        other => return Err(format!("coordinate_transformation_mode: unknown value `{other}`")),
     })
 }
 
@@ -121,7 +121,7 @@ fn kept_aspect(c: &Call<'_, '_>, dims: &[usize], told: &Wanted) -> Outcome<Optio
         "stretch" => Ok(None),
         "not_larger" => Ok(scales.reduce(f64::min)),
         "not_smaller" => Ok(scales.reduce(f64::max)),
-        other => Err(format!("keep_aspect_ratio_policy: `{other}` is none")),
+        other => Err(format!("keep_aspect_ratio_policy: unknown value `{other}`")),
     }
 }
 

@@ -34,7 +34,7 @@ fn linear_attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
         "gated" => (true, false),
         "delta" => (false, true),
         "gated_delta" => (true, true),
-        other => return Err(format!("update_rule: `{other}` is none")),
+        other => return Err(format!("update_rule: unknown value `{other}`")),
     };
     let along = |c: &mut Call<'_, '_>, index: usize, heads: usize| -> Outcome<ValueId> {
         let value = c.x(index)?;

@@ -14,6 +14,7 @@ mod linear_attention;
 mod loss;
 mod make;
 mod math;
+mod microsoft;
 mod norm;
 mod pool;
 mod product;
@@ -84,6 +85,7 @@ pub(super) fn find(domain: &str, name: &str, version: i64) -> Outcome<&'static O
     let tables: &[Table] = match domain {
         "" => &STANDARD,
         "ai.onnx.preview" => &[attention::PREVIEW],
+        "com.microsoft" => &[microsoft::TABLE],
         _ => &[],
     };
     let found = tables.iter().flat_map(|table| table.iter()).find(|(known, _)| *known == name);

@@ -24,13 +24,7 @@ pub(super) fn matrices(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Outcome<V
 /// alpha x A x B + beta x C, where A and B may be turned.
 fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (a, b) = (c.x(0)?, c.x(1)?);
-    let labels = |turned, [row, column]: [usize; 2]| if turned { vec![column, row] } else { vec![row, column] };
-    let contract = Contract {
-        left: labels(c.flag("transA"), [0, 2]),
-        right: labels(c.flag("transB"), [2, 1]),
-        result: vec![0, 1],
-    };
-    let product = c.op(Op::Contract(contract), &[a, b])?;
+    let product = rows_by_columns(c, a, b)?;
     let product = c.cx.scaled(product, c.float_or("alpha", 1.0))?;
     match c.maybe(2) {
         None => Ok(product),
@@ -39,6 +33,17 @@ fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
             c.add(product, bias)
         }
     }
+}
+
+/// The product of two matrices, each of which may be turned.
+pub(super) fn rows_by_columns(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Outcome<ValueId> {
+    let labels = |turned, [row, column]: [usize; 2]| if turned { vec![column, row] } else { vec![row, column] };
+    let contract = Contract {
+        left: labels(c.flag("transA"), [0, 2]),
+        right: labels(c.flag("transB"), [2, 1]),
+        result: vec![0, 1],
+    };
+    c.op(Op::Contract(contract), &[a, b])
 }
 
 /// Labels of a term's axes; an ellipsis is so many labels behind all letters, the last ones.

@@ -71,7 +71,7 @@ fn plain_axis(along: &Along) -> Option<Option<usize>> {
     }
 }
 
-fn dequantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
+pub(super) fn dequantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let (x, scale, zero) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let along = along(c, x, scale)?;
     let from = data_type(c, x);
@@ -102,7 +102,7 @@ fn dequantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![c.cast(y, to)?.into()])
 }
 
-fn quantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
+pub(super) fn quantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let (x, scale, zero) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let along = along(c, x, scale)?;
     let told = c.int("output_dtype").filter(|&dtype| dtype != 0).and_then(DataType::from_number);
@@ -159,7 +159,7 @@ fn dynamic(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
 }
 
 /// Integers as i32 without their zero point: one for all, or one for each row (of the last axis but one) or column.
-fn centred(c: &mut Context<'_>, x: ValueId, zero: Option<ValueId>, rows: bool) -> Outcome<ValueId> {
+pub(super) fn centred(c: &mut Context<'_>, x: ValueId, zero: Option<ValueId>, rows: bool) -> Outcome<ValueId> {
     let wide = c.cast(x, Dtype::I32)?;
     let Some(zero) = zero else { return Ok(wide) };
     let zero = c.cast(zero, Dtype::I32)?;
@@ -206,7 +206,7 @@ fn conv_integer(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 }
 
 /// An exact sum of integers as what its scale makes of it, quantised.
-fn requantised(
+pub(super) fn requantised(
     c: &mut Context<'_>,
     sum: ValueId,
     scale: ValueId,

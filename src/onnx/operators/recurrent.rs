@@ -38,7 +38,7 @@ impl Activation {
             }
             "softsign" => x.clone() / (k(1.0) + x.unary(Unary::Abs)),
             "softplus" => (k(1.0) + x.unary(Unary::Exp)).unary(Unary::Log),
-            other => return Err(format!("activations: `{other}` is none")),
+            other => return Err(format!("activations: unknown value `{other}`")),
         })
     }
 }

@@ -120,7 +120,7 @@ fn grid_sample(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
             ("border", _) => Outside::Border,
             ("reflection", true) => Outside::Mirror([0.0, size as f64 - 1.0]),
             ("reflection", false) => Outside::Mirror([-0.5, size as f64 - 0.5]),
-            (other, _) => return Err(format!("padding_mode: `{other}` is none")),
+            (other, _) => return Err(format!("padding_mode: unknown value `{other}`")),
         };
         let k = |value| number(dtype, value);
         let along = c.at(flat, 2, rank - 1 - axis)?;

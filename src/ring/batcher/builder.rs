@@ -1,4 +1,4 @@
-//! How a batcher is to be built.
+//! The options of a batcher, and its build.
 
 use crate::sync::{Condvar, Mutex, spawn};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::device::{HOST_MEMORY, HostBuffer};
 use crate::error::Error;
 use crate::ring::{Core, RowBucket};
 
-/// What a submission does when every row is taken.
+/// What a submission does when no row is free.
 ///
 /// ```
 /// use trefoil::{Error, WhenFull};
@@ -31,13 +31,13 @@ pub enum WhenFull {
     /// It waits for a free row.
     #[default]
     Wait,
-    /// It waits so long, then fails with [`Error::Timeout`].
+    /// It waits for a free row up to this limit, then fails with [`Error::Timeout`].
     WaitFor(Duration),
     /// It fails at once with [`Error::Full`].
     Reject,
 }
 
-/// How a [`Batcher`] is to be built; [`Engine::batcher`](crate::Engine::batcher) starts it.
+/// The options of a [`Batcher`], and the call that builds it. [`Engine::batcher`](crate::Engine::batcher) makes one.
 ///
 /// ```
 /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -65,38 +65,40 @@ impl BatcherBuilder {
         Self { core: core.clone(), max_delay, rows: None, in_flight: None, when_full }
     }
 
-    /// How long a batch that is not full waits for company after its first commit while the device is busy. Default 5 ms.
+    /// Sets how long a batch that is not full waits for more rows after its first commit while the device is busy.
+    /// Default 5 ms.
     ///
-    /// A batch leaves at once while the device has nothing to do, and as soon as it is about to have nothing to do, so
-    /// that the delay only bounds what a wrong expectation of that costs.
+    /// A batch leaves at once while the device is idle, and as soon as the device is about to become idle. So the delay
+    /// only bounds the cost of a wrong prediction.
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.max_delay = delay;
         self
     }
 
-    /// Rows of page-locked memory, of each kind, which bound what is being written, queued and in flight together. Default:
-    /// as many as may be in flight, and four batches more.
+    /// Sets the number of page-locked rows for each set of free dimensions. It bounds the rows that are being written,
+    /// queued and in flight together. Default: as many as may be in flight, and four batches more.
     pub fn rows(mut self, rows: usize) -> Self {
         self.rows = Some(rows);
         self
     }
 
-    /// Batches handed to the ring at once. Fewer keep rows longer in the queue, where deadlines and priorities count;
-    /// below the engine's slots the device may run dry. A batch that is not full waits for all but one of those before
-    /// it, whatever this is. Default: the slots and one.
+    /// Sets how many batches the ring has at the same time. With fewer batches, rows stay longer in the queue, where
+    /// deadlines and priorities count; with fewer than the engine's slots, the device may become idle. Independent of
+    /// this option, a batch that is not full leaves when at most one earlier batch is in flight. Default: the slots and
+    /// one.
     pub fn in_flight(mut self, batches: usize) -> Self {
         self.in_flight = Some(batches);
         self
     }
 
-    /// What a submission does when every row is taken. Default: it waits.
+    /// Sets what a submission does when no row is free. Default: it waits.
     pub fn when_full(mut self, then: WhenFull) -> Self {
         self.when_full = then;
         self
     }
 
-    /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`; those of each kind of rows where
-    /// the engine has several sizes of free dimensions.
+    /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`; if the engine has several
+    /// sizes of free dimensions, each has rows and threads of its own.
     ///
     /// # Errors
     /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Thread`],

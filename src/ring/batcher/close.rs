@@ -1,4 +1,4 @@
-//! The end of a batcher, waited for.
+//! Closing a batcher.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use crate::ring::Close;
 use crate::sync::{after, lock, wait_until};
 
 impl Batcher {
-    /// Accepts no more rows, and waits, up to `limit`, until every row that was committed has its answer.
+    /// Closes the batcher to new rows, and waits, up to `limit`, until every committed row has its answer.
     ///
-    /// With [`Close::Drain`] what is queued leaves at once, in as few batches as it takes, and is computed. With
-    /// [`Close::Abort`] queued rows are answered [`Error::Closed`] before this waits, and not uploaded; the device
-    /// finishes what is in flight, and its rows get the same answer then. Claimed rows that are not committed delay
-    /// nobody, as ever: committing them is answered [`Error::Closed`], like everything after it. The engine stays open.
+    /// With [`Close::Drain`] the queued rows leave at once, in as few batches as possible, and are computed. With
+    /// [`Close::Abort`] queued rows are answered with [`Error::Closed`] at once and not uploaded; the device finishes
+    /// the batches in flight, and then their rows get the same answer. Rows that are lent and not yet committed delay
+    /// nothing: committing them returns [`Error::Closed`], like every later call. The engine stays open.
     ///
     /// A second call waits again; an abort overrules an earlier drain.
     ///
@@ -49,6 +49,7 @@ impl Shared {
 
     /// Waits until nothing is queued or in flight, up to `limit` after `start`.
     fn drained(&self, start: Instant, limit: Duration) -> Result<(), Error> {
+        let submits = self.core.order.underway();
         let mut state = lock(&self.state);
         loop {
             // An engine closed under the batcher has ended it as well: there is nothing left to wait for.
@@ -64,8 +65,7 @@ impl Shared {
             state = waited_for;
             if late && (state.queued() > 0 || state.in_flight > 0) {
                 drop(state);
-                let credits = self.core.credits()?;
-                return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
+                return Err(self.core.late("close", start.elapsed(), self.core.order.call_of(submits)));
             }
         }
     }

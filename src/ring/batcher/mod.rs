@@ -62,8 +62,8 @@ use state::BatcherState;
 /// Takes single rows from any number of threads and runs them in batches; [`Engine::batcher`](crate::Engine::batcher)
 /// builds it.
 ///
-/// `Send` and `Sync`. Dropping it does not wait: what is committed is still computed, and every ticket answered.
-/// [`Batcher::close`] waits for that.
+/// A batcher is `Send` and `Sync`. Dropping it does not wait: committed rows are still computed, and every ticket is
+/// answered. [`Batcher::close`] waits for that.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -83,8 +83,8 @@ use state::BatcherState;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 ///
-/// Rows of different [sizes](crate::EngineBuilder::sizes) do not share a batch, and are batched apart: each kind of rows
-/// has its own memory, queue and threads.
+/// Rows with different dimensions, at different [sizes](crate::EngineBuilder::sizes) of the engine, do not share a
+/// batch: each set of free dimensions has its own memory, queue and threads.
 pub struct Batcher {
     /// Of each of the ring's buckets.
     shared: Vec<Arc<Shared>>,
@@ -125,9 +125,8 @@ impl Batcher {
         self.request().submit(pixels)
     }
 
-    /// Submits many rows in one call: each as [`Batcher::submit`] does, in order, but with the locks and the wake-up of
-    /// one. They go in parts of a batch at most; a row for which no place is free waits for one as
-    /// [`BatcherBuilder::when_full`] says.
+    /// Submits many rows in one call, in order, each as [`Batcher::submit`] does, but with the locks and the wake-up of
+    /// a single row for up to a batch of rows. If no row is free, [`BatcherBuilder::when_full`] says what happens.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -144,12 +143,12 @@ impl Batcher {
     /// ```
     ///
     /// # Errors
-    /// Of each row, as for [`Batcher::submit`]; the others are not concerned.
+    /// For each row, as for [`Batcher::submit`]; the error of one row does not affect the others.
     pub fn submit_rows(&self, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
         self.request().submit_rows(rows)
     }
 
-    /// Lends a row to be written in place. It need not be committed soon, or at all: nobody waits for it.
+    /// Lends a row to be written in place. The row need not be committed soon, or at all: nothing waits for it.
     ///
     /// # Errors
     /// If no row is free, as [`BatcherBuilder::when_full`] says: [`Error::Full`], or [`Error::Timeout`] past the
@@ -163,17 +162,17 @@ impl Batcher {
         Request::new(&self.shared)
     }
 
-    /// Shape, type and size of a row; where there are several sizes, those of the first one's.
+    /// The ports of a row; if there are several sizes, those of the first size.
     pub fn input(&self) -> &RowSpec {
         self.shared[0].input()
     }
 
-    /// Rows of its largest batch; where there are several sizes, of the first one's dimensions.
+    /// The number of rows in the largest batch; if there are several sizes, at the dimensions of the first one.
     pub fn capacity(&self) -> usize {
         self.shared[0].bounds.full
     }
 
-    /// Rows committed and not yet in a batch.
+    /// The number of committed rows that are not yet in a batch.
     pub fn queued(&self) -> usize {
         self.shared.iter().map(|shared| lock(&shared.state).queued()).sum()
     }
@@ -189,7 +188,7 @@ impl Batcher {
         self.shared.iter().for_each(|shared| shared.stop(Close::Drain));
     }
 
-    /// What it did so far.
+    /// Counts of the batcher's work so far.
     pub fn stats(&self) -> BatcherStats {
         let mut all = lock(&self.shared[0].state).counters.clone();
         self.shared[1..].iter().for_each(|shared| all.add(&lock(&shared.state).counters));
@@ -212,6 +211,7 @@ impl Shared {
         let mut state = lock(&self.state);
         let high = usize::from(priority == RowPriority::High);
         state.waiting_high += high;
+        let mut submits = None;
         let claimed = loop {
             if let Err(error) = state.open() {
                 break Err(error);
@@ -222,6 +222,7 @@ impl Shared {
             if until.is_some_and(|until| until <= Instant::now()) {
                 break Ok(None);
             }
+            submits.get_or_insert_with(|| self.core.order.underway());
             state = match until {
                 None => wait(&self.room, state),
                 Some(until) => wait_until(&self.room, state, until).0,
@@ -240,7 +241,10 @@ impl Shared {
         Err(match (late, self.when_full) {
             (Some(late), _) => Error::Deadline { late },
             (None, WhenFull::Reject) => Error::Full { rows: self.places },
-            (None, _) => Error::Timeout { operation: "row", waited: start.elapsed(), credits: self.core.credits()? },
+            (None, _) => {
+                let behind = submits.and_then(|submits| self.core.order.call_of(submits));
+                self.core.late("row", start.elapsed(), behind)
+            }
         })
     }
 }

@@ -106,7 +106,7 @@ impl Pace {
     /// A batch of `rows` was sent.
     pub fn sent(&mut self, rows: usize, now: Instant) -> Sent {
         let size = self.size_of(rows);
-        let in_turn = !self.gains_beside(size);
+        let in_turn = !self.gains_side_by_side(size);
         self.sizes.iter_mut().enumerate().filter(|&(index, _)| index != size).for_each(|(_, other)| other.passed());
         let uploaded = now + self.upload(rows, Estimate::mean);
         self.flights.push_back(Flight { size, rows, in_turn, sent: now, uploaded, begins: None, ends: None });
@@ -197,13 +197,15 @@ impl Pace {
         let rows = self.worth(rows, now);
         let others = self.flights.iter().map(|flight| flight.rows).max().unwrap_or(0);
         let is_large = rows >= others && (rows == self.room_of(rows) || rows >= 2 * others);
-        self.flights.len() < self.streams && self.gains_beside(self.size_of(rows)) && (self.comes_back() || is_large)
+        self.flights.len() < self.streams
+            && self.gains_side_by_side(self.size_of(rows))
+            && (self.comes_back() || is_large)
     }
 
     /// Whether batches of a size gain beside those that are in flight.
-    fn gains_beside(&self, size: usize) -> bool {
+    fn gains_side_by_side(&self, size: usize) -> bool {
         let mut all = self.flights.iter().map(|flight| flight.size).chain([size]);
-        self.streams > 1 && all.all(|size| self.sizes[size].gains_beside())
+        self.streams > 1 && all.all(|size| self.sizes[size].gains_side_by_side())
     }
 
     /// Whether clients come back with their next rows before another run like the one that answered them would be over.

@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::{Element, PortKey, RowSpec, Size};
 
-/// A row of page-locked memory being written. Dropped without [`Row::submit`], it gives its memory back and nothing is
-/// computed; until then it delays nobody, however long it is held.
+/// A row of page-locked memory that is being written. If it is dropped without [`Row::submit`], its memory is free
+/// again and nothing is computed. A row delays no other row, however long it is held.
 ///
 /// Submitting takes it by value, so nothing can be written while the device reads:
 /// ```compile_fail
@@ -85,7 +85,7 @@ impl Row {
         shared.input().port(port)?.elems_of_mut(self.bytes_mut())
     }
 
-    /// Copies the elements of one of its ports, padded where there are fewer, as
+    /// Copies `elems` to one of its ports, and adds padding if there are fewer elements, as
     /// [`Batch::write_port`](crate::Batch::write_port) does.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl Row {
         shared.core.device.fill(self.bytes_mut(), pixels);
     }
 
-    /// What the row holds.
+    /// The ports of the row.
     pub fn spec(&self) -> &RowSpec {
         self.shared.input()
     }
@@ -118,14 +118,14 @@ impl Row {
         self
     }
 
-    /// Sets which queued rows it goes before.
+    /// Sets the priority of the row in the queue.
     pub fn priority(mut self, priority: RowPriority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Commits the row to the queue. Never waits for the device. If nothing is in flight, the calling thread submits the
-    /// batch, so that the call takes the time of some driver calls.
+    /// Commits the row to the queue. Never waits for the device. If nothing is in flight, the calling thread submits
+    /// the batch itself, which takes the time of some driver calls.
     ///
     /// # Errors
     /// [`Error::Closed`] if the batcher was dropped; [`Error::Fault`] if the device is out of use.
@@ -190,7 +190,7 @@ impl std::fmt::Debug for Row {
     }
 }
 
-/// A submission with a deadline or a priority, which count from the start: also while it waits for a free row.
+/// A submission with a deadline or a priority, which also apply while the submission waits for a free row.
 ///
 /// ```no_run
 /// # fn f(batcher: trefoil::Batcher, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
@@ -223,14 +223,15 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Sets which waiting and queued rows it goes before.
+    /// Sets the priority of the row, in the queue and while it waits for memory.
     pub fn priority(mut self, priority: RowPriority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Sets which size of the engine the row is for: the smallest that holds it, as
-    /// [`Engine::acquire_for`](crate::Engine::acquire_for) has it. Without it, it is for the first one's dimensions.
+    /// Sets the dimensions of the row: it gets the smallest size of the engine that holds them, as in
+    /// [`Engine::acquire_for`](crate::Engine::acquire_for). Without a call the row has the dimensions of the first
+    /// size.
     ///
     /// ```no_run
     /// # fn f(batcher: trefoil::Batcher, ids: &[i64]) -> Result<(), trefoil::Error> {
@@ -241,7 +242,7 @@ impl<'a> Request<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] if no size holds it, with those that there are.
+    /// [`Error::Option`] if no size holds such a row, with a list of the sizes.
     pub fn size(mut self, size: &Size) -> Result<Self, Error> {
         self.shared = &self.all[self.shared.core.spec.buckets.holding(size)?];
         Ok(self)

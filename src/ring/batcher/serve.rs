@@ -1,4 +1,4 @@
-//! How batches are sent, by whom that may be, and delivered.
+//! Sending batches to the ring, and delivering their results.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -197,6 +197,10 @@ impl Shared {
             Err(Error::Closed) => {
                 self.told(|state, wakes| state.land(rows, &Error::Closed, wakes));
                 self.fail(&Error::Closed);
+            }
+            Err(error @ Error::Timeout { .. }) => {
+                self.told(|state, wakes| state.land(rows, &error, wakes)); // the device never had it
+                self.room.notify_all();
             }
             Err(error) => {
                 self.told(|state, wakes| state.lose(&rows, &error, wakes));

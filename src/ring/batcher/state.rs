@@ -14,7 +14,7 @@ use super::ticket::RowOutput;
 use crate::error::Error;
 use crate::ring::{Close, Output, Ticket};
 
-/// Which queued rows go first.
+/// The order of queued rows: rows of high priority go first.
 ///
 /// ```
 /// use trefoil::RowPriority;

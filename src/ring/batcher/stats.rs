@@ -1,8 +1,8 @@
-//! What a batcher counts.
+//! The counts of a batcher.
 
 use std::time::Duration;
 
-/// What a [`Batcher`](crate::Batcher) did since it was built.
+/// Counts of a [`Batcher`](crate::Batcher)'s work since it was built.
 ///
 /// ```no_run
 /// # fn f(batcher: trefoil::Batcher) {
@@ -13,13 +13,13 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatcherStats {
-    /// Batches by their rows: `batch_sizes[n]` batches had n rows.
+    /// The number of batches by their rows: `batch_sizes[n]` batches had n rows.
     pub batch_sizes: Vec<u64>,
-    /// Rows refused because there was no room, at once or after the limit.
+    /// Rows that were refused because no row was free, at once or after the limit.
     pub rejected: u64,
-    /// Rows answered with [`Error::Deadline`](crate::Error::Deadline), never uploaded.
+    /// Rows that were answered with [`Error::Deadline`](crate::Error::Deadline) and not uploaded.
     pub expired: u64,
-    /// Upload copies: one for each run of neighbouring rows. No row is moved on the host to make runs longer.
+    /// The number of upload copies: one for each run of neighbouring rows. The host moves no row to make runs longer.
     pub runs: u64,
     /// Rows by the time from commit to upload, by [`bin`].
     queue_times: Vec<u64>,
@@ -31,13 +31,13 @@ impl BatcherStats {
         self.batch_sizes.iter().sum()
     }
 
-    /// Rows submitted in them.
+    /// Rows submitted in all batches.
     pub fn rows(&self) -> u64 {
         self.batch_sizes.iter().zip(0..).map(|(count, rows)| count * rows).sum()
     }
 
-    /// The time that `fraction` (0 to 1) of the rows stayed below between commit and upload, at most a quarter too
-    /// long; zero before the first batch.
+    /// A quantile of the time between commit and upload: `fraction` (0 to 1) of the rows took no longer. The result is
+    /// at most a quarter too large; it is zero before the first batch.
     pub fn queue_time(&self, fraction: f64) -> Duration {
         let total: u64 = self.queue_times.iter().sum();
         let wanted = ((total as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64).max(1);

@@ -1,4 +1,4 @@
-//! What a row's submission gives: a claim on the row's result, and the result.
+//! The ticket of a row, and its result.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use crate::sync::{lock, thread};
 use crate::tensor::OutputKind;
 use crate::tensor::{Element, PortKey, RowSpec};
 
-/// A row that is queued or in flight: wait for it, look at it, or await it.
+/// A row that is queued or in flight. Block until it is answered, ask whether it is, or await it as a future.
 ///
 /// Dropping it abandons the result; a row still in the queue is then not uploaded.
 ///
@@ -59,7 +59,7 @@ impl RowTicket {
         self.wait_until(None).expect("no limit")
     }
 
-    /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
+    /// Blocks until the result is there or `limit` has passed; after the limit it returns the ticket.
     ///
     /// # Errors
     /// As for [`RowTicket::wait`].
@@ -70,7 +70,7 @@ impl RowTicket {
         }
     }
 
-    /// Whether the answer, be it a result or an error, is there; never blocks.
+    /// Whether there is an answer, a result or an error; never blocks.
     pub fn is_ready(&self) -> bool {
         lock(&self.shared.state).is_done(self.entry)
     }
@@ -162,7 +162,7 @@ impl RowOutput {
         Self { output, index }
     }
 
-    /// The row's values, as [`Output::values`] has them.
+    /// The row's values, as [`Output::values`] gives them.
     ///
     /// # Panics
     /// As for [`Output::values`].
@@ -170,7 +170,7 @@ impl RowOutput {
         self.output.values(self.index)
     }
 
-    /// The `k` largest as (class, value), as [`Output::top_k`] has them.
+    /// The `k` largest values as pairs (class, value), as [`Output::top_k`] gives them.
     ///
     /// # Errors
     /// As there.
@@ -184,7 +184,7 @@ impl RowOutput {
         self.output.part(0).scored(self.index)
     }
 
-    /// The row's values of one of an engine's models, as [`Output::part`] counts them.
+    /// The row's values from one of the engine's outputs, numbered as in [`Output::part`].
     ///
     /// # Panics
     /// As for [`Output::part`] and [`Output::values`].
@@ -211,7 +211,7 @@ impl RowOutput {
         self.output.port(self.index, port)
     }
 
-    /// What the row holds.
+    /// The ports of the row.
     pub fn spec(&self) -> &RowSpec {
         self.output.spec()
     }

@@ -1,7 +1,7 @@
 //! A fleet whose failed devices are opened again: nothing is lost while an attempt is left, and everybody hears the fault
 //! when none is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Barrier;
 
 use super::peers::{cpu, member, sim, use_peers};
 use super::*;
@@ -22,11 +22,11 @@ fn mended(
     let rings = peers.rings().clone();
     let mend = move || {
         let mut made = 0;
-        while let Some((index, _)) = rings.next_due() {
+        while rings.next_due(0).is_some() {
             made += 1;
             match make(made) {
-                Ok(made) => drop(rings.put(index, member(made, waiting, &freed))),
-                Err(error) => rings.failed(index, &error),
+                Ok(made) => drop(rings.put(0, member(made, waiting, &freed))),
+                Err(error) => rings.failed(0, &error),
             }
         }
         made
@@ -221,29 +221,47 @@ fn who_waits_for_a_ring_hears_that_none_comes() {
     });
 }
 
-/// Two devices: what one has not answered may go to the other before it is there again, and both are used in the end.
-#[test]
-fn a_device_of_two_that_fails_comes_back() {
-    in_time("one of two", || {
-        let freed = Arc::<Signal>::default();
-        let rings = [cpu(2), cpu(usize::MAX)].map(|made| member(made, Waiting::Block, &freed));
-        let peers = Peers::new(rings.into(), freed.clone(), 1);
-        let made = Arc::new(AtomicUsize::new(0));
-        let (rings, counted) = (peers.rings().clone(), made.clone());
-        let mend = thread::spawn(move || {
-            while let Some((index, _)) = rings.next_due() {
-                counted.fetch_add(1, Ordering::Relaxed);
+/// Two devices whose programs panic in these runs, each with a thread that builds its next ring after `before`. They are used
+/// twice, and all is answered; how often each was rebuilt.
+fn rebuilt_of_two(panic_at: [usize; 2], before: impl Fn() + Send + Clone + 'static) -> [u64; 2] {
+    let freed = Arc::<Signal>::default();
+    let rings = panic_at.map(|run| member(cpu(run), Waiting::Block, &freed));
+    let peers = Peers::new(rings.into(), freed.clone(), 1);
+    let mend = |index| {
+        let (rings, freed, before) = (peers.rings().clone(), freed.clone(), before.clone());
+        thread::spawn(move || {
+            while rings.next_due(index).is_some() {
+                before();
                 rings.put(index, member(cpu(usize::MAX), Waiting::Block, &freed));
             }
-        });
-        for _ in 0..2 {
-            let errors = use_peers(&peers);
-            assert!(errors.is_empty(), "{errors:?}");
-        }
-        let stats = peers.stats();
-        assert_eq!((stats[0].rebuilt, stats[1].rebuilt, made.load(Ordering::Relaxed)), (1, 0, 1), "{stats:?}");
-        assert!(stats.iter().all(|device| device.fault.is_none() && device.batches > 4), "{stats:?}");
-        drop(peers);
-        mend.join().unwrap();
+        })
+    };
+    let threads = [0, 1].map(mend);
+    for _ in 0..2 {
+        let errors = use_peers(&peers);
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+    let stats = peers.stats();
+    assert!(stats.iter().all(|device| device.fault.is_none() && device.batches > 4), "{stats:?}");
+    drop(peers);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    [stats[0].rebuilt, stats[1].rebuilt]
+}
+
+/// What one has not answered may go to the other before it is there again, and both are used in the end.
+#[test]
+fn a_device_of_two_that_fails_comes_back() {
+    in_time("one of two", || assert_eq!(rebuilt_of_two([2, usize::MAX], || {}), [1, 0]));
+}
+
+/// Neither is put in place before both are being built.
+#[test]
+fn devices_that_fail_together_are_rebuilt_side_by_side() {
+    in_time("two of two", || {
+        let both = Arc::new(Barrier::new(2));
+        let meet = move || {
+            both.wait();
+        };
+        assert_eq!(rebuilt_of_two([0, 0], meet), [1, 1]);
     });
 }

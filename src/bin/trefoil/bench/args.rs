@@ -34,11 +34,12 @@ pub enum BenchCommand {
     Overlap(OverlapArgs),
     /// Compares five orders of locking with the intended use of the ring, for f32 NCHW batches in ordinary memory
     Forum(ForumArgs),
-    /// Measures a batcher with many threads that submit single images, each waiting for its answer
+    /// Measures a batcher with many threads, each of which submits single images and waits for the answers
     Clients(ClientsArgs),
     /// Finds the highest rate of random arrivals whose p99 latency stays within a limit
     Server(ServerArgs),
-    /// Runs clients for long, beside models that are opened and closed, and exits with 2 if anything grows
+    /// Runs clients for a long time, opens and closes models meanwhile, and exits with 2 if memory, threads or latency
+    /// grow
     Soak(SoakArgs),
     /// Measures the start of a process up to its first result, phase by phase
     Cold(ColdArgs),
@@ -77,10 +78,11 @@ pub struct ReportArgs {
     /// Write a plot to this file, as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// The commit that the record names [default: TREFOIL_COMMIT, or that of the checkout that contains the program]
+    /// The commit that the record names [default: TREFOIL_COMMIT, or the commit of the checkout that contains the
+    /// program]
     #[arg(long, value_name = "ID")]
     pub commit: Option<String>,
-    /// Small defaults for a first look, as on the CPU
+    /// Use the small defaults of the CPU, for a quick run
     #[arg(long)]
     pub quick: bool,
 }
@@ -93,7 +95,7 @@ pub struct StagesArgs {
     /// Batch sizes, one run each [default: 1,32,256 on a GPU, 1,8 on the CPU]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
     pub batch: Vec<usize>,
-    /// Only this stage
+    /// Measure only this stage
     #[arg(long, value_name = "STAGE")]
     pub only: Option<BenchStage>,
     #[command(flatten)]
@@ -104,7 +106,7 @@ pub struct StagesArgs {
     /// Seconds measured for each stage and batch size
     #[arg(long, value_name = "S", default_value = "2", value_parser = seconds)]
     pub seconds: f64,
-    /// Print a JSON object a line
+    /// Print one JSON object on each line
     #[arg(long)]
     pub json: bool,
 }
@@ -114,11 +116,11 @@ pub struct StagesArgs {
 pub enum BenchStage {
     /// The network alone, its input already on the device
     Compute,
-    /// Host to device alone
+    /// The copy from host to device alone
     Upload,
-    /// Device to host alone
+    /// The copy from device to host alone
     Download,
-    /// Threads that fill, submit and wait; everything overlaps
+    /// Threads fill, submit and wait; copies and compute overlap
     EndToEnd,
 }
 
@@ -130,7 +132,7 @@ Example:
 
 The networks are made for this benchmark. Their f32 features are as large as the f32 input, so that a download takes as \
 long as an upload, and the number of convolutions makes compute a quarter of a copy, as long, or four times as long. An \
-engine alone is its stage back to back with no host wait, with the other two stages running beside it as in the run. \
+engine alone is its stage back to back with no host wait, while the other two stages run as they do in the ring. \
 The prediction is that of `simulate` from the times of the engines alone, with no parameter for a configuration. On the \
 CPU, whose cores copy and compute, an engine alone is no bound and nothing is predicted: the benchmark shows the times \
 of the stages and the gain over one slot.")]
@@ -149,7 +151,7 @@ pub struct OverlapArgs {
     /// Regimes
     #[arg(long, value_name = "REGIME,..", value_delimiter = ',', default_value = "compute-bound,copy-bound,balanced")]
     pub regime: Vec<Regime>,
-    /// Repetitions of each figure; the best counts [default: 5 on a GPU, 2 on the CPU]
+    /// Repetitions of each measurement; the best one counts [default: 5 on a GPU, 2 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<1000>)]
     pub repetitions: Option<usize>,
     /// Batches in each repetition [default: 200 on a GPU, 10 on the CPU]
@@ -193,10 +195,11 @@ pub struct ForumArgs {
     /// Batches on the device at once
     #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
     pub slots: usize,
-    /// Rounds, each with every row once, in rotating order; medians count [default: 3 on a GPU, 1 on the CPU]
+    /// Rounds; each measures every row of the table once, in rotating order, and the medians count [default: 3 on a
+    /// GPU, 1 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<1000>)]
     pub rounds: Option<usize>,
-    /// Seconds of each row in each round [default: 2 on a GPU, 0.5 on the CPU]
+    /// Seconds for each row of the table in each round [default: 2 on a GPU, 0.5 on the CPU]
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub seconds: Option<f64>,
     #[command(flatten)]
@@ -214,7 +217,7 @@ pub struct BatcherArgs {
     /// Longest wait of a batch that is not full while the device is busy, milliseconds [default: the library's]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub max_delay: Option<f64>,
-    /// The library's threads do not sleep while batches are in flight: two cores busy, and answers earlier
+    /// Let the library's threads spin while batches are in flight: two cores are busy, and answers come earlier
     #[arg(long)]
     pub spin: bool,
 }
@@ -261,13 +264,13 @@ pub struct ServerArgs {
     /// Seconds of each rate [default: 5 on a GPU, 1 on the CPU]
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// Rates tried [default: 10 on a GPU, 5 on the CPU]
+    /// Number of rates to try [default: 10 on a GPU, 5 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<100>)]
     pub steps: Option<usize>,
-    /// The highest rate tried, images/s [default: the ring's own, measured first]
+    /// The highest rate to try, images/s [default: the rate of the ring alone, which is measured first]
     #[arg(long, value_name = "IMAGES/S", value_parser = rate)]
     pub most: Option<f64>,
-    /// Another seed gives other arrivals
+    /// Seed of the random arrivals
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
     #[command(flatten)]
@@ -280,10 +283,10 @@ pub struct ServerArgs {
 Example:
   trefoil bench soak --seconds 3600 --periods 60 --record r.json
 
-Threads submit single images to a batcher, one in four whole batches to its ring, and compare every answer with that of a \
-run of one batch at a time, bit for bit. Beside them the model is opened, run and closed over and over. At the end of each \
-period, while nothing else is open, memory, descriptors and threads are looked at. Something grows if the last third of the \
-periods has more of it than the first; the very first period does not count.")]
+Three in four threads submit single images to a batcher, the others whole batches to its engine. They compare every \
+answer bit for bit with that of a run of one batch at a time. Meanwhile the model is opened, run and closed repeatedly. At \
+the end of each period, while no other engine is open, the command measures memory, descriptors and threads. A quantity \
+grows if it is larger in the last third of the periods than in the first third; the very first period does not count.")]
 pub struct SoakArgs {
     #[command(flatten)]
     pub place: Place,
@@ -292,10 +295,10 @@ pub struct SoakArgs {
     pub threads: Option<usize>,
     #[command(flatten)]
     pub batcher: BatcherArgs,
-    /// Seconds in all
+    /// Seconds of the whole run
     #[arg(long, value_name = "S", default_value = "60", value_parser = seconds)]
     pub seconds: f64,
-    /// Periods that they are divided into
+    /// Periods that the run is divided into
     #[arg(long, value_name = "N", default_value = "10", value_parser = periods)]
     pub periods: usize,
     #[command(flatten)]
@@ -317,7 +320,7 @@ pub struct ColdArgs {
     /// The largest batch that the engine is built for [default: 32 on a GPU, 8 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
     pub batch: Option<usize>,
-    /// Starts
+    /// Number of starts
     #[arg(long, value_name = "N", default_value = "5", value_parser = count::<1000>)]
     pub runs: usize,
     /// Print a JSON array of all starts

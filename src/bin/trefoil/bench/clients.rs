@@ -34,7 +34,7 @@ const PRODUCERS: usize = 8;
 const WARM_UP: f64 = 0.1;
 /// The bound on p99: so many batches.
 const BOUND_BATCHES: f64 = 4.0;
-const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for company, upload, \
+const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for more rows, upload, \
                         normalisation, network, probabilities, download, and comparing the answer";
 const RING_INCLUDES: &str = "the ring alone with full batches: copying rows from ordinary memory, upload, compute, \
                              download, checking probabilities";
@@ -248,8 +248,8 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     let (batch, rate) = (ring.batch, ring.images_per_second);
     let bound = report::time(*p99_bound_seconds);
     writeln!(out, "\nWith the upload: {INCLUDES}.")?;
-    writeln!(out, "ratio: to the ring's {rate:.0} images/s with batches of {batch}, also with the upload.")?;
-    writeln!(out, "bound: {bound}, {BOUND_BATCHES:.0} batches of {batch} at the ring's rate.")
+    writeln!(out, "ratio: the rate over the ring's {rate:.0} images/s with batches of {batch}, also with the upload.")?;
+    writeln!(out, "bound: {bound}, the time of {BOUND_BATCHES:.0} batches of {batch} at the ring's rate.")
 }
 
 fn plot(figures: &Figures, about: &str) -> Chart {

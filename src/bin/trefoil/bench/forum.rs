@@ -174,7 +174,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
         let Compute { format, images_per_second, .. } = compute;
         writeln!(out, "compute alone on {format} that is on the device: {images_per_second:.0} images/s")?;
     }
-    writeln!(out, "ratio: to compute alone of the same format. Every row but those has the upload in it, and:")?;
+    writeln!(out, "ratio: the rate over that of compute alone in the same format. All rows include the upload, and:")?;
     let mut said: Vec<&str> = Vec::new();
     for row in figures.rows.iter().rev() {
         if !said.contains(&row.includes.as_str()) {

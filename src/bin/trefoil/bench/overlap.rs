@@ -27,13 +27,14 @@ const REGIME_OFF: f64 = 0.15;
 const IDLE_FASTER: f64 = 0.99;
 /// Different batches.
 const SOURCES: usize = 3;
-const ON_GPUS: &str = "Compute is no faster loaded than idle, or there is a warning. ratio: the ring to its slowest engine alone. off: the prediction from the measurement. \
-                       gain: over one slot.";
-const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so that no engine alone is a bound of the ring, and \
-                          the simulator, whose engines do not slow each other down, predicts nothing: there is no ratio and \
-                          no prediction. It shows that the ring runs, what its stages take there, and the gain over one slot.";
+const ON_GPUS: &str = "If compute is faster under load than idle, there is a warning. ratio: the throughput of the ring over that of its \
+                       slowest engine alone. off: the difference of prediction and measurement. gain: the throughput over that with \
+                       one slot.";
+const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so no engine alone is a bound of the ring, and the \
+                          simulator, whose engines do not slow each other down, cannot predict it: there is no ratio and no \
+                          prediction. The figures show the times of the stages and the gain over one slot.";
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
-                        alone: back to back with no host wait, the other two stages running beside it as in the run";
+                        alone: back to back with no host wait, while the other two stages run as in the ring";
 
 /// What all rows have in common.
 struct Bench<'a> {

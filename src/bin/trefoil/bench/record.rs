@@ -124,7 +124,7 @@ impl Record {
         self.seconds = self.began.elapsed().as_secs_f64();
         self.interrupted = stop::requested();
         if self.interrupted {
-            let _ = writeln!(io::stderr(), "interrupted: these are the figures that were whole before");
+            let _ = writeln!(io::stderr(), "interrupted: these figures were complete before");
         }
         // First the figures, whatever becomes of the files; then these, whoever reads the figures.
         let printed = self.print(args.json, table);

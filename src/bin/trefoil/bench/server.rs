@@ -29,7 +29,7 @@ const HOPELESS: f64 = 20.0;
 const CLOSE: f64 = 0.02;
 /// Below it a sleep would oversleep by more than it sleeps.
 const SLEEP_LEAST: Duration = Duration::from_micros(200);
-const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for company, upload, \
+const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for more rows, upload, \
                         normalisation, network, probabilities, download; from when the image was due";
 
 #[derive(Serialize)]

@@ -83,7 +83,7 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
     bench.bar.finish_and_clear();
     if stop::requested() {
         ensure!(bench.printed.get(), "interrupted before a stage was over: nothing was measured");
-        let _ = writeln!(io::stderr(), "interrupted: these are the stages that were whole before");
+        let _ = writeln!(io::stderr(), "interrupted: these stages were complete before");
     }
     if !args.json {
         explain(args, &device)?;

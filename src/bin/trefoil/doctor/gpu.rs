@@ -43,9 +43,9 @@ pub fn examine(device: &Device) -> Vec<Check> {
     let locked = device.memory_use().page_locked_bytes >> 20;
     checks.push(Check::ok(&name("page-locking"), format!("{locked} MiB of page-locked memory were given")));
     checks.push(match answers(&engine) {
-        Ok(()) => Check::ok(&name("answers"), format!("{BATCH} rows came back as they must")),
+        Ok(()) => Check::ok(&name("answers"), format!("{BATCH} rows came back unchanged")),
         Err(error) => {
-            let advice = "use another GPU and driver; if it stays, report it with this output";
+            let advice = "use another GPU and driver; if the error persists, report it with this output";
             Check::bad(&name("answers"), format!("{error:#}"), advice)
         }
     });
@@ -64,7 +64,7 @@ fn memory(device: &Device, name: &str) -> Option<Check> {
     let (used, total) = (used?, total?);
     let found = format!("{:.1} of {:.1} GiB are in use", used / 1024.0, total / 1024.0);
     Some(match used / total {
-        part if part > MUCH_USED => Check::warn(name, found, "see in `nvidia-smi` who else uses it"),
+        part if part > MUCH_USED => Check::warn(name, found, "`nvidia-smi` shows the processes that use it"),
         _ => Check::ok(name, found),
     })
 }
@@ -140,12 +140,12 @@ fn judge_tuning(name: &str, cache: &TuningCache) -> Check {
         found += &format!("; of another driver or version: {outdated}");
     }
     if let [first, ..] = unreadable.as_slice() {
-        found += &format!("; passed over: {}", unreadable.len());
-        return Check::warn(name, found, format!("remove {}, and measure anew with {MEASURE}", first.display()));
+        found += &format!("; ignored: {}", unreadable.len());
+        return Check::warn(name, found, format!("remove {}, and measure again with {MEASURE}", first.display()));
     }
     match (answers, outdated) {
         (0, 0) => Check::ok(name, format!("nothing was measured; answers would be kept in {}", folder.display())),
-        (0, _) => Check::warn(name, found, format!("measure anew with {MEASURE}")),
+        (0, _) => Check::warn(name, found, format!("measure again with {MEASURE}")),
         _ => Check::ok(name, found),
     }
 }
@@ -208,7 +208,7 @@ fn from_sys() -> Option<Vec<u32>> {
 fn judge_link(name: &str, [into, out]: [f64; 2], link: Option<Link>) -> Check {
     let measured = format!("{into:.1} GB/s to it, {out:.1} GB/s from it");
     let Some(link) = link else {
-        return Check::ok(name, format!("{measured}; which PCIe link it is was not told"));
+        return Check::ok(name, format!("{measured}; the PCIe link is unknown"));
     };
     // A link sleeps a moment after its last copy, and then says less than it has just carried.
     let asleep = into.max(out) > link.carries();

@@ -11,8 +11,7 @@ use crate::setup;
 const GIB: f64 = (1_u64 << 30) as f64;
 /// Less free memory than this is little for weights, page-locked buffers and photos.
 const LITTLE: f64 = 2.0;
-const GET_DRIVER: &str =
-    "install NVIDIA's driver 580 or newer (CUDA 13.0), or pass it into the container; the CPU does all until then";
+const GET_DRIVER: &str = "install NVIDIA's driver 580 or newer (CUDA 13.0), or pass it into the container; until then everything runs on the CPU";
 
 /// The processor: how many threads, and whether it has what the CPU's kernels are compiled for.
 pub fn processor() -> Check {
@@ -24,7 +23,7 @@ pub fn processor() -> Check {
     let (name, cores) = (name.unwrap_or(std::env::consts::ARCH), setup::cores());
     #[cfg(target_arch = "x86_64")]
     if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
-        let advice = "nothing on a GPU; on the CPU expect a fraction of the speed";
+        let advice = "nothing, if a GPU is used; on the CPU expect a fraction of the speed";
         return Check::warn("processor", format!("{name}, {cores} threads, without AVX2 and FMA"), advice);
     }
     let found = format!("{name}, {cores} threads{}", if cfg!(target_arch = "x86_64") { ", AVX2 and FMA" } else { "" });
@@ -41,7 +40,7 @@ pub fn memory() -> Check {
         text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix("kB")?.trim().parse().ok()
     };
     let Some(free) = kib("MemAvailable:").map(|kib| kib * 1024.0 / GIB) else {
-        return Check::ok("memory", "not told by this system");
+        return Check::ok("memory", "unknown on this system");
     };
     let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<f64>().ok());
     let limited = limit.map_or_else(String::new, |bytes| format!(", this container's limit is {:.1} GiB", bytes / GIB));
@@ -57,7 +56,7 @@ pub fn locked_memory() -> Check {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let found = match line.and_then(|rest| rest.split_whitespace().next()) {
-        None => "not told by this system".into(),
+        None => "unknown on this system".into(),
         Some("unlimited") => "ulimit -l is unlimited".into(),
         Some(bytes) => {
             let mib =
@@ -90,12 +89,12 @@ pub fn no_gpu(error: &Error, ordinal: usize, wanted: bool) -> Check {
     let found = format!("{error}{}; {card}{library}", setup::holders(error, ordinal));
     let advice = match error {
         Error::Unsupported { .. } => "update the driver to 580 or newer (CUDA 13.0)",
-        Error::Io { .. } => "install NVIDIA's driver anew, or take the library away: without one the CPU does all",
+        Error::Io { .. } => "reinstall NVIDIA's driver, or remove the library: without one everything runs on the CPU",
         Error::NoDevice { .. } if hidden => {
-            "look at CUDA_VISIBLE_DEVICES, which is set; without a GPU the CPU does all"
+            "look at CUDA_VISIBLE_DEVICES, which is set; without a GPU everything runs on the CPU"
         }
         Error::NoDevice { .. } if cards.is_empty() => {
-            "nothing, if there is to be no GPU: everything runs on the CPU; else pass one in"
+            "nothing, if no GPU is wanted: everything runs on the CPU; otherwise make a GPU available to this machine or container"
         }
         Error::NoDevice { .. } if libraries.is_empty() => GET_DRIVER,
         Error::NoDevice { .. } if !Path::new("/dev/nvidiactl").exists() => {

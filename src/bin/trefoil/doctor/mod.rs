@@ -21,13 +21,13 @@ Example:
   trefoil doctor
   trefoil doctor --device cuda:1 --json
 
-Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; advice follows. \
-On a GPU a small network runs, its answers are checked, and the copies of its batches are timed.")]
+Each line has a verdict: ok, warn (it works, but could be better), or bad, with which the exit code is 1. Advice follows. \
+On each GPU the command runs a small network, checks its answers, and times the copies of its batches.")]
 pub struct DoctorArgs {
     /// Check this device: auto (every GPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
-    /// Check this model, as for --model elsewhere, instead of the default one
+    /// Check this model (as for --model of other commands) instead of the default one
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Print a JSON object: {"ok", "checks": [{"check", "verdict", "found", "advice"}]}

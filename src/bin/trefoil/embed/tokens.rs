@@ -1,12 +1,13 @@
 //! Texts as the numbers of their tokens.
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
-use trefoil::Batch;
+use trefoil::{Batch, Pack};
 
 /// Texts, and the tokens of each.
 pub struct Texts {
@@ -50,8 +51,7 @@ impl Texts {
     pub fn fill(&self, input: usize, batch: &mut Batch, row: usize) -> Result<(), String> {
         let told = |error: trefoil::Error| error.to_string();
         let room = batch.port_mut::<i64>(row, "input_ids").map_err(told)?.len();
-        let cut = self.cut(input, room)?;
-        let tokens = cut.as_ref().unwrap_or(&self.tokens[input]);
+        let tokens = self.cut(input, room)?;
         let parts = [
             ("input_ids", tokens.get_ids(), self.padding),
             ("attention_mask", tokens.get_attention_mask(), 0),
@@ -68,15 +68,38 @@ impl Texts {
         Ok(())
     }
 
-    /// The tokens of a text that is longer than a row.
-    fn cut(&self, input: usize, room: usize) -> Result<Option<Encoding>, String> {
+    /// Puts a text behind those of a pack, cut as a row is; nothing where there is no room for it.
+    pub fn push(&self, input: usize, pack: &mut Pack, longest: usize) -> Result<Option<usize>, String> {
+        let tokens = self.cut(input, longest)?;
+        let [ids, types] =
+            [tokens.get_ids(), tokens.get_type_ids()].map(|of| of.iter().copied().map(i64::from).collect::<Vec<_>>());
+        let inputs = [("input_ids", &ids[..]), ("token_type_ids", &types[..])];
+        let known = if pack.has("token_type_ids") { &inputs[..] } else { &inputs[..1] };
+        pack.push(known).map_err(|error| error.to_string())
+    }
+
+    /// The most texts that one pack of so many tokens has, each cut to the longest row, where they follow each other.
+    pub fn most_rows(&self, tokens: usize, longest: usize) -> usize {
+        let (mut most, mut rows, mut left) = (1, 0, tokens);
+        for length in self.tokens.iter().map(|text| text.len().min(longest)) {
+            if length > left {
+                (rows, left) = (0, tokens);
+            }
+            (rows, left) = (rows + 1, left - length);
+            most = most.max(rows);
+        }
+        most
+    }
+
+    /// The tokens of a text; of one that is longer than a row those that it is cut to.
+    fn cut(&self, input: usize, room: usize) -> Result<Cow<'_, Encoding>, String> {
         if self.tokens[input].len() <= room {
-            return Ok(None);
+            return Ok(Cow::Borrowed(&self.tokens[input]));
         }
         let mut tokenizer = self.tokenizer.clone();
         let truncation = TruncationParams { max_length: room, ..TruncationParams::default() };
         let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(self.line(input), true));
-        cut.map(Some).map_err(|error| error.to_string())
+        cut.map(Cow::Owned).map_err(|error| error.to_string())
     }
 }
 

@@ -34,7 +34,7 @@ enum Line<'a> {
 impl<'a> Sink<'a> {
     pub fn new(engine: &Engine, path: Option<&'a Path>) -> Result<Self> {
         let port = engine.output().port("embedding").context("the model gives no embedding")?;
-        let width = port.dims.iter().product();
+        let width = *port.dims.last().context("the model's embedding is no vector")?; // of packed texts the rows come before
         Ok(Self { file: path.map(|path| (path, Vec::new())), width, counts: Counts::default() })
     }
 

@@ -1,4 +1,4 @@
-//! What something takes, learnt from the last times.
+//! An estimate of a time, from the last measurements.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ pub(super) struct Size {
     /// A run with nothing beside it.
     pub alone: Estimate,
     /// A run with another of the size beside it all the time.
-    beside: Estimate,
+    side_by_side: Estimate,
     /// Runs alone since the last one beside another.
     runs_alone: u32,
     /// Of a row.
@@ -32,7 +32,7 @@ impl Size {
         Self {
             rows,
             alone: Estimate::default(),
-            beside: Estimate::default(),
+            side_by_side: Estimate::default(),
             runs_alone: 0,
             upload: Estimate::default(),
             unmeasured: 0,
@@ -57,7 +57,7 @@ impl Size {
     pub fn passed(&mut self) {
         self.unused += 1;
         if self.unused == FORGET {
-            (self.alone, self.beside, self.unused) = Default::default();
+            (self.alone, self.side_by_side, self.unused) = Default::default();
         }
     }
 
@@ -79,24 +79,26 @@ impl Size {
             self.alone.add(took);
             self.runs_alone = self.runs_alone.saturating_add(1);
             if self.runs_alone == FORGET {
-                self.beside = Estimate::default();
+                self.side_by_side = Estimate::default();
             }
         } else if let Some(run) = self.alone.mean().filter(|_| others_alike && 2 * alone <= took) {
             let speed = run.saturating_sub(alone).div_duration_f64(took - alone);
-            self.beside.add(run.div_f64(speed.clamp(0.5, 1.0)));
+            self.side_by_side.add(run.div_f64(speed.clamp(0.5, 1.0)));
             self.runs_alone = 0;
         }
     }
 
     /// How fast it runs beside another, a half to 1, as if it was alone; 1 where that is not known.
     pub fn speed_beside(&self) -> f64 {
-        let both = self.alone.mean().zip(self.beside.mean());
-        both.map_or(1.0, |(alone, beside)| alone.div_duration_f64(beside).clamp(0.5, 1.0))
+        let both = self.alone.mean().zip(self.side_by_side.mean());
+        both.map_or(1.0, |(alone, side_by_side)| alone.div_duration_f64(side_by_side).clamp(0.5, 1.0))
     }
 
     /// Whether two runs side by side do clearly more than one after the other, a quarter: what is gained has to outweigh
     /// that both are over later. What a run takes alone has to be known, and that it does not gain has to be seen.
-    pub fn gains_beside(&self) -> bool {
-        self.alone.mean().is_some_and(|alone| self.beside.mean().is_none_or(|beside| 5 * beside < 8 * alone))
+    pub fn gains_side_by_side(&self) -> bool {
+        self.alone
+            .mean()
+            .is_some_and(|alone| self.side_by_side.mean().is_none_or(|side_by_side| 5 * side_by_side < 8 * alone))
     }
 }

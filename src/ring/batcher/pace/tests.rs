@@ -133,7 +133,7 @@ fn a_small_run_holds_no_large_batch_back() {
 }
 
 /// Sent `apart` from each other and done `took` after that; then the device is idle.
-fn beside(pace: &mut Pace, at: Instant, rows: usize, took: Duration, apart: Duration) -> Instant {
+fn side_by_side(pace: &mut Pace, at: Instant, rows: usize, took: Duration, apart: Duration) -> Instant {
     pace.sent(rows, at);
     pace.sent(rows, at + apart);
     pace.done(at + took);
@@ -146,7 +146,7 @@ fn from_a_run_partly_beside_another_follows_what_it_takes_beside_one_all_the_tim
     let (mut pace, mut at) = two_streams();
     for _ in 0..60 {
         // 100 us alone, then at two thirds of the speed: 200 us' worth takes 300.
-        at = beside(&mut pace, at, 8, US(400), US(100));
+        at = side_by_side(&mut pace, at, 8, US(400), US(100));
     }
     let size = &pace.sizes[1];
     assert_eq!(size.alone.mean(), Some(US(300)));
@@ -161,9 +161,9 @@ fn from_a_run_partly_beside_another_follows_what_it_takes_beside_one_all_the_tim
 #[test]
 fn a_run_that_may_have_been_over_before_says_nothing() {
     let (mut pace, at) = two_streams();
-    let at = beside(&mut pace, at, 8, US(400), US(50));
+    let at = side_by_side(&mut pace, at, 8, US(400), US(50));
     let before = pace.sizes[1].speed_beside();
-    beside(&mut pace, at, 8, US(400), US(1));
+    side_by_side(&mut pace, at, 8, US(400), US(1));
     let first_alone = pace.sizes[1].speed_beside();
     assert_ne!(before, first_alone, "the first of both is measured");
     pace.sent(8, at + US(9_000));
@@ -181,19 +181,19 @@ fn sizes_are_computed_side_by_side_as_long_as_they_gain_and_in_turn_else() {
     let (mut pace, mut at) = two_streams();
     for (took, gains) in [(440, true), (520, false)] {
         for _ in 0..40 {
-            at = if pace.gains_beside(1) { beside(&mut pace, at, 8, US(took), US(30)) } else { at };
+            at = if pace.gains_side_by_side(1) { side_by_side(&mut pace, at, 8, US(took), US(30)) } else { at };
         }
-        assert_eq!(pace.gains_beside(1), gains);
+        assert_eq!(pace.gains_side_by_side(1), gains);
     }
     assert!(pace.sent(8, at).in_turn && pace.sent(8, at).in_turn);
     pace.done(at + US(300));
     pace.done(at + US(600));
     assert_eq!(pace.sizes[1].alone.mean(), Some(US(300)), "in turn is alone");
     for _ in 2..FORGET {
-        assert!(!pace.gains_beside(1));
+        assert!(!pace.gains_side_by_side(1));
         at = alone(&mut pace, at + US(1_000), 8, Duration::ZERO, US(300));
     }
-    assert!(pace.gains_beside(1));
+    assert!(pace.gains_side_by_side(1));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_round_is_shared_between_those_that_run_and_those_that_wait() {
 fn a_size_that_became_faster_alone_loses_no_less_than_nothing_by_waiting() {
     let (mut pace, mut at) = two_streams();
     for _ in 0..40 {
-        at = if pace.gains_beside(2) { beside(&mut pace, at, 16, US(790), US(30)) } else { at };
+        at = if pace.gains_side_by_side(2) { side_by_side(&mut pace, at, 16, US(790), US(30)) } else { at };
     }
     for _ in 0..20 {
         at = alone(&mut pace, at + US(1_000), 16, Duration::ZERO, US(350));

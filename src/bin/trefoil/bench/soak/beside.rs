@@ -36,7 +36,11 @@ impl<'a> Beside<'a> {
         self.turn += 1;
         let answer = self.answer(SIZES[turn])?;
         let first = self.first[turn].get_or_insert_with(|| answer.clone());
-        ensure!(*first == answer, "wrong output: a model that was opened anew answers otherwise at turn {}", self.turn);
+        ensure!(
+            *first == answer,
+            "wrong output: a model that was opened again gives another answer at turn {}",
+            self.turn
+        );
         thread::sleep(PAUSE);
         Ok(())
     }

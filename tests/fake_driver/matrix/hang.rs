@@ -1,0 +1,130 @@
+//! A driver call that never returns: what others still do, each within its limit.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use trefoil::{Batcher, Close, Device, Engine, Error, Target, Waiting};
+
+use super::table::Hangs;
+use crate::engine::small_model;
+use crate::faults::{IN_USE, live};
+use crate::harness::{ChildReport, mark};
+use crate::what::{Built, LONG, MOMENT};
+
+/// What is asked for, each in a thread of its own; closing at last.
+const ASKED: [&str; 6] = ["acquire", "close", "close batcher", "health", "row", "submit"];
+/// How long an answer may take whose limit is a moment.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// In a child: opens, builds, uses and drops on a thread of its own, until a call there does not return. Then asks what is in
+/// use, or else an engine of the same device that was there before, and says what ended.
+pub fn live_beside() {
+    let beside = Beside::new();
+    mark("start");
+    thread::spawn(live);
+    wait_for_hang();
+    match IN_USE.get().filter(|_| env::var("HANGS").unwrap() == "use") {
+        Some((built, batcher)) => {
+            Beside { built: built.upgrade().unwrap(), batcher: batcher.upgrade().unwrap() }.ask();
+        }
+        None => beside.ask(),
+    }
+    std::process::exit(0); // what hangs is left as it is
+}
+
+/// Waits until the stand-in says that a call does not return.
+fn wait_for_hang() {
+    let (log, end) = (env::var("FAKE_CUDA_LOG").unwrap(), Instant::now() + LONG);
+    while !fs::read_to_string(&log).unwrap_or_default().lines().any(|line| line.starts_with("late ")) {
+        assert!(Instant::now() < end, "no call hangs");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What is asked.
+struct Beside {
+    built: Arc<Built>,
+    batcher: Arc<Batcher>,
+}
+
+impl Beside {
+    fn new() -> Self {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = small_model();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).waiting(Waiting::Block);
+        let engine = Arc::new(builder.acquire_limit(MOMENT).build().unwrap());
+        let batcher = Arc::new(engine.batcher().rows(4).build().unwrap());
+        Self { built: Arc::new(Built::Engine(engine)), batcher }
+    }
+
+    fn ask(&self) {
+        let mut questions = Questions::new();
+        let built = || self.built.clone();
+        let (health, acquire, submit, batcher) = (built(), built(), built(), self.batcher.clone());
+        questions.ask("health", move || {
+            health.engines().iter().for_each(|engine| drop(engine.health()));
+            Ok(())
+        });
+        questions.ask("acquire", move || acquire.acquire_within(MOMENT).map(drop));
+        questions.ask("submit", move || submit.acquire_within(MOMENT)?.submit(1)?.wait_for(MOMENT).map(drop));
+        questions.ask("row", move || {
+            let pixels = vec![7; batcher.input().row_bytes];
+            batcher.request().deadline(MOMENT).submit(&pixels)?.wait_for(MOMENT).map(drop)
+        });
+        questions.tell();
+        let (batcher, closed) = (self.batcher.clone(), built());
+        questions.ask("close batcher", move || batcher.close(Close::Drain, MOMENT));
+        questions.ask("close", move || closed.close(MOMENT));
+        questions.tell();
+    }
+}
+
+/// Each is asked on a thread of its own, which may not end.
+struct Questions {
+    send: Sender<(&'static str, Result<(), Error>)>,
+    ended: Receiver<(&'static str, Result<(), Error>)>,
+    open: usize,
+}
+
+impl Questions {
+    fn new() -> Self {
+        let (send, ended) = mpsc::channel();
+        Self { send, ended, open: 0 }
+    }
+
+    fn ask(&mut self, name: &'static str, ask: impl FnOnce() -> Result<(), Error> + Send + 'static) {
+        let send = self.send.clone();
+        thread::spawn(move || send.send((name, ask())));
+        self.open += 1;
+    }
+
+    /// Says which end in time, and with which error.
+    fn tell(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while let Ok((name, answer)) = self.ended.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            println!("ended: {name}: {}", answer.err().map_or("ok".into(), |error| error.to_string()));
+            self.open -= 1;
+            if self.open == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// What a child said.
+pub fn found(named: &str, call: &str, report: &ChildReport) -> Hangs {
+    assert!(report.status.success(), "{named}: {}\n{report}", report.status);
+    let ended: Vec<&str> = report.stdout.lines().filter_map(|line| line.strip_prefix("ended: ")).collect();
+    let names: BTreeSet<&str> = ended.iter().map(|line| line.split(':').next().unwrap()).collect();
+    assert_eq!(names, BTreeSet::from(ASKED), "{named}: what ends in time\n{report}");
+    let behind = format!("{call}, which another thread has called, did not return");
+    match ended.iter().any(|line| line.starts_with("close:") && line.contains(&behind)) {
+        true => Hangs::Ring,
+        false => Hangs::Alone,
+    }
+}

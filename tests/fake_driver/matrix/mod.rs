@@ -1,0 +1,127 @@
+//! Each driver call that opening, building, use and dropping make, by name, and what becomes of it when it fails once, fails
+//! for ever, never returns, or returns late: the test that the table is whole and true.
+
+mod hang;
+mod table;
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use crate::faults::{check_failed, live};
+use crate::harness::{ChildReport, Scenario, for_each_number};
+use crate::what::What;
+use table::{Fails, Hangs, Row, SOMETIMES, TABLE};
+
+type Outcome = (Fails, Fails, Hangs);
+
+/// The child marks the begin of each.
+const PHASES: [&str; 4] = ["open", "build", "use", "end"];
+
+/// A call of a phase: of its name the first one there.
+#[derive(Debug)]
+struct Cell {
+    what: What,
+    phase: &'static str,
+    call: String,
+}
+
+impl Cell {
+    /// Where the table has it.
+    fn row(&self) -> Option<&'static Row> {
+        let is_in =
+            |row: &&Row| row.phase == self.phase && row.of.contains(&self.what) && row.calls.contains(&&*self.call);
+        TABLE.iter().find(is_in)
+    }
+
+    fn run(&self, scenario: &Scenario, variables: &[(&str, &str)]) -> ChildReport {
+        run(self.what, scenario, variables)
+    }
+
+    /// What becomes of it, as a row of the table has it.
+    fn outcome(&self, scenario: &Scenario) -> Outcome {
+        let chosen = format!("{}:{}", self.phase, self.call);
+        let named = format!("{:?}, {chosen}", self.what);
+        let fails = ("FAKE_CUDA_FAIL_CALL", &*chosen);
+        let once = self.run(scenario, &[fails]);
+        let for_ever = self.run(scenario, &[fails, ("FAKE_CUDA_FAIL_STICKY", "1")]);
+        for report in [&once, &for_ever] {
+            assert!(report.log.iter().any(|line| line.ends_with("injected")), "{named} is not made\n{report}");
+            check_failed(&named, report);
+        }
+        let never = [("FAKE_CUDA_LATE_CALL", &*chosen), ("FAKE_CUDA_LATE_MS", "1000000000"), ("HANGS", self.phase)];
+        let hangs = self.run(scenario, &never);
+        assert!(hangs.log.contains(&format!("late {}", self.call)), "{named} is not made\n{hangs}");
+        let late = self.run(scenario, &[("FAKE_CUDA_LATE_CALL", &self.call), ("FAKE_CUDA_LATE_MS", "2")]);
+        late.assert_clean();
+        assert!(!late.stdout.contains("error"), "{named}\n{late}");
+        (failed(&once), failed(&for_ever), hang::found(&named, &self.call, &hangs))
+    }
+}
+
+/// Each kind of thing has a way of waiting of its own.
+fn run(what: What, scenario: &Scenario, variables: &[(&str, &str)]) -> ChildReport {
+    let waiting = match what {
+        What::OneModel | What::Fleet => "0",
+        What::SeveralModels => "1",
+        What::Values => "2",
+    };
+    what.runs(scenario, &[&[("WAITING", waiting)], variables].concat())
+}
+
+fn failed(report: &ChildReport) -> Fails {
+    let is_there = |start: &str| report.stdout.lines().any(|line| line.starts_with(start));
+    match (is_there("error"), is_there("faulted")) {
+        (false, false) => Fails::Passes,
+        (true, false) => Fails::Refuses,
+        (_, true) => Fails::Faults,
+    }
+}
+
+/// The first call of each name in each phase.
+fn calls_of(what: What, report: &ChildReport) -> Vec<Cell> {
+    let (mut phase, mut cells) = ("", Vec::<Cell>::new());
+    for line in &report.log {
+        if let Some(mark) = line.strip_prefix("# ") {
+            phase = PHASES.into_iter().find(|phase| *phase == mark).unwrap_or(phase);
+        } else if line.starts_with("cu") {
+            let call = line.split(' ').next().unwrap();
+            if !cells.iter().any(|cell| cell.phase == phase && cell.call == call) {
+                cells.push(Cell { what, phase, call: call.to_owned() });
+            }
+        }
+    }
+    cells
+}
+
+/// Those of use for each kind of thing, the others for the first that makes them.
+fn all_cells(scenario: &Scenario) -> Vec<Cell> {
+    let clean = |what| calls_of(what, run(what, scenario, &[]).assert_clean());
+    let mut known = BTreeSet::new();
+    let mut is_new = |cell: &Cell| known.insert((cell.phase, cell.call.clone())) || cell.phase == "use";
+    let is_always = |cell: &Cell| !SOMETIMES.contains(&(cell.phase, &*cell.call));
+    What::ALL.into_iter().flat_map(clean).filter(|cell| is_always(cell) && is_new(cell)).collect()
+}
+
+#[test]
+fn each_call_of_the_table_fails_hangs_and_is_late() {
+    let name = "matrix::each_call_of_the_table_fails_hangs_and_is_late";
+    let scenario = Scenario::new(name, || match crate::what::hangs() {
+        true => hang::live_beside(),
+        false => live(),
+    });
+    let (cells, wrong) = (all_cells(&scenario), Mutex::new(Vec::new()));
+    for_each_number(cells.len(), |index| {
+        let cell = &cells[index - 1];
+        let (found, listed) = (cell.outcome(&scenario), cell.row().map(Row::outcome));
+        if listed != Some(found) {
+            wrong.lock().unwrap().push(format!("{cell:?}: {found:?}, the table has {listed:?}"));
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let made = |row: &Row, call: &str| cells.iter().any(|cell| cell.phase == row.phase && cell.call == call);
+    for row in TABLE {
+        let never: Vec<_> = row.calls.iter().filter(|call| !made(row, call)).collect();
+        assert!(never.is_empty(), "{}: the table has calls that are not made: {never:?}", row.phase);
+    }
+}

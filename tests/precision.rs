@@ -1,0 +1,101 @@
+//! Layers in f16 and bf16 on the CPU, against plain loops with the same roundings; `tests/gpu.rs` has them on a GPU.
+
+mod support;
+
+use support::problem::Case;
+use support::{operations, precision, transformer};
+use trefoil::model::Model;
+use trefoil::plan::Choices;
+use trefoil::{Device, Engine, Error, OutputKind, Precision};
+
+const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
+
+/// Every so many of these problems.
+fn check(cases: Vec<Case>, each: usize) {
+    let device = Device::cpu(2);
+    let run = |case: &Case| HALVES.iter().filter_map(|&of| case.run_in(of, &device, Choices::new()).err()).collect();
+    let wrong: Vec<String> = cases.iter().step_by(each).flat_map(|case| -> Vec<String> { run(case) }).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn layers_read_the_type_that_is_asked_for() {
+    precision::layers_read_the_type_that_is_asked_for(
+        &Device::cpu(1),
+        &[Precision::F16, Precision::Bf16, Precision::F32],
+    );
+}
+
+#[test]
+fn a_checkpoint_has_a_precision_of_its_own() {
+    precision::a_checkpoint_has_a_precision_of_its_own(&Device::cpu(1));
+}
+
+#[test]
+fn nodes_in_f32_read_f32() {
+    precision::nodes_in_f32_read_f32(&Device::cpu(1));
+}
+
+#[test]
+fn rows_of_every_format_are_read() {
+    check(operations::normalize(), 1);
+}
+
+#[test]
+fn convolutions() {
+    check(operations::conv2d(), 7);
+    check(operations::depthwise(), 7);
+}
+
+#[test]
+fn linear_layers() {
+    check(operations::linear(), 3);
+}
+
+#[test]
+fn every_kind_of_output_is_given() {
+    check(operations::outputs(), 1);
+}
+
+#[test]
+fn networks_of_images() {
+    check(operations::networks(), 1);
+}
+
+#[test]
+fn transformers() {
+    let device = Device::cpu(2);
+    let all = HALVES.into_iter().flat_map(transformer::small);
+    let wrong: Vec<String> =
+        all.filter_map(|problem| Some(format!("{problem}: {}", problem.run(&device).err()?))).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A trained network has the answers of f32, and rounding is seen in its probabilities.
+#[test]
+fn a_trained_network_answers_as_in_f32() {
+    let model = Model::open("weights/convnet28").unwrap();
+    let best = |precision| {
+        let engine = Engine::builder(&model).on(&Device::cpu(2)).precision(precision).build().unwrap();
+        let mut batch = engine.acquire().unwrap();
+        batch.row_mut(0).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * i / 7) as u8);
+        batch.submit(1).unwrap().wait().unwrap().top_k(0, 1).unwrap()[0]
+    };
+    let (class, exact) = best(Precision::F32);
+    assert_eq!(best(Precision::Auto), (class, exact));
+    for precision in HALVES {
+        let (found, probability) = best(precision);
+        assert!(found == class && probability != exact, "{precision:?}: {found} instead of {class}, {probability}");
+    }
+}
+
+/// Bytes are a type of their own.
+#[test]
+fn a_network_in_bytes_is_refused() {
+    let model = support::quantized::all(false).swap_remove(0).model().unwrap();
+    let builder = Engine::builder(&model).on(&Device::cpu(1)).output(OutputKind::Features);
+    match builder.precision(Precision::Bf16).build() {
+        Err(Error::Unsupported { what, .. }) => assert!(what.contains("in bytes"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+}
