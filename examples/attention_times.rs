@@ -1,10 +1,10 @@
-//! Times attention alone, on queries, keys and values that one layer has written side by side, by each kernel.
+//! Times each attention kernel alone, on queries, keys and values that one layer has written into one buffer.
 //!
 //! usage: attention_times [ROUNDS]
 //!
-//! For each size of a known network prints the microseconds of each kernel, the median of rounds in which all run in
-//! turn, and what the fastest does in TFLOP/s; the planner's choice is marked. Operands are random and rotate over more
-//! memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
+//! For each size of a known network it prints the microseconds of each kernel and the TFLOP/s of the fastest one, and
+//! marks the planner's choice. A figure is the median of rounds in which all kernels run in turn. Operands are random
+//! and rotate over more memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
 
 mod alone;
 

@@ -1,4 +1,5 @@
-//! A network of blocks with four branches, which run side by side on a GPU; the results are the same bit by bit.
+//! A network of blocks with four branches. The branches run side by side on a GPU, and the results do not change by a
+//! bit.
 //!
 //! ```sh
 //! cargo run --release --example branches

@@ -1,4 +1,4 @@
-//! From a photo to boxes with a YOLO of the eighth generation or a later one, as Ultralytics exports it to ONNX:
+//! Finds objects in a photo with a YOLO network (YOLOv8 or later), as Ultralytics exports it to ONNX:
 //!
 //! ```sh
 //! pip download nudenet==3.4.2 --no-deps && unzip -o nudenet-*.whl 'nudenet/320n.onnx'
@@ -7,9 +7,10 @@
 //!
 //! usage: detect MODEL.onnx PHOTO [NAME=SIZE...]
 //!
-//! NAME=SIZE: free dimensions of the file, which `trefoil inspect` lists. The photo is letterboxed into the network's input;
-//! the network answers with a column for each place: centre and size of a box, and a score for each class. Boxes that overlap
-//! a better one of their class are left out. `examples/cpp/detect.cpp` is the same in C++.
+//! NAME=SIZE gives the size of a free dimension of the file; `trefoil inspect` lists them. The photo is letterboxed
+//! into the network's input. The network's result has a column for each place: centre and size of a box, and a score
+//! for each class. Boxes that overlap a better one of their class are left out. `examples/cpp/detect.cpp` is the same
+//! in C++.
 
 use std::cmp::Ordering;
 

@@ -1,5 +1,5 @@
-//! One input, uploaded once, and several models on it at the same time; their outputs come back together, or averaged on
-//! the device.
+//! Several models run at the same time on one input, which is uploaded once. Their outputs come back together, or
+//! averaged on the device.
 //!
 //! ```sh
 //! cargo run --release --example ensemble

@@ -1,5 +1,5 @@
-//! The same model on every GPU, as one: each batch goes to the least loaded. Without GPUs, on two devices of the CPU.
-//! (`side_by_side` puts a GPU out of use on purpose, and nothing is lost.)
+//! Runs the same model on every GPU as one engine: each batch goes to the least loaded GPU. Without GPUs it uses two
+//! CPU devices. (The example `side_by_side` puts a GPU out of use on purpose, and no batch is lost.)
 //!
 //! ```sh
 //! cargo run --release --example multi_gpu -- [BATCHES]

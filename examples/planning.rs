@@ -1,10 +1,10 @@
-//! How long planning takes: networks of about 2,000 nodes, on one thread; one of images for an H200, and one of tokens, a
-//! graph of values, for the CPU.
+//! Measures how long planning takes on one thread, for two networks of about 2,000 nodes: a network of images for an
+//! H200, and a graph of values on tokens for the CPU.
 //!
 //!     cargo run --release --example planning
 //!
-//! Blocks of the first are those of ResNet-50 with some branches that join in a concatenation, so that every matching kernel
-//! is tried; of the second those of a transformer's encoder in the pieces of an exporter.
+//! The first network has the blocks of ResNet-50, with some branches that join in a concatenation, so that the planner
+//! tries every kernel. The second has the blocks of a transformer's encoder, in the pieces that an exporter writes.
 
 use std::time::{Duration, Instant};
 

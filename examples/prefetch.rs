@@ -1,5 +1,5 @@
-//! Loads ahead on several threads while the device works: decoding, or whatever a load is, hides behind the batches before
-//! it, and the answers come in the inputs' order.
+//! Loads inputs ahead on several threads while the device computes earlier batches, so that decoding takes no extra
+//! time. The answers come in the order of the inputs.
 //!
 //! ```sh
 //! cargo run --release --example prefetch

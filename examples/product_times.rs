@@ -2,10 +2,10 @@
 //!
 //! usage: product_times [ROUNDS [ROWS...]]
 //!
-//! For each product of a known network prints the microseconds of the kernels that the planner predicts to be the first,
-//! the fastest first, the median of rounds in which all run in turn, and what the fastest does in TFLOP/s; the planner's
-//! choice is marked. Operands are random and rotate over more memory than a GPU's L2 cache has.
-//! `benches/peers/product.py` times PyTorch on the same products.
+//! For each product of a known network it prints the microseconds of the kernels that the planner predicts to be the
+//! fastest, sorted by time, and the TFLOP/s of the fastest one, and marks the planner's choice. A figure is the median
+//! of rounds in which all kernels run in turn. Operands are random and rotate over more memory than a GPU's L2 cache
+//! has. `benches/peers/product.py` times PyTorch on the same products.
 
 mod alone;
 

@@ -1,4 +1,4 @@
-//! From a picture of a line of text to its characters with a recogniser of PaddleOCR in ONNX:
+//! Reads the characters in a picture of a line of text, with a recogniser of PaddleOCR in ONNX:
 //!
 //! ```sh
 //! pip download rapidocr-onnxruntime==1.4.4 --no-deps

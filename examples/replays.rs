@@ -1,4 +1,4 @@
-//! The same batches over and over, with several in flight: every answer must be bit by bit the first one.
+//! Runs the same batches repeatedly, with several in flight: every answer must equal the first one bit by bit.
 //!
 //! ```sh
 //! replays weights/efficientnet-lite0 32 10000 cuda:0      # model, batch, batches, device (default auto)

@@ -2,8 +2,9 @@
 //!
 //! usage: row_norm_times [ROUNDS]
 //!
-//! Prints the median of the microseconds of one launch, and the bytes that it reads and writes in a second. Operands are
-//! random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same rows.
+//! It prints the median microseconds of one launch, and the bytes that it reads and writes in a second. Operands are
+//! random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same
+//! rows.
 
 mod alone;
 

@@ -1,7 +1,7 @@
-//! Raw rows in, raw rows out: what a comparison with another framework needs.
+//! Runs a model on raw rows and writes raw rows, for comparisons with other frameworks.
 //!
-//! Reads rows of u8 NHWC pixels, runs them through an [`Engine`] in batches of one size (the last one as long as it
-//! comes), and writes the outputs as rows of little-endian f32 in the same order.
+//! It reads rows of u8 NHWC pixels, runs them through an [`Engine`] in batches of one size (the last batch may be
+//! smaller), and writes the outputs as rows of little-endian f32 in the same order.
 //!
 //! ```sh
 //! run_tensor weights/efficientnet-lite0 images.u8 logits.f32 --device cuda:0 --batch 32

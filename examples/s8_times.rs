@@ -1,14 +1,15 @@
-//! Times the layers of ResNet-50 in bytes by each of their kernels, convolutions beside the kernel of halves.
+//! Times the layers of ResNet-50 in bytes with each of their kernels, and convolutions also with the f16 kernel.
 //!
 //! usage: s8_times [BATCH [ROUNDS [PART [bytes]]]]
 //!
-//! For each layer prints microseconds, the median of rounds in which all kernels run in turn: of the fastest kernel of bytes,
-//! of the fastest of halves, and what neither the memory nor the tensor cores could do faster; then of every kernel of
-//! bytes. Shortcuts are second sources of the sums that they are added to, which the kernel of halves is not run for. The
-//! first layers follow, by each tile, and the mean. Operands are random, pixels half zeros and weights bell-shaped, and
-//! rotate over more memory than a GPU's L2 cache has; some of the fastest kernel's results are compared with plain sums.
-//! The last lines add the layers up as often as the network has them, but for the last, which is of halves. PART: only
-//! convolutions whose name has this text. bytes: leaves halves out.
+//! For each layer it prints the microseconds of the fastest kernel of bytes, of the fastest f16 kernel, and the lower
+//! bound that memory and tensor cores set, then those of every kernel of bytes. A figure is the median of rounds in
+//! which all kernels run in turn. The convolution of a shortcut is part of the sum to which it is added; such sums are
+//! not timed in f16. The first layers follow, with each tile, and the mean. Operands are random (half of the pixels are
+//! zero, and weights are normally distributed) and rotate over more memory than a GPU's L2 cache has. Some results of
+//! the fastest kernel are compared with plain sums. The last lines add up the layers, each as often as the network has
+//! it, without the last layer, which is in f16. PART selects convolutions whose name contains this text. `bytes` leaves
+//! out f16.
 
 use half::f16;
 use trefoil::model::images::Window;

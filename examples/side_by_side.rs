@@ -1,5 +1,6 @@
-//! Measures engines side by side: what two gain over taking turns, how long an urgent model's answers take beside a bulk
-//! one, what a pipeline of two stages does beside its slower stage, and how throughput grows with GPUs.
+//! Measures engines side by side: the gain of two engines over taking turns, the latency of an urgent model while a
+//! bulk model runs, the throughput of a pipeline of two stages compared with its slower stage, and the throughput by
+//! number of GPUs.
 //!
 //! ```sh
 //! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]]

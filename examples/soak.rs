@@ -1,6 +1,6 @@
-//! A soak: sixteen threads use one engine and its batcher in every way at random, for as long as asked: sizes, drops,
-//! time-outs, futures, deadlines. Every answer must be that of its own submission, every credit must come home, and
-//! neither device, page-locked nor host memory may grow.
+//! A soak test: sixteen threads use one engine and its batcher in every way at random, for a given time: sizes, drops,
+//! time-outs, futures, deadlines. Every answer must belong to its own submission, every credit must be free at the end,
+//! and neither device memory, page-locked memory nor host memory may grow.
 //!
 //! ```sh
 //! soak 480 cuda:0      # seconds (default 10), device (default auto)

@@ -1,5 +1,5 @@
-//! A thread pool with dynamic dispatch and safe lifetime, made of a batcher and prefetch: workers take whichever job is
-//! next, their rows become shared batches, answers come in the jobs' order, and no worker outlives what it borrows.
+//! A thread pool from a batcher and prefetch: a free worker takes the next job, rows of all workers share batches,
+//! answers come in the order of the jobs, and no worker outlives the data that it borrows.
 //!
 //! ```sh
 //! cargo run --release --example thread_pool

@@ -1,13 +1,14 @@
-//! Times every kernel and tile of every distinct convolution of a model inside the whole graph: the table behind the
-//! planner's tile model.
+//! Times every kernel and tile of every distinct convolution of a model inside the whole graph. The planner's
+//! predictions are fitted to this table.
 //!
 //! usage: tile_sweep MODEL BATCH [REPETITIONS [PART [KERNEL]]]
 //!
-//! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
-//! planned, and prints how many microseconds longer the whole graph takes than as planned, for each layer of the group:
-//! the median of rounds in which both run in turn. The planner's own choice is marked. PART: only groups whose line has
-//! this text. KERNEL: only kernels that have this one. First and last layers that are one step
-//! are a group too, and two 1x1 convolutions that are; a kernel of a convolution or linear layer takes them apart.
+//! For each group of convolutions of one shape and each tile it builds an engine in which the group has this tile and
+//! all other steps are as planned. It prints how many microseconds longer than the planned graph this graph takes,
+//! divided by the number of layers in the group: the median of rounds in which both graphs run in turn. The planner's
+//! own choice is marked. PART selects groups whose line contains this text, KERNEL selects kernels by a part of their
+//! name. Layers that are computed in one step (the first layers, the last layers, or two 1x1 convolutions) are a group
+//! too; choosing a kernel of a single layer for them makes them separate steps.
 
 use std::collections::BTreeMap;
 

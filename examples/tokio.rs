@@ -1,11 +1,11 @@
-//! Tickets and rows' tickets under tokio: each is a future, on any executor.
+//! Tickets of batches and of rows under tokio: both are futures, for any executor.
 //!
 //! ```sh
 //! cargo run --release --example tokio
 //! ```
 //!
-//! What wakes a task is the ring's completion thread, or the batcher's, never a driver callback. Acquiring a batch may
-//! block, so a task that must not block asks with `try_acquire`, or submits single rows to a batcher built with
+//! The ring's completion thread, or the batcher's, wakes a task; a driver callback never does. Acquiring a batch may
+//! block. A task that must not block calls `try_acquire`, or submits single rows to a batcher built with
 //! `WhenFull::Reject`; committing a row never blocks.
 
 use std::time::Duration;

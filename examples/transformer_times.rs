@@ -2,10 +2,10 @@
 //!
 //! usage: transformer_times [tuned] [only=NAME] [RUNS [ROWS...]]
 //!
-//! For vision transformers and text encoders, as exporters write them and from folders as Hugging Face writes them, prints
-//! the milliseconds of a batch and the rows of a second, the median of so many runs of compute alone, and for each kind of
-//! step how many there are, what they take together, and their roofline. `only` is a part of the names of those that are
-//! timed. `tuned` takes kernels that are measured to be the fastest.
+//! The networks are vision transformers and text encoders, as exporters write them and as folders of Hugging Face. For
+//! each it prints the milliseconds of a batch and rows a second (the median of RUNS runs of compute alone), and for
+//! each kind of step the number of steps, their total time, and their roofline. `only` selects networks whose name
+//! contains NAME. `tuned` uses the kernels that measurements find to be the fastest.
 
 #[path = "../tests/support/embedding/mod.rs"]
 #[allow(dead_code, reason = "tests compare results too")]

@@ -1,6 +1,6 @@
-//! Several models on one device: a bulk one, an urgent one before it, and a second engine of the same model, which shares
-//! the first one's weights. Each engine has streams of its own, so none waits for another's batches; all keep within one
-//! budget of device memory.
+//! Three engines on one device: a bulk model, an urgent model with higher priority, and a second engine of the bulk
+//! model, which shares the weights of the first. Each engine has streams of its own, so no engine waits for the batches
+//! of another; all together keep within one budget of device memory.
 //!
 //! ```sh
 //! cargo run --release --example two_models

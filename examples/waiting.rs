@@ -1,5 +1,5 @@
-//! What submitting and waiting cost: for each way of waiting, CPU time and round trips of tiny batches, beside the same
-//! driver calls made bare.
+//! Measures the cost of submitting and waiting: for each way of waiting, the CPU time and the round trips of tiny
+//! batches, compared with the same driver calls without the ring.
 //!
 //! ```sh
 //! cargo run --release --example waiting [DEVICE [BATCHES [json]]]     # auto, cpu, cuda:0, …; default auto, 20000 batches

@@ -50,7 +50,7 @@ def main():
         raise SystemExit(f"no file {options.report}")
     figures = summarise(Report(options.report), options.skip)
     if options.rooflines:
-        put_beside(figures["graphs"], json.loads(options.rooflines.read_text()))
+        add_rooflines(figures["graphs"], json.loads(options.rooflines.read_text()))
     for graph in figures["graphs"]:
         print(text(graph, options.top))
     if figures["without_layer"]:
@@ -195,7 +195,7 @@ def graph(batch, times, order):
     return {"batch": batch, "sum_of_means_us": sum(layer["mean_us"] for layer in layers), "layers": layers}
 
 
-def put_beside(graphs, planned):
+def add_rooflines(graphs, planned):
     """Adds to the layers of the batch size that was planned what each takes at least."""
     rooflines = {row["step"]: row["roofline"]["us"] for row in planned["steps"] if row["roofline"]}
     found = [graph for graph in graphs if graph["batch"] == planned["batch"]]

@@ -83,7 +83,7 @@ class Layers(unittest.TestCase):
         export(self.path)
         rooflines = [{"step": "conv1", "roofline": {"us": 60.0}}, {"step": "fc", "roofline": {"us": 20.0}}]
         graphs = layers.summarise(layers.Report(self.path), 0)["graphs"]
-        layers.put_beside(graphs, {"batch": 8, "steps": rooflines})
+        layers.add_rooflines(graphs, {"batch": 8, "steps": rooflines})
         one, eight = graphs
         self.assertNotIn("ratio", one)
         self.assertEqual([layer["ratio"] for layer in eight["layers"]], [1.5, 0.5])
@@ -91,7 +91,7 @@ class Layers(unittest.TestCase):
         self.assertIn("of rooflines 80.0 us: 1.250; the furthest from its roofline is conv1, 1.50", layers.text(eight, None))
         for wrong in [{"batch": 2, "steps": rooflines}, {"batch": 8, "steps": rooflines[:1]}, {"batch": 8, "steps": []}]:
             with self.assertRaises(SystemExit):
-                layers.put_beside(graphs, wrong)
+                layers.add_rooflines(graphs, wrong)
 
     def test_what_is_missing_is_said(self):
         for table in ["NVTX_EVENTS", "CUDA_GRAPH_NODE_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"]:

@@ -3,7 +3,7 @@
  *     classify MODEL PICTURE.ppm [DEVICE]
  *
  * The picture is a binary PPM (P6, one byte a value) or PGM (P5, for models of gray pictures), of the size that the
- * model takes: resizing is the decoder's business. ImageMagick makes one for a model of 224 x 224 pixels with
+ * model takes: the program that writes it must resize it. ImageMagick makes one for a model of 224 x 224 pixels with
  *     magick cat.jpg -resize 256x256^ -gravity center -crop 224x224+0+0 +repage cat.ppm
  */
 #include <stdio.h>

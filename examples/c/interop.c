@@ -1,15 +1,15 @@
-/* Puts trefoil into the middle of a program with CUDA of its own:
+/* Uses trefoil in a program with CUDA code of its own:
  *
  *     interop MODEL [DEVICE [BATCHES]]
  *
  * DEVICE is cpu or a GPU's number. The program has a context of its own and two streams: on one a "decoder" puts pixels
  * into device memory, on the other a "consumer" takes the results. trefoil reads the pixels where they are, leaves the
- * results on the device, and orders all of it by events: after the set-up nothing crosses the link and no thread waits
- * for the GPU, but for a free batch when it is far ahead. In the end the results are compared with those of the same
- * pixels from page-locked memory.
+ * results on the device, and orders all work by events. After the set-up nothing is copied between host and device, and
+ * no thread waits for the GPU, except for a free batch if it is far ahead. In the end the results are compared with those
+ * of the same pixels from page-locked memory.
  *
- * The driver is loaded at run time, so that no CUDA is needed to build this. On the CPU the device's memory is the
- * host's, and the one stream is the calling thread.
+ * The driver is loaded at run time, so that no CUDA is needed to build this. On the CPU, device memory is
+ * host memory, and the calling thread takes the place of the stream.
  */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-// Many decoder threads, one GPU: each thread decodes into page-locked memory, submits, and reads the batch before,
-// while copies and compute of all threads overlap. No lock, no stream and no synchronisation is left to the program.
+// Many decoder threads share one GPU: each thread decodes into page-locked memory, submits the batch, and reads the
+// result of its previous batch, while copies and compute of all threads overlap. The program has no locks, streams or
+// synchronisation of its own.
 //
 //     decoder_threads MODEL THREADS PICTURE.ppm...
 //

@@ -1,8 +1,8 @@
-// From a picture to boxes with a YOLO of the eighth generation or a later one, as Ultralytics exports it to ONNX.
+// Finds objects in a picture with a YOLO network (YOLOv8 or later), as Ultralytics exports it to ONNX.
 //
 //     detect MODEL.onnx PICTURE.ppm [NAME=SIZE...]
 //
-// NAME=SIZE: free dimensions of the file. examples/detect.rs is the same in Rust, and tells more.
+// NAME=SIZE gives the size of a free dimension of the file. examples/detect.rs is the same in Rust, with more comments.
 #include <cmath>
 #include <iostream>
 

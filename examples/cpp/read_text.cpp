@@ -1,8 +1,8 @@
-// From a picture of a line of text to its characters with a recogniser of PaddleOCR in ONNX.
+// Reads the characters in a picture of a line of text, with a recogniser of PaddleOCR in ONNX.
 //
 //     read_text MODEL.onnx PICTURE.ppm [NAME=SIZE...]
 //
-// NAME=SIZE: free dimensions of the file. examples/read_text.rs is the same in Rust, and tells more.
+// NAME=SIZE gives the size of a free dimension of the file. examples/read_text.rs is the same in Rust, with more comments.
 #include <iostream>
 #include <sstream>
 

@@ -1,4 +1,4 @@
-"""trefoil in the middle of a torch program: pixels that torch has on the GPU in, probabilities as a torch tensor out.
+"""Uses trefoil in a torch program: the input is pixels that torch has on the GPU, the result a torch tensor of probabilities.
 
     torch_interop.py LIBRARY MODEL [BATCH [BATCHES]]
 
