@@ -1,5 +1,5 @@
-//! Stages, one after the other: a backbone and its head on the device, with no visit to the host between; and a stage on
-//! the host between two on the device. Stages of successive batches overlap in both.
+//! Two pipelines: a backbone and its head, with results that stay on the device in between; and two models with a stage
+//! on the host between them. In both, stages of successive batches overlap.
 //!
 //! ```sh
 //! cargo run --release --example multi_stage
@@ -7,8 +7,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use trefoil::model::Model;
 use trefoil::trace::TraceStage;
-use trefoil::{Engine, Error, InputFormat, OutputKind, Ticket, model::Model, prefetch_scoped};
+use trefoil::{Device, Engine, Error, InputFormat, OutputKind, Target, Ticket, prefetch_scoped};
 
 const BATCHES: u8 = 12;
 
@@ -17,17 +18,20 @@ pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/efficientnet-lite0")?;
     let (backbone, head) = model.split_at("global_pool")?; // or two models that fit together
     let whole = Engine::builder(&model).output(OutputKind::Logits).build()?;
-    let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).trace(true).build()?;
+    let device = Device::open(Target::Auto)?;
+    let staged = Engine::builder(&backbone).then(&head).on(&device).output(OutputKind::Logits).trace(true).build()?;
     let first = Engine::builder(&model).output(OutputKind::Features).build()?;
     let second = Engine::builder(&head).input(InputFormat::F32Nhwc).output(OutputKind::Logits).build()?;
 
     let on_device = (0..BATCHES).map(|number| submit(&staged, number)).collect::<Result<Vec<_>, _>>()?;
     let on_device = on_device.into_iter().map(Ticket::wait).collect::<Result<Vec<_>, _>>()?;
     let trace = staged.trace().expect("built to record");
-    // From the begin of a batch's first stage to the end of its second.
+    // In the order of their begins: an interval that begins before the end of the one before it ran beside it.
     let computing: Vec<_> = trace.stage(TraceStage::Compute).collect();
     let overlap = computing.windows(2).filter(|pair| pair[1].begin < pair[0].end).count();
-    assert!(overlap > 0, "no batch's first stage ran beside the second one of the batch before: {computing:?}");
+    // On the CPU both stages share the cores, and the system decides which of them runs.
+    let on_gpu = device.info().memory_bytes > 0;
+    assert!(overlap > 0 || !on_gpu, "no batch's first stage ran beside the second one of the batch before");
 
     // The host stage: takes one batch's features, changes them (here not at all) and submits them to the second engine,
     // on two threads, while other batches are in either engine.
@@ -58,9 +62,9 @@ pub fn main() -> Result<(), Error> {
     let most = most_in_stages.into_inner();
     assert!(most > 1, "one batch at a time went through the host's stage");
     println!(
-        "{BATCHES} batches through two stages give what the whole model gives; on the device {overlap} of them began"
+        "{BATCHES} batches through two stages give what the whole model gives. On the device {overlap} stages began beside"
     );
-    println!("while the one before was in its second stage, with the host between up to {most} were under way at once");
+    println!("another one; with the host between the stages up to {most} batches were under way at once");
     Ok(())
 }
 

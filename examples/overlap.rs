@@ -1,5 +1,5 @@
-//! Copies and compute overlap, with nothing to switch on: while one batch is computed, others are uploaded and downloaded.
-//! Prints the timeline's figures; `trefoil trace` writes the timeline itself.
+//! Copies and compute overlap by default: while one batch is computed, others are uploaded and downloaded. The example
+//! prints the figures of the timeline; `trefoil trace` writes the timeline itself.
 //!
 //! ```sh
 //! cargo run --release --example overlap
@@ -12,7 +12,8 @@ use trefoil::{Device, Engine, Error, Target};
 /// Shows the overlap.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
-    let engine = Engine::builder(&model).on(&Device::open(Target::Auto)?).trace(true).build()?;
+    let device = Device::open(Target::Auto)?;
+    let engine = Engine::builder(&model).on(&device).trace(true).build()?;
     // Batch by batch, and each is waited for when the next three are under way.
     let mut tickets = std::collections::VecDeque::new();
     for number in 0..100 {
@@ -33,6 +34,7 @@ pub fn main() -> Result<(), Error> {
     });
     let copies = under_another.count();
     println!("{copies} of {} uploads were under way while another batch was computed", computing.len());
-    assert!(copies > 0, "no upload overlapped with a computation");
+    // On the CPU the system decides whether a copy gets a core beside a computation.
+    assert!(copies > 0 || device.info().memory_bytes == 0, "no upload overlapped with a computation");
     Ok(())
 }
