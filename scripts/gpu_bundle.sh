@@ -4,7 +4,7 @@
 #   scripts/gpu_bundle.sh [--lib-tests] [EXAMPLE...]
 #
 #   EXAMPLE        those of examples/ that are to be in it, as bin/EXAMPLE
-#   --lib-tests    the library's own tests as well, as bin/lib_tests, with the kernels/ that they look at
+#   --lib-tests    the library's own tests as well, as bin/lib_tests, with the kernels/ and src/ that they look at
 #
 # Copy .gpu/ there and run .gpu/test.sh or .gpu/sanitize.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and
 # .gpu/benches/*. Ends with the sizes of what is in it.
@@ -51,7 +51,7 @@ cp "$gpu_tests" .gpu/bin/gpu_tests
 cp "$gpu_memory" .gpu/bin/gpu_memory
 if $lib_tests; then
     cp "$(test_binary lib --lib)" .gpu/bin/lib_tests
-    cp -r kernels .gpu/
+    cp -r kernels src .gpu/
 fi
 strip .gpu/bin/*
 cp -r weights benches .gpu/

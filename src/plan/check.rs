@@ -2,14 +2,15 @@
 
 use super::{Place, Plan, TensorId};
 use crate::error::Error;
+use crate::tensor::RowPort;
 
 impl Plan {
     /// Checks that every step finds its inputs in memory, whatever the speeds of the lanes. Each step that writes one
     /// of the inputs must end before the step begins. Every other step that writes to the same bytes must end before
-    /// these writers begin, or begin after the step has ended.
+    /// these writers begin, or begin after the step has ended. Steps write every output.
     ///
     /// # Errors
-    /// [`Error::Hazard`] with the steps and the tensor.
+    /// [`Error::Hazard`] with the steps and the tensor, or with the output.
     pub fn check(&self) -> Result<(), Error> {
         let clocks = self.clocks();
         let is_before = |a: usize, b: usize| a != b && clocks[b][self.steps[a].lane] >= clocks[a][self.steps[a].lane];
@@ -34,7 +35,20 @@ impl Plan {
                 }
             }
         }
-        Ok(())
+        match self.output.ports().iter().find(|port| !self.is_written(port)) {
+            Some(port) => Err(Error::Hazard { what: format!("no step writes the output `{}`", port.name) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a step writes a port of the first row.
+    fn is_written(&self, port: &RowPort) -> bool {
+        let written = self.steps.iter().flat_map(|step| &step.outputs).map(|id| &self.tensors[id.0]);
+        let mut places = written.filter_map(|tensor| match tensor.place {
+            Place::Output(offset) => Some(offset..offset + tensor.bytes),
+            Place::Arena(_) | Place::Input(_) | Place::Constant(_) | Place::State(_) => None,
+        });
+        places.any(|bytes| bytes.start <= port.offset && port.offset + port.bytes() <= bytes.end)
     }
 
     /// What each step knows when it ends: of every lane, how many of its steps have ended.

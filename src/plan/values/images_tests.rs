@@ -352,6 +352,22 @@ fn a_product_of_tokens_is_no_classifier() {
     }
 }
 
+/// Where rows of results lie without gaps, a classifier writes them itself; its second output is a copy.
+#[test]
+fn a_classifier_writes_the_output() {
+    for (batch, outputs) in [(1, 32), (3, 64)] {
+        let (mut g, x) = Network::new(batch, [8, 8, 16]);
+        let a = g.conv("a", x, [16, 24, 3]);
+        let x = g.mean("mean", a);
+        let x = g.0.node("flat", Op::Reshape(vec![batch, 24]), &[x]);
+        let y = g.linear("y", x, [24, outputs]);
+        let plan = g.planned(&Limits::h200(), &[y]);
+        let last = plan.steps.last().unwrap();
+        assert_eq!((&last.name[..], &last.op.label(1)[..]), ("y", "linear"), "{plan}");
+        assert_eq!(plan.tensors[last.outputs[0].0].place, Place::Output(0), "{plan}");
+    }
+}
+
 /// Nodes in f32 are loops, and no step computes one of them together with others.
 #[test]
 fn nodes_in_f32_are_loops() {

@@ -237,13 +237,18 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// Steps that copy outputs which are inputs, constants, or other outputs too.
+    /// Puts the outputs that loops have not written in place there: what the network computes is written to its output, and
+    /// inputs, constants, and what is another output too are copied.
     fn copy_out(&mut self, schedule: &Schedule) {
         for (index, port) in row_outputs(self.graph, self.request.rows[1]).enumerate() {
             let id = schedule.view_of(port.value);
-            if self.outputs.get(&id) != Some(&index) {
-                let from = self.tensor(id);
-                self.copy(&port.name, id, from, Place::Output(self.request.rows[1].ports()[index].offset));
+            let (from, to) = (self.tensor(id), Place::Output(self.request.rows[1].ports()[index].offset));
+            let is_first = self.outputs.get(&id) == Some(&index);
+            let tensor = &mut self.plan().tensors[from.0];
+            match tensor.place {
+                Place::Arena(_) if is_first && tensor.part_of.is_none() => tensor.place = to,
+                place if is_first && place == to => {}
+                _ => _ = self.copy(&port.name, id, from, to),
             }
         }
     }
