@@ -125,17 +125,22 @@ impl Packing<'_> {
         }
     }
 
-    /// Where the weight of an output channel, a tap, and one of the input channels that it has weights of lies, in values.
-    pub(crate) fn index(&self, k: usize, c: usize, tap: usize) -> usize {
+    /// Where the weights of an output channel lie, in values: by one of the input channels that it has weights of, and a tap.
+    pub(crate) fn places(&self, k: usize) -> impl Fn(usize, usize) -> usize {
         let [_, _, taps] = self.dims();
-        match self.order {
-            FilterOrder::Dense => (k * taps + tap) * self.c_stored() + self.first_channel(k) + c,
-            FilterOrder::Depthwise => tap * self.k_stored() + k,
+        let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
+        let first = match order {
+            FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];
                 let place = FILTER_ORDER.iter().position(|&of| of == place).expect("all places are in the order");
-                ((group * FILTER_ORDER.len() + place) * taps + tap) * self.c_stored() + c
+                (group * FILTER_ORDER.len() + place) * taps * stored[1]
             }
+            FilterOrder::Depthwise | FilterOrder::Stem(_) | FilterOrder::StemBytes => k,
+        };
+        move |c, tap| match order {
+            FilterOrder::Dense | FilterOrder::Bytes => first + tap * stored[1] + c,
+            FilterOrder::Depthwise => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
             FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
         }

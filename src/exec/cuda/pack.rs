@@ -263,9 +263,10 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     } else {
         let mut source = halves.into_iter();
         for k in 0..k {
+            let place = packing.places(k);
             for c in 0..c {
                 for tap in 0..taps {
-                    put(packing.index(k, c, tap), source.next().expect("the filter has this shape"));
+                    put(place(c, tap), source.next().expect("the filter has this shape"));
                 }
             }
         }
@@ -286,9 +287,11 @@ fn fill_bytes(
 ) -> Result<Vec<f32>, Error> {
     let [k, c, taps] = packing.dims();
     let bytes = of.op.byte_filter(model.weights(), &of.channels)?;
-    for (at, &value) in bytes.filters[of.index].iter().enumerate() {
-        let [of_k, of_c, tap] = [at / (c * taps), at / taps % c, at % taps];
-        target[packing.index(of_k, of_c, tap)] = value as u8;
+    for (of_k, filter) in bytes.filters[of.index].chunks_exact(c * taps).enumerate() {
+        let place = packing.places(of_k);
+        for (of_c, values) in filter.chunks_exact(taps).enumerate() {
+            values.iter().enumerate().for_each(|(tap, &value)| target[place(of_c, tap)] = value as u8);
+        }
     }
     if let Some(behind) = packing.bias_behind() {
         let (biases, factors) = target[behind..packing.bytes()].split_at_mut(k * size_of::<i32>());
