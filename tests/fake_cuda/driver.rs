@@ -129,6 +129,9 @@ fn short(name: &str) -> &str {
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
 
+/// What the driver's own thread takes for an operation, and who asks whether one is done that is not.
+const MOMENT: Duration = Duration::from_micros(20);
+
 thread_local! {
     /// The contexts made current on this thread, the last one now.
     pub static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
@@ -176,8 +179,10 @@ pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String,
     let mut driver = DRIVER.lock().expect("no call panics");
     let call = driver.count(name);
     let late = driver.lateness(&call);
+    let own = driver.config.own;
     let code = done(driver, &call, body);
-    thread::sleep(late); // other threads' calls go on
+    let asked = if own && code == NOT_READY { MOMENT } else { Duration::ZERO };
+    thread::sleep(late + asked); // other threads' calls go on
     code
 }
 
@@ -401,7 +406,7 @@ unsafe extern "C" fn fake_cuda_mark(name: *const std::ffi::c_char) {
 pub fn start_own_thread() {
     thread::spawn(|| {
         loop {
-            thread::sleep(Duration::from_micros(20));
+            thread::sleep(MOMENT);
             let mut driver = DRIVER.lock().expect("no call panics");
             if !driver.is_failing() {
                 driver.step();
@@ -419,7 +424,7 @@ pub fn sleep_until_done(event: Handle) {
             return;
         }
         drop(driver);
-        thread::sleep(Duration::from_micros(20));
+        thread::sleep(MOMENT);
     }
 }
 
