@@ -80,8 +80,8 @@ impl Driver {
         let place = self.place(origin)?.expect("it captures");
         let nodes = self.streams.ever(origin).captured.take().expect("it captures");
         let is_part = |place: &mut Option<Place>| place.take_if(|place| place.origin == origin);
-        self.streams.all_mut().for_each(|stream| drop(is_part(&mut stream.place)));
-        self.events.all_mut().for_each(|event| drop(is_part(&mut event.place)));
+        self.streams.each_live(|stream| drop(is_part(&mut stream.place)));
+        self.events.each_live(|event| drop(is_part(&mut event.place)));
         match place.behind.len() == nodes.len() {
             true => Ok(nodes),
             // What a failed call has cut short need not join.

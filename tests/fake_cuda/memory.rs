@@ -1,6 +1,7 @@
 //! Device and page-locked memory: the host's, poisoned, with guard bytes behind each block.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_raw_parts_mut;
 
@@ -12,6 +13,10 @@ pub struct Memory {
     kind: &'static str,
     align: usize,
     blocks: Vec<Block>,
+    /// The numbers of the live ones, by their start: a long run has many others.
+    live: BTreeMap<usize, usize>,
+    /// Bytes of the live ones.
+    used: usize,
 }
 
 pub struct Block {
@@ -22,7 +27,7 @@ pub struct Block {
 
 impl Memory {
     pub const fn new(kind: &'static str, align: usize) -> Self {
-        Self { kind, align, blocks: Vec::new() }
+        Self { kind, align, blocks: Vec::new(), live: BTreeMap::new(), used: 0 }
     }
 
     fn layout(&self, bytes: usize) -> Layout {
@@ -39,6 +44,8 @@ impl Memory {
             start.add(bytes).write_bytes(GUARD, GUARD_BYTES);
             start as usize
         };
+        self.live.insert(start, self.blocks.len());
+        self.used += bytes;
         self.blocks.push(Block { start, bytes, alive: true });
         (start, format!("{}{}", self.kind, self.blocks.len() - 1))
     }
@@ -46,10 +53,11 @@ impl Memory {
     /// Ends the block at `start`: its name, or what is wrong.
     pub fn free(&mut self, start: usize) -> Result<String, String> {
         let kind = self.kind;
-        let Some(index) = self.blocks.iter().position(|block| block.alive && block.start == start) else {
+        let Some(index) = self.live.remove(&start) else {
             return Err(format!("{start:#x} is no live block of {kind} memory"));
         };
         let bytes = self.blocks[index].bytes;
+        self.used -= bytes;
         self.blocks[index].alive = false;
         // SAFETY: the block is alive, so `allocate` gave it and nobody freed it.
         let intact = unsafe {
@@ -80,21 +88,21 @@ impl Memory {
 
     /// The live block that `address` lies in.
     pub fn index_of(&self, address: usize) -> Option<usize> {
-        self.blocks.iter().position(|block| block.alive && (block.start..block.start + block.bytes).contains(&address))
+        let (&start, &index) = self.live.range(..=address).next_back()?;
+        (address - start < self.blocks[index].bytes).then_some(index)
     }
 
     /// The addresses of the live blocks.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
-        let alive = self.blocks.iter().filter(|block| block.alive);
-        alive.map(|block| block.start..block.start + block.bytes)
+        self.live.iter().map(|(&start, &index)| start..start + self.blocks[index].bytes)
     }
 
     pub fn is_live(&self, index: usize) -> bool {
         self.blocks[index].alive
     }
 
-    pub fn used(&self) -> usize {
-        self.blocks.iter().filter(|block| block.alive).map(|block| block.bytes).sum()
+    pub const fn used(&self) -> usize {
+        self.used
     }
 
     /// Names of the live blocks.

@@ -90,7 +90,7 @@ impl Module {
         }
         let text = text.to_str().map_err(|error| error.to_string())?;
         // The names of the kernels of `kernels/` begin so.
-        match text.contains(".entry sm80_") {
+        match entries(text).any(|entry| entry.starts_with("sm80_")) {
             true => Self::precompiled(text).ok_or("PTX that the fake cannot read".into()),
             false => Self::interpreted(text),
         }
@@ -110,7 +110,7 @@ impl Module {
     /// Reads the entry points of PTX text: `.entry NAME( .param ... NAME_param_0[BYTES] ) .maxntid X, Y, Z`.
     fn precompiled(ptx: &str) -> Option<Self> {
         ptx.lines().find(|line| line.starts_with(".version "))?;
-        let kernels = ptx.split(".entry ").skip(1).map(|entry| {
+        let kernels = entries(ptx).map(|entry| {
             let (name, rest) = entry.split_once('(')?;
             let (parameters, rest) = rest.split_once(')')?;
             let argument_bytes = parameters.split_once('[')?.1.split_once(']')?.0.parse().ok()?;
@@ -120,6 +120,22 @@ impl Module {
         });
         kernels.collect::<Option<Vec<_>>>().map(|kernels| Self { kernels, capability: None })
     }
+}
+
+/// The text of PTX from the name of each entry point on. It is long, and the C library looks through it many bytes at a time.
+fn entries(ptx: &str) -> impl Iterator<Item = &str> {
+    unsafe extern "C" {
+        fn memmem(text: *const u8, bytes: usize, word: *const u8, word_bytes: usize) -> *const u8;
+    }
+    const VISIBLE: &str = ".visible .entry ";
+    let mut rest = ptx;
+    std::iter::from_fn(move || {
+        // SAFETY: both are as long as it is said.
+        let found = unsafe { memmem(rest.as_ptr(), rest.len(), VISIBLE.as_ptr(), VISIBLE.len()) };
+        let at = found.addr().checked_sub(rest.as_ptr().addr())?;
+        rest = &rest[at + VISIBLE.len()..];
+        Some(rest)
+    })
 }
 
 impl Kernel {

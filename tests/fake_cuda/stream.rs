@@ -64,6 +64,7 @@ impl Driver {
             return self.refuse("work that is not captured, on a capturing stream".into(), CAPTURE_UNSUPPORTED);
         }
         self.streams.get(stream).expect("just found").queue.push_back(operation);
+        self.busy.insert(stream);
         while !self.config.held && self.step() {}
         Ok(())
     }
@@ -74,20 +75,25 @@ impl Driver {
             return false;
         }
         let stuck = self.config.stuck;
-        let is_ready = |operation: &Operation, events: &mut Table<Event>| match operation {
-            Operation::Wait { event, recording } => events.ever(*event).done >= *recording,
-            Operation::Run(_) => !stuck,
-            _ => true,
+        let is_ready = |stream: &Stream, events: &mut Table<Event>| match stream.queue.front() {
+            Some(Operation::Wait { event, recording }) => events.ever(*event).done >= *recording,
+            Some(Operation::Run(_)) => !stuck,
+            Some(_) => true,
+            None => unreachable!("it is busy"),
         };
-        let fronts = self.streams.all().filter_map(|(handle, stream)| Some((handle, stream.queue.front()?)));
-        let ready = fronts.filter(|(_, front)| is_ready(front, &mut self.events)).map(|(handle, _)| handle);
+        let (streams, events) = (&mut self.streams, &mut self.events);
+        let ready = self.busy.iter().copied().filter(|&handle| is_ready(streams.ever(handle), events));
         let ready: Vec<Handle> = ready.collect();
         if ready.is_empty() {
             return false;
         }
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let chosen = ready[(self.random >> 33) as usize % ready.len()];
-        let operation = self.streams.ever(chosen).queue.pop_front().expect("it is ready");
+        let queue = &mut self.streams.ever(chosen).queue;
+        let operation = queue.pop_front().expect("it is ready");
+        if queue.is_empty() {
+            self.busy.remove(&chosen);
+        }
         self.run(operation);
         true
     }
@@ -143,8 +149,9 @@ impl Driver {
             Operation::Copy { dst, src, .. } => same(*dst) || same(*src),
             _ => false,
         };
-        let busy = self.streams.all().any(|(_, stream)| stream.queue.iter().any(names));
-        match busy {
+        let busy: Vec<Handle> = self.busy.iter().copied().collect();
+        let is_named = busy.into_iter().any(|handle| self.streams.ever(handle).queue.iter().any(names));
+        match is_named {
             true => self.refuse("memory freed while a copy of it is under way".into(), ILLEGAL_ADDRESS),
             false => Ok(()),
         }

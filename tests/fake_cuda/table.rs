@@ -1,11 +1,15 @@
 //! Handles of one kind, named in the order of their making and never reused, so that a stale one is recognised.
 
+use std::collections::BTreeSet;
+
 use crate::ffi::Handle;
 
 pub struct Table<T> {
     kind: &'static str,
     base: Handle,
     entries: Vec<Entry<T>>,
+    /// The numbers of the live ones: a long run has many others.
+    live: BTreeSet<usize>,
 }
 
 struct Entry<T> {
@@ -15,10 +19,11 @@ struct Entry<T> {
 
 impl<T> Table<T> {
     pub const fn new(kind: &'static str, base: Handle) -> Self {
-        Self { kind, base, entries: Vec::new() }
+        Self { kind, base, entries: Vec::new(), live: BTreeSet::new() }
     }
 
     pub fn add(&mut self, value: T) -> Handle {
+        self.live.insert(self.entries.len());
         self.entries.push(Entry { value, alive: true });
         self.base + self.entries.len() - 1
     }
@@ -40,6 +45,7 @@ impl<T> Table<T> {
     /// Ends a live handle.
     pub fn end(&mut self, handle: Handle) -> Result<&mut T, String> {
         self.get(handle)?;
+        self.live.remove(&(handle - self.base));
         let entry = &mut self.entries[handle - self.base];
         entry.alive = false;
         Ok(&mut entry.value)
@@ -50,18 +56,12 @@ impl<T> Table<T> {
         &mut self.entries[handle - self.base].value
     }
 
-    /// All values that were ever made.
-    pub fn all(&self) -> impl Iterator<Item = (Handle, &T)> {
-        self.entries.iter().enumerate().map(|(index, entry)| (self.base + index, &entry.value))
-    }
-
-    /// The same to change.
-    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.entries.iter_mut().map(|entry| &mut entry.value)
-    }
-
     pub fn live(&self) -> impl Iterator<Item = (Handle, &T)> {
-        let alive = self.entries.iter().enumerate().filter(|(_, entry)| entry.alive);
-        alive.map(|(index, entry)| (self.base + index, &entry.value))
+        self.live.iter().map(|&index| (self.base + index, &self.entries[index].value))
+    }
+
+    /// What is alive, to change it.
+    pub fn each_live(&mut self, mut change: impl FnMut(&mut T)) {
+        self.live.iter().for_each(|&index| change(&mut self.entries[index].value));
     }
 }

@@ -234,6 +234,8 @@ impl Case {
             .batch_sizes(&[self.rows.len()])
             .tuning(Tuning::Off)
             .slots(1)
+            .staging(1)
+            .results(2)
             .input(self.input)
             .output(self.output)
             .choices(choices)
