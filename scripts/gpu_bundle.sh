@@ -38,8 +38,8 @@ cargo build --release --locked --bins --examples
 target=$(cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')
 gpu_tests=$(test_binary test --test gpu)
-gpu_memory=$(test_binary test --test gpu_memory)
-[ -n "$gpu_tests" ] && [ -n "$gpu_memory" ] || fail "cargo built no test binary for tests/gpu.rs or tests/gpu_memory.rs"
+gpu_faults=$(test_binary test --test gpu_faults)
+[ -n "$gpu_tests" ] && [ -n "$gpu_faults" ] || fail "cargo built no test binary for tests/gpu.rs or tests/gpu_faults.rs"
 
 rm -rf .gpu
 mkdir -p .gpu/bin .gpu/tests
@@ -48,7 +48,7 @@ for example in ${examples[@]+"${examples[@]}"}; do
     cp "$target/release/examples/$example" .gpu/bin/
 done
 cp "$gpu_tests" .gpu/bin/gpu_tests
-cp "$gpu_memory" .gpu/bin/gpu_memory
+cp "$gpu_faults" .gpu/bin/gpu_faults
 if $lib_tests; then
     cp "$(test_binary lib --lib)" .gpu/bin/lib_tests
     cp -r kernels .gpu/
@@ -75,7 +75,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 . ./env.sh
 bin/gpu_tests "$@"
-bin/gpu_memory
+bin/gpu_faults
 [ ! -x bin/lib_tests ] || bin/lib_tests
 bin/trefoil
 END

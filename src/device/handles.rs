@@ -301,6 +301,8 @@ impl DeviceBuffer {
             free_bytes,
             fitting_batch: None,
         })?;
+        #[cfg(test)]
+        super::shortage::allocation_begins();
         let allocated = device.backend().device_alloc(bytes).inspect_err(|_| held.give_device(bytes));
         let addr = allocated.map_err(|error| device.with_free(error))?;
         Ok(Self { addr, bytes, device: device.clone(), _alive: device.0.held.handle() })
