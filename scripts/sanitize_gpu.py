@@ -31,6 +31,7 @@ ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards?
 WHAT = re.compile(r"^========= (Error: Race|Warning: Race|Invalid|Uninitialized|Barrier error|Race reported|Program hit|"
                   r"Host API|Out-of-range|Unused|Potential|Misaligned|Divergent).*")
 KERNEL = re.compile(r"^=========     at (?:[^ ]*::)?([A-Za-z_][\w]*)")
+SHOWN = 30  # processes of which it is said what is wrong
 SPLITS = 64  # parts of a part that may be made, at most
 
 
@@ -192,16 +193,22 @@ def table(done, tools):
         finished, errors = sum(work.finished() for work in started), sum(work.errors() for work in started)
         passed = sum(work.cases() for work in started)
         print(f"{tool:<10} {len(of):>9} {finished:>8} {passed:>7} {errors:>7} {most:>8.1f} GiB")
-    for work in done:
-        name = f"{work.tool}, {work.name}" + (f" {work.part[0]}/{work.part[1]}" if work.halves else "")
-        if not work.process:
-            print(f"{name}: never started")
-        elif work.errors():
-            print(f"{name}: {work.errors()} errors: {work.reports()}")
-        elif not work.finished() or work.code:
-            last = [line for line in work.text().splitlines() if line.strip()][-1:]
-            print(f"{name}: did not finish: {work.ended or f'exit {work.code}'}: {''.join(last)[:160]}")
-    return all(work.process and work.finished() and not work.errors() and work.code == 0 for work in done)
+    bad = [line for line in map(wrong, done) if line]
+    print("\n".join(bad[:SHOWN] + [f"and {len(bad) - SHOWN} more"] * (len(bad) > SHOWN)))
+    return not bad
+
+
+def wrong(work):
+    """What is wrong with a process, in a line; nothing if it found nothing."""
+    name = f"{work.tool}, {work.name}" + (f" {work.part[0]}/{work.part[1]}" if work.halves else "")
+    if not work.process:
+        return f"{name}: never started"
+    if work.errors():
+        return f"{name}: {work.errors()} errors: {work.reports()}"
+    if not work.finished() or work.code:
+        last = [line for line in work.text().splitlines() if line.strip()][-1:]
+        return f"{name}: did not finish: {work.ended or f'exit {work.code}'}: {''.join(last)[:160]}"
+    return ""
 
 
 def main():
@@ -224,6 +231,9 @@ def main():
         parser.error(f"no tool is called {unknown[0]}" if unknown else "expected kernels [CASES] or models FOLDER")
     args.memory *= GIB
     args.logs.mkdir(parents=True, exist_ok=True)
+    args.logs, args.bin = args.logs.resolve(), args.bin.resolve()
+    args.what = [str(Path(what).resolve()) if args.mode == "models" else what for what in args.what]
+    os.chdir(args.bin.parent)  # where the tests find weights and data
     began = time.monotonic()
     done = run_all({"kernels": kernels, "models": models}[args.mode](args), args)
     good = table(done, args.tools)

@@ -24,7 +24,7 @@ const BUILT: [(&str, Built); 4] = [
         images(Engine::builder(&first).beside(&second).average().device_results(true).batch(4), device)
     }),
     ("a model of values", |device| {
-        let model = Model::open("tests/data/onnx/text.onnx")?;
+        let model = Model::open("tests/data/onnx/boxes.onnx")?;
         let engine = quick(Engine::builder(&model).batch(2), device).build()?;
         answer(&engine)
     }),
