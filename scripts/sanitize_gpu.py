@@ -30,7 +30,7 @@ ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards?
 # Of a report: what happened, and in which kernel.
 WHAT = re.compile(r"^========= (Error: Race|Warning: Race|Invalid|Uninitialized|Barrier error|Race reported|Program hit|"
                   r"Host API|Out-of-range|Unused|Potential|Misaligned|Divergent).*")
-KERNEL = re.compile(r"^=========     at (?:[^ ]*::)?([A-Za-z_][\w]*)")
+KERNEL = re.compile(r"^=========     at (?:0x[0-9a-f]+ in )?(?:\w+ )?([A-Za-z_]\w*)")
 SHOWN = 30  # processes of which it is said what is wrong
 SPLITS = 64  # parts of a part that may be made, at most
 
@@ -205,10 +205,10 @@ def wrong(work):
         return f"{name}: never started"
     if work.errors():
         return f"{name}: {work.errors()} errors: {work.reports()}"
-    if not work.finished() or work.code:
-        last = [line for line in work.text().splitlines() if line.strip()][-1:]
-        return f"{name}: did not finish: {work.ended or f'exit {work.code}'}: {''.join(last)[:160]}"
-    return ""
+    if work.finished():
+        return f"{name}: came to its end, with exit {work.code}" if work.code else ""
+    last = [line for line in work.text().splitlines() if line.strip()][-1:]
+    return f"{name}: did not finish: {work.ended or f'exit {work.code}'}: {''.join(last)[:160]}"
 
 
 def main():
@@ -222,7 +222,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes at a time")
     parser.add_argument("--seconds", type=float, default=3600, help="for everything")
     parser.add_argument("--each", type=float, default=900, help="for each process")
-    parser.add_argument("--memory", type=float, default=16, help="GiB of host memory for each process")
+    parser.add_argument("--memory", type=float, default=48, help="GiB of host memory for each process")
     parser.add_argument("--logs", type=Path, default=Path("sanitize-logs"))
     parser.add_argument("--bin", type=Path, default=here / "bin")
     args = parser.parse_args()
