@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # Fills .gpu/ with all that a machine with a GPU but without Rust needs: binaries, weights, photos, test data, scripts.
 #
-#   scripts/gpu_bundle.sh [--lib-tests] [EXAMPLE...]
+#   scripts/gpu_bundle.sh [--lib-tests] [--models FOLDER] [EXAMPLE...]
 #
 #   EXAMPLE        those of examples/ that are to be in it, as bin/EXAMPLE
 #   --lib-tests    the library's own tests as well, as bin/lib_tests, with the kernels/ and src/ that they look at
+#   --models       networks that scripts/onnx_models.py has downloaded, as models/
 #
-# Copy .gpu/ there and run .gpu/test.sh or .gpu/sanitize.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and
+# Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then .gpu/sanitize.py, .gpu/soak.sh or any of .gpu/bin/* and
 # .gpu/benches/*. Ends with the sizes of what is in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lib_tests=false examples=(run_tensor) # which benches/ needs
-for argument in "$@"; do
+lib_tests=false models='' examples=(run_tensor) # which benches/ needs
+while [ $# -gt 0 ]; do
+    argument=$1
+    shift
     case $argument in
         --lib-tests) lib_tests=true ;;
+        --models)
+            models=${1-}
+            [ -f "$models/models.txt" ] || { echo "gpu_bundle.sh: no $models/models.txt" >&2; exit 64; }
+            shift
+            ;;
         -*) sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2; exit 64 ;;
         *)
             [ -f "examples/$argument.rs" ] || { echo "gpu_bundle.sh: no examples/$argument.rs" >&2; exit 64; }
@@ -38,8 +46,8 @@ cargo build --release --locked --bins --examples
 target=$(cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')
 gpu_tests=$(test_binary test --test gpu)
-gpu_memory=$(test_binary test --test gpu_memory)
-[ -n "$gpu_tests" ] && [ -n "$gpu_memory" ] || fail "cargo built no test binary for tests/gpu.rs or tests/gpu_memory.rs"
+gpu_faults=$(test_binary test --test gpu_faults)
+[ -n "$gpu_tests" ] && [ -n "$gpu_faults" ] || fail "cargo built no test binary for tests/gpu.rs or tests/gpu_faults.rs"
 
 rm -rf .gpu
 mkdir -p .gpu/bin .gpu/tests
@@ -48,7 +56,7 @@ for example in ${examples[@]+"${examples[@]}"}; do
     cp "$target/release/examples/$example" .gpu/bin/
 done
 cp "$gpu_tests" .gpu/bin/gpu_tests
-cp "$gpu_memory" .gpu/bin/gpu_memory
+cp "$gpu_faults" .gpu/bin/gpu_faults
 if $lib_tests; then
     cp "$(test_binary lib --lib)" .gpu/bin/lib_tests
     cp -r kernels src .gpu/
@@ -75,36 +83,18 @@ set -euo pipefail
 cd "$(dirname "$0")"
 . ./env.sh
 bin/gpu_tests "$@"
-bin/gpu_memory
-[ ! -x bin/lib_tests ] || bin/lib_tests
+bin/gpu_faults
+if [ -x bin/lib_tests ]; then
+    bin/lib_tests
+    bin/lib_tests --ignored memory_of_a_gpu
+fi
 bin/trefoil
 END
-cat >.gpu/sanitize.sh <<'END'
-#!/usr/bin/env bash
-# Each kernel on some of its cases under compute-sanitizer: bad accesses, races in shared memory, barriers that not all
-# threads reach. Ends with a line a tool; what a tool says of a run that did not finish is no all-clear.
-#   ./sanitize.sh [CASES_OF_A_KERNEL [SECONDS_OF_A_TOOL [FILTER]]]
-set -uo pipefail
-cd "$(dirname "$0")"
-. ./env.sh
-logs=${LOGS:-.}
-status=0
-for tool in memcheck racecheck synccheck; do
-    TREFOIL_SAMPLE=${1:-2} timeout "${2:-300}" compute-sanitizer --tool $tool --error-exitcode 99 \
-        bin/gpu_tests --test-threads=1 ${3:+"$3"} >"$logs/$tool.txt" 2>&1
-    code=$?
-    [ $code = 0 ] || status=1
-    summary=$(grep -o "=* [A-Z]* SUMMARY.*" "$logs/$tool.txt" | tail -1)
-    if ! grep -q '^test result: ' "$logs/$tool.txt"; then
-        status=1
-        last=$(sed -n 's/^test \(.*[^ ]\) *\.\.\. .*/\1/p' "$logs/$tool.txt" | tail -1)
-        summary="did not finish, the last test is ${last:-none}; $summary"
-    fi
-    echo "$tool: exit $code, $(grep -c '\.\.\. ok$' "$logs/$tool.txt") cases, $summary"
-done
-exit $status
-END
-chmod +x .gpu/test.sh .gpu/sanitize.sh
+cp scripts/sanitize_gpu.py .gpu/sanitize.py
+cp scripts/soak_gpu.sh .gpu/soak.sh
+[ -z "$models" ] || cp -r "$models" .gpu/models
+rm -rf .gpu/models/archives
+chmod +x .gpu/test.sh
 
 du -sh --apparent-size .gpu/* | sed 's/^/  /'
 bytes=$(du -sb .gpu | cut -f1)

@@ -6,6 +6,8 @@ mod finite;
 mod fleet;
 mod flow;
 mod measured;
+#[cfg(test)]
+mod memory_tests;
 mod pack;
 mod packer;
 mod rebuild;

@@ -110,6 +110,80 @@ fn sizes_that_an_encoder_cannot_have_are_refused() {
     assert!(refused("ViT, classes", Embedding::new().pooling(Pooling::Last)).contains("Mean, Class or Tokens"));
 }
 
+/// Tensors without elements may have axes of any size, which are no sizes of a model.
+#[test]
+fn sizes_that_only_empty_tensors_have_are_refused() {
+    let huge = 1_usize << 62;
+    for (name, tensor, dims) in [
+        ("timm, classes", "pos_embed", vec![0, huge, 16]),
+        ("timm, classes", "cls_token", vec![0, huge, 16]),
+        ("timm, classes", "patch_embed.proj.weight", vec![0, 3, huge, huge]),
+        ("timm, classes", "blocks.0.mlp.fc2.weight", vec![0, huge]),
+    ] {
+        let mut problem = named(name);
+        problem.tensors.insert(tensor.to_owned(), (dims, Vec::new()));
+        let told = problem.open().unwrap_err().to_string();
+        assert!(told.contains(&format!("`{tensor}`")), "{tensor}: {told}");
+    }
+    for (name, tensor, dims) in [
+        ("timm swin", "patch_embed.proj.weight", vec![huge, 3, 0, 4]),
+        ("timm swin", "layers.0.blocks.0.attn.relative_position_bias_table", vec![huge, 0]),
+        ("timm convnext", "stem.0.weight", vec![0, 3, huge, huge]),
+        ("timm convnext", "stages.0.blocks.0.norm.weight", vec![0]),
+    ] {
+        let mut problem = kept::all().into_iter().find(|problem| problem.name == name).unwrap();
+        problem.tensors.insert(tensor.to_owned(), (dims, Vec::new()));
+        let told = problem.open().unwrap_err().to_string();
+        assert!(told.contains(&format!("`{tensor}`")), "{tensor}: {told}");
+    }
+}
+
+/// An image that is higher than wide has as many places along each side as it has patches: turned by a quarter, with the table
+/// of places turned as well, and with the filter, an image gives the same vector.
+#[test]
+fn places_of_images_that_are_no_squares_are_where_they_belong() {
+    let of = |sides: [usize; 2], is_turned: bool| {
+        let mut problem = named("ViT, classes");
+        problem.config["image_size"] = json!(sides);
+        let patch = problem.config["patch_size"].as_u64().unwrap() as usize;
+        let [height, width] = [24, 40].map(|side| side / patch);
+        let mut random = Random::new("places of no square");
+        for (name, (dims, values)) in &mut problem.tensors {
+            if name.ends_with("position_embeddings") {
+                let columns = dims[2];
+                dims[1] = 1 + height * width;
+                *values = random.singles(dims[1] * columns, 0.5);
+                if is_turned {
+                    let from = values.clone();
+                    let place = |at: usize| 1 + at * width % (height * width) + at / height;
+                    for at in 0..height * width {
+                        let (to, from_at) = ((1 + at) * columns, place(at) * columns);
+                        values[to..to + columns].copy_from_slice(&from[from_at..from_at + columns]);
+                    }
+                }
+            } else if name.ends_with("projection.weight") && is_turned {
+                let from = values.clone();
+                let of = |at: usize| at / patch.pow(2) * patch.pow(2) + at % patch * patch + at / patch % patch;
+                values.iter_mut().enumerate().for_each(|(at, value)| *value = from[of(at)]);
+            }
+        }
+        let model = problem.open().unwrap();
+        let engine = trefoil::Engine::builder(&model).on(&Device::cpu(1)).build().unwrap();
+        let mut batch = engine.acquire().unwrap();
+        let [_, columns] = sides;
+        let color = |y: usize, x: usize, c: usize| ((y * 40 + x) * 3 + c) * 89 % 251;
+        for (at, byte) in batch.row_mut(0).iter_mut().enumerate() {
+            let (y, x, c) = (at / 3 / columns, at / 3 % columns, at % 3);
+            *byte = (if is_turned { color(x, y, c) } else { color(y, x, c) }) as u8;
+        }
+        let output = batch.submit(1).unwrap().wait().unwrap();
+        output.port::<f32>(0, "embedding").unwrap().to_vec()
+    };
+    let (upright, turned) = (of([24, 40], false), of([40, 24], true));
+    let worst = upright.iter().zip(&turned).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4 && upright.iter().any(|x| x.abs() > 0.1), "they differ by {worst}");
+}
+
 /// Old checkpoints call the factors and biases of norms gamma and beta.
 #[test]
 fn norms_may_have_their_old_names() {
@@ -310,6 +384,43 @@ fn a_packer_answers_every_thread_with_the_bits_of_its_row() {
     assert!(last.into_iter().all(|ticket| bits(&ticket.wait().unwrap()) == alone[4]));
     let padded = trefoil::Engine::builder(&problem.open().unwrap()).on(&Device::cpu(1)).build().unwrap();
     assert!(Packer::new(&padded).err().expect("padded rows").to_string().contains("attention_mask"));
+}
+
+/// A row gets what each model of the engine gives for it.
+#[test]
+fn a_packer_of_several_models_gives_the_outputs_of_each() {
+    let device = Device::cpu(2);
+    let open = |asked: Embedding| {
+        let Folder(path) = &named("BERT, mean, unit").folder();
+        Model::open_encoder(path, &asked.sequence(20).packed(64, 8)).unwrap()
+    };
+    let models = [open(Embedding::new()), open(Embedding::new().pooling(Pooling::Tokens))];
+    let ids: [&[i64]; 3] = [&[3, 1, 4, 1, 5], &[2, 7], &[1; 20]];
+    let run = |engine: trefoil::Engine| {
+        let packer = Packer::new(&engine).unwrap();
+        let tickets: Vec<_> = ids.iter().map(|ids| packer.submit(&[("input_ids", *ids)]).unwrap()).collect();
+        tickets.into_iter().map(|ticket| ticket.wait().unwrap()).collect::<Vec<_>>()
+    };
+    let alone = models.each_ref().map(|model| run(trefoil::Engine::builder(model).on(&device).build().unwrap()));
+    let [first, second] = &models;
+    let both = trefoil::Engine::builder(first).beside(second).on(&device).build().unwrap();
+    let mut pack = Pack::new(both.acquire().unwrap(), first.packing().unwrap()).unwrap();
+    ids.iter().for_each(|ids| assert!(pack.push(&[("input_ids", ids)]).unwrap().is_some()));
+    let (ticket, packed) = pack.submit().unwrap();
+    let output = ticket.wait().unwrap();
+    let together = run(both);
+    for (at, row) in together.iter().enumerate() {
+        assert_eq!(row.parts(), 2);
+        for (part, name) in ["embedding", "tokens"].into_iter().enumerate() {
+            let expected: &[f32] = alone[part][at].port(name).unwrap();
+            assert!(row.port_of::<f32>(part, name).unwrap() == expected, "row {at}, model {part}");
+            let in_place = packed.port_of::<f32>(&output.part(part), at, name).unwrap();
+            assert!(in_place == expected, "row {at}, model {part}, in place");
+        }
+        assert!(row.port::<f32>("embedding").unwrap() == row.port_of::<f32>(0, "embedding").unwrap());
+        let told = row.port_of::<f32>(1, "embedding").unwrap_err().to_string();
+        assert!(told.contains("one of `tokens`"), "{told}");
+    }
 }
 
 #[test]

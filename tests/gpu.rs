@@ -2,7 +2,8 @@
 //! recorded run's times; a tuned engine beside one that is not.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
-//! failure. `TREFOIL_SAMPLE=N` runs each kernel on N of its cases alone, which is what compute-sanitizer has time for.
+//! failure. `TREFOIL_SAMPLE=N` runs each kernel on N of its cases alone, which is what compute-sanitizer has time for, and
+//! `TREFOIL_PART=I/N` part I, from 0, of N parts of all cases, which is what it has memory for.
 
 #[cfg(feature = "cuda")]
 #[path = "support/cuda.rs"]
@@ -40,7 +41,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let trials = trials(device.as_ref());
+    let trials = match part() {
+        Ok(part) => part.of(trials(device.as_ref())),
+        Err(found) => {
+            eprintln!("TREFOIL_PART: expected I/N with I below N, found `{found}`");
+            return ExitCode::FAILURE;
+        }
+    };
     let count = trials.len();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if device.is_none() && !arguments.list {
@@ -48,6 +55,27 @@ fn main() -> ExitCode {
         println!("skipped: no CUDA device ({count} GPU tests)");
     }
     conclusion.exit_code()
+}
+
+/// One of equal parts of the cases.
+struct Part {
+    index: usize,
+    parts: usize,
+}
+
+/// The part that is asked for, which is all if none is.
+fn part() -> Result<Part, String> {
+    let Ok(asked) = std::env::var("TREFOIL_PART") else { return Ok(Part { index: 0, parts: 1 }) };
+    let numbers = asked.split_once('/').and_then(|(index, parts)| Some((index.parse().ok()?, parts.parse().ok()?)));
+    let part = numbers.map(|(index, parts)| Part { index, parts });
+    part.filter(|part| part.index < part.parts).ok_or(asked)
+}
+
+impl Part {
+    /// Every so manyth case: neighbours, which are alike, are in different parts.
+    fn of(&self, trials: Vec<Trial>) -> Vec<Trial> {
+        trials.into_iter().skip(self.index).step_by(self.parts).collect()
+    }
 }
 
 /// Each case with the planner's kernels, and those that have a choice with each kernel that the device has.

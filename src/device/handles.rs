@@ -293,6 +293,8 @@ impl DeviceBuffer {
     /// Allocates `bytes` (at least one row of alignment), contents undefined, within the device's limit.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
+        #[cfg(test)]
+        super::shortage::allocation_begins();
         let held = &device.0.held;
         held.take_device(bytes).map_err(|free_bytes| Error::OutOfMemory {
             device: device.info().target.clone(),

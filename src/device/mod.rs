@@ -15,6 +15,8 @@ mod held;
 mod noise;
 mod note;
 mod program;
+#[cfg(test)]
+pub(crate) mod shortage;
 mod signal;
 pub(crate) mod sim;
 #[cfg(feature = "cuda")]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::ring::{Batch, Output, Ticket};
+use crate::ring::{Batch, Output, OutputPart, Ticket};
 use crate::tensor::{Dtype, Element, Packing, RowPort, RowSpec};
 
 /// A batch of a model of packed rows that is being filled: row after row, until there is no room for the next one.
@@ -187,7 +187,8 @@ impl Packed {
         self.starts[row]..self.starts[row + 1]
     }
 
-    /// What an output has for a row: of `tokens` the vectors of its tokens, of others the row's own vector.
+    /// What an output has for a row: of `tokens` the vectors of its tokens, of others the row's own vector. For an engine of
+    /// several models, the first one's: see [`Packed::port_of`].
     ///
     /// # Errors
     /// [`Error::Option`] for an output that there is not, one of another type, or one of other records.
@@ -195,24 +196,35 @@ impl Packed {
     /// # Panics
     /// If `row` is not below [`Packed::len`].
     pub fn port<'a, T: Element>(&self, output: &'a Output, row: usize, name: &str) -> Result<&'a [T], Error> {
-        let (elems, _) = self.part(row, output.spec().port(name)?)?;
-        Ok(&output.port::<T>(0, name)?[elems])
+        self.port_of(&output.part(0), row, name)
+    }
+
+    /// The same of one of an engine's models, which [`Output::part`] lends.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn port_of<'a, T: Element>(&self, part: &OutputPart<'a>, row: usize, name: &str) -> Result<&'a [T], Error> {
+        let (elems, _) = self.elems(row, part.spec().port(name)?)?;
+        Ok(&part.port::<T>(0, name)?[elems])
     }
 
     /// The bytes that an output has for a row, and their dimensions.
     pub(super) fn bytes<'a>(
         &self,
-        output: &'a Output,
+        part: &OutputPart<'a>,
         row: usize,
         port: &RowPort,
     ) -> Result<(&'a [u8], Vec<usize>), Error> {
-        let (Range { start, end }, dims) = self.part(row, port)?;
+        let (Range { start, end }, dims) = self.elems(row, port)?;
         let size = port.dtype.bytes();
-        Ok((&output.row(0)[port.range()][start * size..end * size], dims))
+        Ok((&part.row(0)[port.range()][start * size..end * size], dims))
     }
 
     /// Which elements of an output are a row's, and their dimensions.
-    fn part(&self, row: usize, port: &RowPort) -> Result<(Range<usize>, Vec<usize>), Error> {
+    fn elems(&self, row: usize, port: &RowPort) -> Result<(Range<usize>, Vec<usize>), Error> {
         let (tokens, is_of_tokens) = (self.tokens(row), &*port.name == TOKENS);
         let (items, count) = if is_of_tokens { (tokens, self.size.tokens) } else { (row..row + 1, self.size.rows) };
         let Some((_, inner)) = port.dims.split_first().filter(|(first, _)| **first == count) else {

@@ -10,7 +10,7 @@ use super::Engine;
 use super::pack::{Pack, Packed, length};
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
-use crate::ring::{Core, Output, Ticket};
+use crate::ring::{Core, Output, OutputPart, Ticket};
 use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 use crate::tensor::{Element, Packing, RowPort};
 
@@ -54,7 +54,7 @@ pub struct Packer {
 #[must_use = "a dropped ticket abandons its answer"]
 pub struct PackedTicket(mpsc::Receiver<Result<PackedRow, Error>>);
 
-/// What a row of a pack got: a copy of its part of each output.
+/// What a row of a pack got: a copy of its part of each output of each model.
 ///
 /// ```no_run
 /// # fn f(row: trefoil::PackedRow) -> Result<(), trefoil::Error> {
@@ -62,7 +62,10 @@ pub struct PackedTicket(mpsc::Receiver<Result<PackedRow, Error>>);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct PackedRow(Vec<(Arc<str>, Tensor)>);
+pub struct PackedRow(Vec<Outputs>);
+
+/// The outputs of one model for a row, by name.
+type Outputs = Vec<(Arc<str>, Tensor)>;
 
 /// What threads share.
 struct Shared {
@@ -267,20 +270,41 @@ impl PackedTicket {
 
 impl PackedRow {
     fn of(output: &Output, packed: &Packed, row: usize) -> Result<Self, Error> {
-        let copied = |port: &RowPort| {
-            let (bytes, dims) = packed.bytes(output, row, port)?;
-            Ok((port.name.clone(), Tensor::from_bytes(ValueType::new(port.dtype, &dims), bytes)))
+        let copied = |part: OutputPart<'_>| -> Result<Outputs, Error> {
+            let copied = |port: &RowPort| {
+                let (bytes, dims) = packed.bytes(&part, row, port)?;
+                Ok((port.name.clone(), Tensor::from_bytes(ValueType::new(port.dtype, &dims), bytes)))
+            };
+            part.spec().ports().iter().map(copied).collect()
         };
-        output.spec().ports().iter().map(copied).collect::<Result<_, Error>>().map(Self)
+        (0..output.parts()).map(|index| copied(output.part(index))).collect::<Result<_, Error>>().map(Self)
     }
 
-    /// What an output has for the row: of `tokens` the vectors of its tokens, of others the row's own vector.
+    /// The number of models that gave outputs: one, or for an engine of several models as many as [`Output::parts`] says.
+    pub fn parts(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What an output has for the row: of `tokens` the vectors of its tokens, of others the row's own vector. For an engine of
+    /// several models, the first one's: see [`PackedRow::port_of`].
     ///
     /// # Errors
     /// [`Error::Option`] for an output that there is not, or of another type.
     pub fn port<T: Element>(&self, name: &str) -> Result<&[T], Error> {
-        let known = || self.0.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        let found = self.0.iter().find(|(other, _)| **other == *name);
+        self.port_of(0, name)
+    }
+
+    /// The same of one of an engine's models, in the order in which the builder named them.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If `part` is not below [`PackedRow::parts`].
+    pub fn port_of<T: Element>(&self, part: usize, name: &str) -> Result<&[T], Error> {
+        let outputs = &self.0[part];
+        let known = || outputs.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let found = outputs.iter().find(|(other, _)| **other == *name);
         let (_, value) =
             found.ok_or_else(|| Error::option("port", format!("`{name}`"), format!("one of {}", known())))?;
         let of = value.value_type();

@@ -53,6 +53,7 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding) 
         tokens,
         places: None,
         placed: 0,
+        trained: [0; 2],
         antialias: false,
         turning: Some(settings.positive("rope_theta", BASE)),
         first_norm: None,

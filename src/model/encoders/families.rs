@@ -149,7 +149,8 @@ pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) 
 pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding) -> Images {
     let stack = tower(of, "vision_model.", [768, 12, 3072], CLIP_STYLE);
     let (patch, size) = (of.count(&["patch_size"], 32), of.sides("image_size", 224));
-    let places = size.map(|side| side / patch).iter().product::<usize>() + 1;
+    let trained = size.map(|side| side / patch);
+    let places = trained.iter().product::<usize>() + 1;
     Images {
         pixels: Pixels { size: asked.image.unwrap_or(size), mean: CLIP_MEAN, std: CLIP_STD },
         patch,
@@ -157,6 +158,7 @@ pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding)
         tokens: vec![("embeddings.class_embedding", vec![stack.width])],
         places: Some(("embeddings.position_embedding.weight", vec![places, stack.width])),
         placed: 1,
+        trained,
         antialias: false,
         turning: None,
         first_norm: Some("pre_layrnorm"),
@@ -236,7 +238,8 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
     if kind == "dinov2_with_registers" {
         tokens.push(("embeddings.register_tokens", vec![1, settings.count(&["num_register_tokens"], 4), stack.width]));
     }
-    let places = size.map(|side| side / patch).iter().product::<usize>() + placed;
+    let trained = size.map(|side| side / patch);
+    let places = trained.iter().product::<usize>() + placed;
     Images {
         pixels: Pixels { size: asked.image.unwrap_or(size), mean: [0.5; 3], std: [0.5; 3] },
         patch,
@@ -244,6 +247,7 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
         tokens,
         places: Some(("embeddings.position_embeddings", vec![1, places, stack.width])),
         placed,
+        trained,
         antialias: kind == "dinov2_with_registers",
         turning: None,
         first_norm: None,

@@ -26,6 +26,8 @@ pub(super) struct Images {
     pub places: Option<(&'static str, Vec<usize>)>,
     /// How many of the tokens before patches have places.
     pub placed: usize,
+    /// Patches along the height and the width of the images that the table is of.
+    pub trained: [usize; 2],
     /// Whether a table for fewer patches is filtered.
     pub antialias: bool,
     /// The base of how fast queries and keys turn from patch to patch, if they do.
@@ -108,12 +110,8 @@ impl Encoder for Images {
             let places = read(places)?;
             let (first, patches) = places.split_at(self.placed * width);
             prefix.iter_mut().zip(first).for_each(|(token, place)| *token += place);
-            let side = (patches.len() / width).isqrt();
-            if side * side * width != patches.len() {
-                let found = format!("{} places of patches", patches.len() / width);
-                return Err(Error::option("image_size", found, "the places of a square image"));
-            }
-            let places = resized(Tensor::of(&[side, side, width], patches), self.grid(), self.antialias)?;
+            let [height, columns] = self.trained;
+            let places = resized(Tensor::of(&[height, columns, width], patches), self.grid(), self.antialias)?;
             all.push((PLACES.to_owned(), places.cast(of(self.patches()))));
         }
         if !self.tokens.is_empty() {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::block::Activation;
 use crate::error::Error;
 use crate::files;
+use crate::model::weights::Weights;
 
 /// A file of settings, or an object in one. Null counts as absent.
 pub(super) struct Settings {
@@ -184,6 +185,17 @@ impl Settings {
     pub fn without_biases(&self, modules: &[(&str, bool, &str)]) -> Vec<String> {
         let left_out = modules.iter().filter(|(key, default, _)| !self.flag(key, *default));
         left_out.map(|(_, _, module)| format!("{module}.bias")).collect()
+    }
+
+    /// The size of a tensor along an axis, if it is there: of files whose tensors tell what their settings do not. Tensors
+    /// without elements may have axes of any size.
+    pub fn axis(&self, weights: &Weights, tensor: &str, axis: usize) -> Option<usize> {
+        let size = *weights.dims(tensor)?.get(axis)?;
+        if (1..=MOST as usize).contains(&size) {
+            return Some(size);
+        }
+        self.refuse(format!("`{tensor}`: expected 1 to {MOST} along axis {axis}, found {size}"));
+        None
     }
 
     /// Notes something that is not as it should be.

@@ -40,7 +40,8 @@ pub(super) fn texts(of: &Settings, asked: &Embedding) -> Text {
 pub(super) fn images(of: &Settings, asked: &Embedding) -> Images {
     let stack = tower(of, "vision_model.", [768, 12, 3072], STYLE);
     let (patch, size) = (of.count(&["patch_size"], 16), of.sides("image_size", 224));
-    let places = size.map(|side| side / patch).iter().product::<usize>();
+    let trained = size.map(|side| side / patch);
+    let places = trained.iter().product::<usize>();
     let has_head = of.flag("vision_use_head", true) && asked.pooling.is_none();
     Images {
         pixels: Pixels { size: asked.image.unwrap_or(size), mean: [0.5; 3], std: [0.5; 3] },
@@ -49,6 +50,7 @@ pub(super) fn images(of: &Settings, asked: &Embedding) -> Images {
         tokens: Vec::new(),
         places: Some(("embeddings.position_embedding.weight", vec![places, stack.width])),
         placed: 0,
+        trained,
         antialias: false,
         turning: None,
         first_norm: None,

@@ -68,7 +68,7 @@ pub(super) fn swin(settings: &Settings, weights: &Weights, asked: &Embedding) ->
 /// timm's Swin.
 pub(super) fn timm_swin(settings: &Settings, weights: &Weights, asked: &Embedding) -> Swin {
     const DISTANCES: &str = "attn.relative_position_bias_table";
-    let dims = |name: &str, axis: usize| weights.dims(name).and_then(|dims| dims.get(axis).copied());
+    let dims = |name: &str, axis: usize| settings.axis(weights, name, axis);
     let first = dims("patch_embed.proj.weight", 0).unwrap_or(96);
     let depths = depths(weights, |stage, layer| format!("layers.{stage}.blocks.{layer}.norm1.weight"));
     let stage = |(index, &layers): (usize, &usize)| Stack {
@@ -127,14 +127,11 @@ pub(super) fn convnext(settings: &Settings, weights: &Weights, asked: &Embedding
 /// timm's ConvNeXt.
 pub(super) fn timm_convnext(settings: &Settings, weights: &Weights, asked: &Embedding) -> ConvNext {
     let depths = depths(weights, |stage, layer| format!("stages.{stage}.blocks.{layer}.norm.weight"));
-    let width = |stage: usize| {
-        let dims = weights.dims(&format!("stages.{stage}.blocks.0.norm.weight"));
-        dims.and_then(|dims| dims.first().copied()).unwrap_or(1)
-    };
+    let width = |stage: usize| settings.axis(weights, &format!("stages.{stage}.blocks.0.norm.weight"), 0).unwrap_or(1);
     let norm = ("head.norm".to_owned(), 1e-6);
     ConvNext {
         pixels: pixels(timm_sides(settings), asked),
-        patch: weights.dims("stem.0.weight").and_then(|dims| dims.get(2).copied()).unwrap_or(4),
+        patch: settings.axis(weights, "stem.0.weight", 2).unwrap_or(4),
         names: &convnext::TIMM,
         prefix: String::new(),
         activation: Activation::Gelu,

@@ -42,25 +42,36 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding, 
         settings.refuse(format!("`{name}`: queries and keys that are turned are supported as DINOv3 turns them"));
     }
     let stack = stack(settings, weights, name);
-    let patch = weights.dims("patch_embed.proj.weight").and_then(|dims| dims.get(2).copied()).unwrap_or(16);
+    let patch = settings.axis(weights, "patch_embed.proj.weight", 2).unwrap_or(16);
     let mut tokens = Vec::new();
     for token in ["cls_token", "dist_token", "reg_token"] {
-        tokens.extend(weights.dims(token).map(|dims| (token, vec![1, dims.get(1).copied().unwrap_or(1), stack.width])));
+        let is_there = weights.dims(token).is_some();
+        let count = || settings.axis(weights, token, 1).unwrap_or(1);
+        tokens.extend(is_there.then(|| (token, vec![1, count(), stack.width])));
     }
     let prefix: usize = tokens.iter().map(|(_, dims)| dims[1]).sum();
-    let stored = weights.dims("pos_embed").and_then(|dims| dims.get(1).copied()).unwrap_or(prefix + 1);
-    let is_square = |count: usize| count.isqrt().pow(2) == count;
-    let placed = [prefix, 0].into_iter().find(|placed| stored > *placed && is_square(stored - placed)).unwrap_or(0);
-    let trained = if is_turned { timm_sides(settings) } else { [patch * (stored - placed).isqrt(); 2] };
+    let stored = settings.axis(weights, "pos_embed", 1).unwrap_or(prefix + 1);
+    let sides = timm_sides(settings);
+    let (placed, trained) = places(stored, prefix, sides.map(|side| side / patch)).unwrap_or_else(|| {
+        if !is_turned {
+            let [height, width] = sides;
+            settings.refuse(format!(
+                "`pos_embed`: expected the places of {height} x {width} pixels or of a square, found {stored}"
+            ));
+        }
+        (0, [1; 2])
+    });
+    let size = if is_turned { sides } else { trained.map(|patches| patches * patch) };
     let has = |norm: &'static str| weights.dims(&format!("{norm}.weight")).map(|_| norm);
     let (pooling, head) = pooling(settings, is_turned);
     Images {
-        pixels: Pixels { size: asked.image.unwrap_or(trained), mean: [0.5; 3], std: [0.5; 3] },
+        pixels: Pixels { size: asked.image.unwrap_or(size), mean: [0.5; 3], std: [0.5; 3] },
         patch,
         filter: ("patch_embed.proj", weights.dims("patch_embed.proj.bias").is_some()),
         tokens,
         places: (!is_turned).then(|| ("pos_embed", vec![1, stored, stack.width])),
         placed: if is_turned { 0 } else { placed },
+        trained,
         antialias: true,
         turning: is_turned.then_some(dinov3::BASE),
         first_norm: has("norm_pre"),
@@ -76,6 +87,14 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding, 
         },
         stack,
     }
+}
+
+/// How many of `prefix` tokens have a place in a table of so many, and the patches along each side of the image that the others
+/// are of: of the image that is told, or of a square one.
+fn places(stored: usize, prefix: usize, told: [usize; 2]) -> Option<(usize, [usize; 2])> {
+    let grids = |count: usize| [told, [count.isqrt(); 2]].into_iter().find(|[height, width]| height * width == count);
+    let placed = [prefix, 0].into_iter().filter(|placed| stored > *placed);
+    placed.filter_map(|placed| Some((placed, grids(stored - placed)?))).next()
 }
 
 /// Whether queries and keys are turned by the places of patches.
@@ -98,7 +117,7 @@ fn stack(settings: &Settings, weights: &Weights, name: &str) -> Stack {
         width,
         layers: model.count(&["depth"], layers),
         heads: model.count(&["num_heads"], heads),
-        inner: weights.dims("blocks.0.mlp.fc2.weight").and_then(|dims| dims.get(1).copied()).unwrap_or(4 * width),
+        inner: settings.axis(weights, "blocks.0.mlp.fc2.weight", 1).unwrap_or(4 * width),
         eps: if name.contains("clip") || is_turned(name) { 1e-5 } else { 1e-6 },
         activation: model.activation(&["act_layer"], activation(names, name)),
         gated: names.gate.is_some(),

@@ -1,6 +1,6 @@
 //! A driver call that never returns: what others still do, each within its limit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use trefoil::{Batcher, Close, Device, Engine, Error, Target, Waiting};
 
+use super::Cell;
 use super::table::Hangs;
 use crate::engine::small_model;
 use crate::faults::{IN_USE, live};
 use crate::harness::{ChildReport, mark};
-use crate::what::{Built, LONG, MOMENT};
+use crate::what::{Built, LONG, MOMENT, What};
 
 /// What is asked for, each in a thread of its own; closing at last.
 const ASKED: [&str; 6] = ["acquire", "close", "close batcher", "health", "row", "submit"];
@@ -116,15 +117,30 @@ impl Questions {
     }
 }
 
-/// What a child said.
-pub fn found(named: &str, call: &str, report: &ChildReport) -> Hangs {
-    assert!(report.status.success(), "{named}: {}\n{report}", report.status);
-    let ended: Vec<&str> = report.stdout.lines().filter_map(|line| line.strip_prefix("ended: ")).collect();
-    let names: BTreeSet<&str> = ended.iter().map(|line| line.split(':').next().unwrap()).collect();
-    assert_eq!(names, BTreeSet::from(ASKED), "{named}: what ends in time\n{report}");
-    let behind = format!("{call}, which another thread has called, did not return");
-    match ended.iter().any(|line| line.starts_with("close:") && line.contains(&behind)) {
-        true => Hangs::Ring,
-        false => Hangs::Alone,
+/// What a child said. Of a ring that a call holds up, everybody who submits to it or closes it hears of the call by its name;
+/// a fleet has another ring to submit to. Where nothing is held up, everybody is answered.
+pub fn found(cell: &Cell, report: &ChildReport) -> Hangs {
+    assert!(report.status.success(), "{cell:?}: {}\n{report}", report.status);
+    let ended = report.stdout.lines().filter_map(|line| line.strip_prefix("ended: ")?.split_once(": "));
+    let ended: BTreeMap<&str, &str> = ended.collect();
+    let names: BTreeSet<&str> = ended.keys().copied().collect();
+    assert_eq!(names, BTreeSet::from(ASKED), "{cell:?}: what ends in time\n{report}");
+    let behind = format!("{}, which another thread has called, did not return", cell.call);
+    let hears = |name: &str| ended[name].contains(&behind);
+    // A row waits for its own limit, which a loaded machine reaches.
+    let is_late = |name: &str| {
+        let of_batcher = cell.phase == "use" && ["row", "close batcher"].contains(&name);
+        of_batcher && ["timed out", "its deadline passed"].iter().any(|late| ended[name].contains(late))
+    };
+    let is_answered = |name: &str| ended[name] == "ok" || is_late(name);
+    assert!(is_answered("health"), "{cell:?}\n{report}");
+    if hears("close") {
+        let submitted = if cell.what == What::Fleet { is_answered("submit") } else { hears("submit") };
+        let wrong = ASKED.into_iter().find(|name| !hears(name) && !is_answered(name));
+        assert!(submitted && wrong.is_none(), "{cell:?} holds its ring up: {wrong:?} of {ended:?}\n{report}");
+        return Hangs::Ring;
     }
+    let held_up: Vec<_> = ASKED.into_iter().filter(|name| !is_answered(name)).collect();
+    assert!(held_up.is_empty(), "{cell:?} holds nobody up, but {held_up:?} of {ended:?}\n{report}");
+    Hangs::Alone
 }

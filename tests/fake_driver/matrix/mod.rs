@@ -54,7 +54,7 @@ impl Cell {
         let late = self.run(scenario, &[("FAKE_CUDA_LATE_CALL", &self.call), ("FAKE_CUDA_LATE_MS", "2")]);
         late.assert_clean();
         assert!(!late.stdout.contains("error"), "{named}\n{late}");
-        (failed(&once), failed(&for_ever), hang::found(&named, &self.call, &hangs))
+        (failed(&once), failed(&for_ever), hang::found(self, &hangs))
     }
 }
 

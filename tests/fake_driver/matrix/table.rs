@@ -34,9 +34,10 @@ pub enum Fails {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hangs {
-    /// Nobody but the thread that called.
+    /// Nobody but the thread that called: all others are answered, but for rows of a batcher that reach their own limit.
     Alone,
-    /// Who submits to the same ring or closes it, too, up to the limit, and with an error that names the call.
+    /// Who submits to the same ring or closes it, too, up to the limit, and with an error that names the call. Of a fleet the
+    /// other ring answers who submits.
     Ring,
 }
 
