@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Many networks beside torch, both sides in turn in one run.
+
+    python3 benches/peers/beside.py --record beside.json
+    python3 benches/peers/beside.py --only YOLO EfficientNet --rows 1 --f32
+
+torch's sides are the module in a CUDA graph (`eager`), torch.compile with frozen weights in a CUDA graph (`inductor`), and
+with --autotune the same with max-autotune. Each network at each number of rows has a process that makes its sides; all of
+them compile at once, for at most --limit seconds, and a lock gives the GPU to one at a time where kernels are timed. Then
+nothing compiles any more, and the sides are timed one after the other, --rounds times. trefoil stays open meanwhile
+(`examples/in_turns.rs`). Answers are compared with torch in f32.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import record
+import turns
+import workers
+from errors import errors, markdown
+from networks import NETWORKS, Asked
+from trefoil import InTurns, Trefoil, default_folder
+
+OURS = "trefoil"
+WORST = 3  # kinds of steps that are shown
+DIFFERS = 3.0  # an error that is so many times torch's own in the same type, and beyond
+LEAST_ERROR = 1e-2
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a worker is given beside its network."""
+
+    sides: tuple
+    dtype: torch.dtype
+    device: str
+    folder: Path
+    lock: Path
+    writes: bool = False
+
+
+class Worker:
+    """The process of torch's sides for one network at some rows."""
+
+    def __init__(self, network, rows, given):
+        self.network, self.rows, self.said, self.is_ready, self.failed = network, rows, {}, False, ""
+        context = multiprocessing.get_context("fork")  # which imports nothing again
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=workers.serve, args=(other, network, rows, given))
+        self.process.start()
+        other.close()
+
+    def listen(self):
+        """Takes what the process has said."""
+        try:
+            while not self.failed and self.pipe.poll():
+                kind, what = self.pipe.recv()
+                if kind == "side":
+                    self.said.setdefault("sides", {})[what[0]] = what[1:]
+                    print(f"  {self.network.name}, {self.rows}: {what[0]} after {what[1]:.0f} s", flush=True)
+                elif kind == "lost":
+                    print(f"  {self.network.name}, {self.rows}: no {what[0]}\n{what[1]}", flush=True)
+                elif kind == "failed":
+                    self.failed = what
+                elif kind == "ready":
+                    self.is_ready = True
+                else:
+                    self.said[kind] = what
+        except EOFError:
+            self.failed = "the process ended"
+
+    def ms(self, side, seconds):
+        self.pipe.send((side, seconds))
+        if not self.pipe.poll(60):
+            raise RuntimeError(f"{side}: no answer")
+        return self.pipe.recv()[1]
+
+    def close(self):
+        self.process.kill()
+        self.process.join()
+
+
+def main():
+    options = parse()
+    networks = [network for network in NETWORKS if not options.only or any(o in network.name for o in options.only)]
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    trefoil = Trefoil(options.bin, options.device)
+    result = {
+        **record.header(options.commit),
+        "torch": torch.__version__,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "precision": "f32" if options.f32 else "f16",
+        "figures": [],
+    }
+    print(f"{result['gpu']}, driver {result['driver']}, torch {result['torch']}, commit {result['commit']}", flush=True)
+    with tempfile.TemporaryDirectory() as work, turns.Watch() as watch:
+        started = start(networks, options, Path(work))
+        compile_all(started, options.limit)
+        for network in networks:
+            for figure in compare(network, started[network.name], trefoil, watch, options):
+                result["figures"].append(figure)
+                print(line(figure), flush=True)
+                if options.record:
+                    options.record.write_text(json.dumps(result) + "\n")
+    print("\n" + table(result["figures"]) + "\n\n" + misses(result["figures"]))
+    return 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="networks whose name contains one of these")
+    parser.add_argument("--rows", type=int, nargs="+", help="instead of those that something is asked for")
+    parser.add_argument("--f32", action="store_true", help="both sides in f32, torch without TF32")
+    parser.add_argument("--autotune", action="store_true", help="also max-autotune, which takes long")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds to compile in (default 600)")
+    parser.add_argument("--rounds", type=int, default=3, help="each side measured once in each (default 3)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="that a side is measured in each (default 0.3)")
+    parser.add_argument("--device", default="cuda:0", help="cuda:0 (default), or cpu to try the scripts")
+    parser.add_argument("--bin", type=Path, default=default_folder(), help="folder of trefoil's binaries")
+    parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
+    parser.add_argument("--record", type=Path, help="write all figures to this JSON file")
+    return parser.parse_args()
+
+
+def start(networks, options, work):
+    """The processes of each network."""
+    sides = (workers.EAGER, workers.INDUCTOR, *([workers.AUTOTUNED] if options.autotune else []))
+    dtype = torch.float32 if options.f32 or options.device == "cpu" else torch.float16
+    started = {}
+    for index, network in enumerate(networks):
+        folder = work / str(index)
+        folder.mkdir()
+        given = Given(sides, dtype, options.device.split(":")[0], folder, work / "lock")
+        rows = options.rows or list(network.asked)
+        started[network.name] = [Worker(network, n, replace(given, writes=n == rows[0])) for n in rows]
+    return started
+
+
+def compile_all(started, limit):
+    """Until all are ready, or for so many seconds."""
+    everyone = [worker for of_network in started.values() for worker in of_network]
+    end = time.monotonic() + limit
+    while time.monotonic() < end and not all(worker.is_ready or worker.failed for worker in everyone):
+        for worker in everyone:
+            worker.listen()
+        time.sleep(0.1)
+    for worker in everyone:
+        if not worker.is_ready:
+            worker.failed = worker.failed or f"not ready in {limit:.0f} s"
+            print(f"  {worker.network.name}, {worker.rows}: {worker.failed}", flush=True)
+            worker.close()
+
+
+def compare(network, started, trefoil, watch, options):
+    """The figures of a network. Those whose torch is missing have trefoil's alone."""
+    [files] = [worker.said["files"] for worker in started if "files" in worker.said] or [None]
+    if files is None:
+        print(f"{network.name}: no files", flush=True)
+        return
+    path, sizes, port = files
+    given = [f"{name}={size}" for name, size in sizes.items()] + (["precision=f32"] if options.f32 else [])
+    try:
+        with InTurns(trefoil, path, [worker.rows for worker in started], *given) as ours:
+            for worker in started:
+                yield one(network, worker, ours, port, watch, options)
+    except RuntimeError as error:
+        print(f"{network.name}: {error}", flush=True)
+    for worker in started:
+        worker.close()
+
+
+def one(network, worker, ours, port, watch, options):
+    """A network at some rows."""
+    rows, made = worker.rows, {} if worker.failed else worker.said.get("sides", {})
+    asked = Asked(times=1.0) if options.f32 else network.asked.get(rows, Asked())
+    figure = {"network": network.name, "rows": rows, "asked": str(asked), "build_s": ours.ready["ready"]}
+    if "reference" in worker.said:
+        ports, reference = worker.said["reference"]
+        answers = {name: answer for name, (_, answer) in made.items()}
+        answers[OURS] = ours.output(ports, port)[: len(reference)]
+        figure["errors"] = {name: error(answer, reference) for name, answer in answers.items()}
+
+    def turn():
+        began = time.monotonic()
+        return turns.Turn(ours.ms(rows, options.seconds), began, time.monotonic(), 0.0)
+
+    sides = {name: lambda name=name: worker.ms(name, options.seconds) for name in made}
+    figure |= turns.measure(sides, (OURS, turn), options.rounds, watch)
+    figure["medians"] = {name: statistics.median(times) for name, times in figure["ms"].items()}
+    theirs = {name: ms for name, ms in figure["medians"].items() if name != OURS}
+    figure["best"] = min(theirs, key=theirs.get) if theirs else None
+    if theirs:
+        beside = zip(figure["ms"][figure["best"]], figure["ms"][OURS], strict=True)
+        figure["ratio"] = statistics.median(theirs / ours for theirs, ours in beside)
+        figure["is_met"] = asked.is_met(figure["medians"][OURS], theirs[figure["best"]])
+    if options.device != "cpu":
+        figure |= ours.steps(rows)
+    return figure
+
+
+def error(answer, reference):
+    """The worst row's, or of a single row the part of its own size."""
+    if len(reference) > 1:
+        return float(errors(answer, reference).max())
+    return float(np.linalg.norm(answer - reference) / np.linalg.norm(reference))
+
+
+def of_rooflines(figure):
+    """The sum of step times over the sum of rooflines."""
+    steps = figure.get("steps", [])
+    return sum(s["us"] for s in steps) / sum(s["roofline_us"] for s in steps) if steps else None
+
+
+HEADER = ["network", "rows", "trefoil ms", "torch ms", "", "ratio", "asked", "met", "error", "torch's", "of rooflines"]
+
+
+def cells(figure):
+    best, found = figure["best"], figure.get("errors", {})
+    ours, theirs = found.get(OURS), found.get(best)
+    differs = "!" if ours and theirs and ours > max(LEAST_ERROR, DIFFERS * theirs) else ""
+    number = lambda value, how: format(value, how) if value is not None else "-"
+    return [
+        figure["network"],
+        figure["rows"],
+        number(figure["medians"][OURS], ".4f"),
+        number(figure["medians"].get(best), ".4f"),
+        best or "-",
+        number(figure.get("ratio"), ".2f"),
+        figure["asked"],
+        {True: "yes", False: "no", None: "-"}[figure.get("is_met")],
+        number(ours, ".1e") + differs,
+        number(theirs, ".1e"),
+        number(of_rooflines(figure), ".2f"),
+    ]
+
+
+def line(figure):
+    return "  ".join(map(str, cells(figure)))
+
+
+def table(figures):
+    return markdown(HEADER, [cells(figure) for figure in figures])
+
+
+def misses(figures):
+    """Of each figure that is not what is asked, the kinds of steps that take the most beyond their rooflines."""
+    lines = []
+    for figure in figures:
+        if figure.get("is_met") or not figure.get("steps"):
+            continue
+        kinds = {}
+        for step in figure["steps"]:
+            kind = kinds.setdefault((step["operation"], step["kernel"]), [0, 0.0, 0.0])
+            kind[0], kind[1], kind[2] = kind[0] + 1, kind[1] + step["us"], kind[2] + step["roofline_us"]
+        worst = sorted(kinds.items(), key=lambda kind: kind[1][2] - kind[1][1])[:WORST]
+        told = [f"{n} x {operation}, {kernel}: {us:.0f} us ({least:.0f})" for (operation, kernel), (n, us, least) in worst]
+        lines.append(f"- {figure['network']}, {figure['rows']} ({figure['graph_us']:.0f} us): " + "; ".join(told))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
