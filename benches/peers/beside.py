@@ -4,8 +4,8 @@
     python3 benches/peers/beside.py --record beside.json
     python3 benches/peers/beside.py --only YOLO EfficientNet --rows 1 --f32
 
-torch's sides are the module in a CUDA graph (`eager`), torch.compile with frozen weights in a CUDA graph (`inductor`), and
-with --autotune the same with max-autotune. Each network at each number of rows has a process that makes its sides; all of
+torch's sides are the module in a CUDA graph (`eager`), torch.compile with frozen weights in a CUDA graph (`inductor`), and,
+if asked for the same with max-autotune (`autotuned`). Each network at each number of rows has a process that makes its sides; all of
 them compile at once, for at most --limit seconds, and a lock gives the GPU to one at a time where kernels are timed. Then
 nothing compiles any more, and the sides are timed one after the other, --rounds times. trefoil stays open meanwhile
 (`examples/in_turns.rs`). Answers are compared with torch in f32.
@@ -123,7 +123,8 @@ def parse():
     parser.add_argument("--only", nargs="+", help="networks whose name contains one of these")
     parser.add_argument("--rows", type=int, nargs="+", help="instead of those that something is asked for")
     parser.add_argument("--f32", action="store_true", help="both sides in f32, torch without TF32")
-    parser.add_argument("--autotune", action="store_true", help="also max-autotune, which takes long")
+    every = [workers.EAGER, workers.INDUCTOR, workers.AUTOTUNED]
+    parser.add_argument("--sides", nargs="+", choices=every, default=every[:2], help="of torch (default: the first two)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds to compile in (default 600)")
     parser.add_argument("--rounds", type=int, default=3, help="each side measured once in each (default 3)")
     parser.add_argument("--seconds", type=float, default=0.3, help="that a side is measured in each (default 0.3)")
@@ -136,13 +137,12 @@ def parse():
 
 def start(networks, options, work):
     """The processes of each network."""
-    sides = (workers.EAGER, workers.INDUCTOR, *([workers.AUTOTUNED] if options.autotune else []))
     dtype = torch.float32 if options.f32 or options.device == "cpu" else torch.float16
     started = {}
     for index, network in enumerate(networks):
         folder = work / str(index)
         folder.mkdir()
-        given = Given(sides, dtype, options.device.split(":")[0], folder, work / "lock")
+        given = Given(tuple(options.sides), dtype, options.device.split(":")[0], folder, work / "lock")
         rows = options.rows or list(network.asked)
         started[network.name] = [Worker(network, n, replace(given, writes=n == rows[0])) for n in rows]
     return started
@@ -189,7 +189,7 @@ def one(network, worker, ours, port, watch, options):
     if "reference" in worker.said:
         ports, reference = worker.said["reference"]
         answers = {name: answer for name, (_, answer) in made.items()}
-        answers[OURS] = ours.output(ports, port)[: len(reference)]
+        answers[OURS] = ours.output(ports, rows, port)
         figure["errors"] = {name: error(answer, reference) for name, answer in answers.items()}
 
     def turn():

@@ -104,22 +104,21 @@ class InTurns:
         """Steps with their times and rooflines."""
         return self._ask("steps", rows, runs)
 
-    def output(self, arrays, port=""):
-        """What a port, or the first one, answers to rows: arrays by the names of ports, of which the record takes those it
-        has, or the only one that has the port's type: fp32 [rows, elements]."""
-        ports = self.ready["input"]["ports"]
-        rows = len(next(iter(arrays.values())))
-        records = np.zeros((rows, self.ready["input"]["row_bytes"]), np.uint8)
-        for port_in in ports:
-            array = arrays[port_in["name"] if port_in["name"] in arrays else port_in["dtype"]]
-            part = np.ascontiguousarray(array).reshape(rows, -1).view(np.uint8)
-            records[:, port_in["offset"] : port_in["offset"] + part.shape[1]] = part
+    def output(self, arrays, rows, port=""):
+        """What a port, or the first one, answers to a batch of so many rows: the arrays' rows again and again. Arrays are
+        by the names of ports, or by their types. fp32 [rows, elements], of the arrays' rows."""
+        count = len(next(iter(arrays.values())))
+        records = np.zeros((count, self.ready["input"]["row_bytes"]), np.uint8)
+        for given in self.ready["input"]["ports"]:
+            array = arrays[given["name"] if given["name"] in arrays else given["dtype"]]
+            part = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
+            records[:, given["offset"] : given["offset"] + part.shape[1]] = part
         [found, *_] = [out for out in self.ready["output"]["ports"] if port in ("", out["name"])]
         with tempfile.TemporaryDirectory() as temp:
-            given, answered = Path(temp) / "in", Path(temp) / "out"
-            records.tofile(given)
-            self._ask("run", rows, given, answered)
-            result = np.fromfile(answered, np.uint8).reshape(rows, -1)
+            read, written = Path(temp) / "in", Path(temp) / "out"
+            records[np.arange(rows) % count].tofile(read)
+            self._ask("run", rows, read, written)
+            result = np.fromfile(written, np.uint8).reshape(rows, -1)[:count]
         size = 4 * int(np.prod(found["dims"]))
         return np.ascontiguousarray(result[:, found["offset"] : found["offset"] + size]).view(np.float32)
 
