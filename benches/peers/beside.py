@@ -2,13 +2,13 @@
 """Many networks beside torch, both sides in turn in one run.
 
     python3 benches/peers/beside.py --record beside.json
-    python3 benches/peers/beside.py --only YOLO EfficientNet --rows 1 --f32
+    python3 benches/peers/beside.py --only YOLO EfficientNet --rows 1
 
 torch's sides are the module in a CUDA graph (`eager`), torch.compile with frozen weights in a CUDA graph (`inductor`), and,
-if asked for the same with max-autotune (`autotuned`). Each network at each number of rows has a process that makes its sides; all of
-them compile at once, for at most --limit seconds, and a lock gives the GPU to one at a time where kernels are timed. Then
-nothing compiles any more, and the sides are timed one after the other, --rounds times. trefoil stays open meanwhile
-(`examples/in_turns.rs`). Answers are compared with torch in f32.
+if asked for, the same with max-autotune (`autotuned`). Each network at each number of rows has a process that makes its
+sides; all of them compile at once, for at most --limit seconds, and a lock gives the GPU to one at a time where kernels
+are timed. Then nothing compiles any more, and the sides are timed one after the other, --rounds times. trefoil stays open
+meanwhile (`examples/in_turns.rs`). Answers are compared with torch in f32.
 """
 
 import argparse
@@ -93,7 +93,7 @@ class Worker:
 
 def main():
     options = parse()
-    networks = [network for network in NETWORKS if not options.only or any(o in network.name for o in options.only)]
+    networks = list({n.name: n for part in options.only for n in NETWORKS if part in n.name}.values())
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     trefoil = Trefoil(options.bin, options.device)
     result = {
@@ -101,7 +101,6 @@ def main():
         "torch": torch.__version__,
         "rounds": options.rounds,
         "seconds": options.seconds,
-        "precision": "f32" if options.f32 else "f16",
         "figures": [],
     }
     print(f"{result['gpu']}, driver {result['driver']}, torch {result['torch']}, commit {result['commit']}", flush=True)
@@ -120,9 +119,8 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="networks whose name contains one of these")
+    parser.add_argument("--only", nargs="+", default=[""], help="networks whose name contains one of these, in this order")
     parser.add_argument("--rows", type=int, nargs="+", help="instead of those that something is asked for")
-    parser.add_argument("--f32", action="store_true", help="both sides in f32, torch without TF32")
     every = [workers.EAGER, workers.INDUCTOR, workers.AUTOTUNED]
     parser.add_argument("--sides", nargs="+", choices=every, default=every[:2], help="of torch (default: the first two)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds to compile in (default 600)")
@@ -137,11 +135,11 @@ def parse():
 
 def start(networks, options, work):
     """The processes of each network."""
-    dtype = torch.float32 if options.f32 or options.device == "cpu" else torch.float16
     started = {}
     for index, network in enumerate(networks):
         folder = work / str(index)
         folder.mkdir()
+        dtype = torch.float32 if network.is_f32 or options.device == "cpu" else torch.float16
         given = Given(tuple(options.sides), dtype, options.device.split(":")[0], folder, work / "lock")
         rows = options.rows or list(network.asked)
         started[network.name] = [Worker(network, n, replace(given, writes=n == rows[0])) for n in rows]
@@ -170,7 +168,7 @@ def compare(network, started, trefoil, watch, options):
         print(f"{network.name}: no files", flush=True)
         return
     path, sizes, port = files
-    given = [f"{name}={size}" for name, size in sizes.items()] + (["precision=f32"] if options.f32 else [])
+    given = [f"{name}={size}" for name, size in sizes.items()] + ["precision=f32"] * network.is_f32
     try:
         with InTurns(trefoil, path, [worker.rows for worker in started], *given) as ours:
             for worker in started:
@@ -184,7 +182,7 @@ def compare(network, started, trefoil, watch, options):
 def one(network, worker, ours, port, watch, options):
     """A network at some rows."""
     rows, made = worker.rows, {} if worker.failed else worker.said.get("sides", {})
-    asked = Asked(times=1.0) if options.f32 else network.asked.get(rows, Asked())
+    asked = network.asked.get(rows, Asked())
     figure = {"network": network.name, "rows": rows, "asked": str(asked), "build_s": ours.ready["ready"]}
     if "reference" in worker.said:
         ports, reference = worker.said["reference"]

@@ -48,11 +48,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Network:
-    """A network by name, and what is asked for at each number of rows in f16."""
+    """A network by name, and what is asked for at each number of rows."""
 
     name: str
     make: object  # rows -> Made
     asked: dict  # rows -> Asked
+    is_f32: bool = False  # both sides in f32, torch without TF32; otherwise f16
 
 
 def pictures(count, side, seed=1):
@@ -274,6 +275,7 @@ _WITH_NUMBERS = {"OnnxReshape": _reshape, "OnnxSlice": _slice}
 _FEW_AND_MANY = {1: Asked(1.5), 32: Asked(1.3)}
 _PADDLE = "p2o.DynamicDimension"
 _NSFW = {"mean": (104 / 255, 117 / 255, 123 / 255), "std": (1 / 255,) * 3}
+_NSFW_CONFIG = {"architecture": "open_nsfw", "pretrained_cfg": _NSFW}
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 _SMALL = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
 
@@ -306,8 +308,13 @@ NETWORKS = [
     Network("Whisper-small, encoder", of_whisper(**_SMALL), {8: Asked(1.6)}),
     Network(
         "open_nsfw",
-        of_file("open-nsfw.onnx", {}, images(224, **_NSFW, innermost=True), "unk__653", {"pretrained_cfg": _NSFW}),
+        of_file("open-nsfw.onnx", {}, images(224, **_NSFW, innermost=True), "unk__653", _NSFW_CONFIG),
         _FEW_AND_MANY,
     ),
     Network("DeepLabV3-ResNet50, 520", of_torchvision("deeplabv3_resnet50", side=520), _FEW_AND_MANY),
+]
+NETWORKS += [
+    Network(f"{network.name}, f32", network.make, {1: Asked(1.0), 32: Asked(1.0)}, is_f32=True)
+    for network in NETWORKS
+    if network.name in ("MobileNetV3-Large", "EfficientNet-B0", "YOLOv8n, 640")
 ]

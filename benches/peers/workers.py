@@ -94,21 +94,18 @@ def _side(name, made, x, turn, asked):
     module = module.to(memory_format=peers.CHANNELS_LAST)
     if made.is_planar:
         x = x.to(memory_format=peers.CHANNELS_LAST)
-    forward = module if name == EAGER else _compiled(module, turn, name == AUTOTUNED)
-    if name != EAGER:
-        forward(x)  # compiles, beside other processes
+    forward = module if name == EAGER else _compiled(module, x, turn, name == AUTOTUNED)
     with turn:
         return _Calls(forward, x) if asked.device == "cpu" else peers.Graph(forward, x)
 
 
-def _compiled(module, turn, is_autotuned):
-    """torch.compile with frozen weights; what it times, it times in its turn."""
+def _compiled(module, x, turn, is_autotuned):
+    """torch.compile with frozen weights, or not frozen where that fails; what it times, it times in its turn."""
     import torch._inductor as inductor
     import torch._inductor.config as config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    config.freezing = True
     options = inductor.list_mode_options("max-autotune-no-cudagraphs") if is_autotuned else None
     times = AlgorithmSelectorCache.autotune
 
@@ -126,8 +123,16 @@ def _compiled(module, turn, is_autotuned):
 
         return run
 
-    torch._dynamo.reset()
-    return torch.compile(module, backend=backend, dynamic=False)
+    for config.freezing in (True, False):
+        torch._dynamo.reset()
+        forward = torch.compile(module, backend=backend, dynamic=False)
+        try:
+            forward(x)
+            break
+        except torch._dynamo.exc.BackendCompilerFailed:
+            if not config.freezing:
+                raise
+    return forward
 
 
 @contextlib.contextmanager
