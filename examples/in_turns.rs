@@ -61,9 +61,9 @@ fn main() -> Fallible<()> {
 
 /// The ports of a row.
 fn described(row: &RowSpec) -> Value {
-    let ports = row.ports().iter().map(|port| {
-        json!({ "name": *port.name, "dtype": port.dtype.to_string(), "dims": port.dims, "offset": port.offset })
-    });
+    let ports = row.ports().iter().map(
+        |port| json!({ "name": *port.name, "dtype": port.dtype.to_string(), "dims": port.dims, "offset": port.offset }),
+    );
     json!({ "row_bytes": row.row_bytes, "ports": ports.collect::<Vec<_>>() })
 }
 
