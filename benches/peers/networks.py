@@ -15,22 +15,9 @@ import torch
 from torch import nn
 
 from architectures import calibrate_norms, randomise
+from figures import Asked
 
 PICTURES = 8  # whose statistics batch norms get
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What trefoil is asked for beside the best peer: so many times as fast, or at most so many milliseconds."""
-
-    times: float = 0.0
-    ms: float = 0.0
-
-    def __str__(self):
-        return f"{self.times:g}x" if self.times else f"{self.ms:g} ms"
-
-    def is_met(self, ours, theirs):
-        return theirs >= self.times * ours and (not self.ms or ours <= self.ms)
 
 
 @dataclass
