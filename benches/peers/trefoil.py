@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import tempfile
 from pathlib import Path
@@ -68,6 +69,71 @@ class Trefoil:
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
+
+
+class InTurns:
+    """A model that stays open in `examples/in_turns.rs` and is timed whenever it is told to."""
+
+    LIMIT_S = 120  # for an answer
+
+    def __init__(self, trefoil, model, rows, *options):
+        listed = ",".join(map(str, rows))
+        command = [str(trefoil.binary("in_turns")), str(model), listed, f"device={trefoil.device}", *options]
+        self._errors = tempfile.TemporaryFile("w+")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, bufsize=1)
+        try:
+            self.ready = self._answer()
+        except RuntimeError:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def ms(self, rows, seconds):
+        """Milliseconds of a batch, of runs that take so many seconds in all."""
+        return self._ask("time", rows, seconds)["ms"]
+
+    def steps(self, rows, runs=20):
+        """Steps with their times and rooflines."""
+        return self._ask("steps", rows, runs)
+
+    def output(self, arrays, rows, port=""):
+        """What a port, or the first one, answers to a batch of so many rows: the arrays' rows again and again. Arrays are
+        by the names of ports, or by their types. fp32 [rows, elements], of the arrays' rows."""
+        count = len(next(iter(arrays.values())))
+        records = np.zeros((count, self.ready["input"]["row_bytes"]), np.uint8)
+        for given in self.ready["input"]["ports"]:
+            array = arrays[given["name"] if given["name"] in arrays else given["dtype"]]
+            part = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
+            records[:, given["offset"] : given["offset"] + part.shape[1]] = part
+        [found, *_] = [out for out in self.ready["output"]["ports"] if port in ("", out["name"])]
+        with tempfile.TemporaryDirectory() as temp:
+            read, written = Path(temp) / "in", Path(temp) / "out"
+            records[np.arange(rows) % count].tofile(read)
+            self._ask("run", rows, read, written)
+            result = np.fromfile(written, np.uint8).reshape(rows, -1)[:count]
+        size = 4 * int(np.prod(found["dims"]))
+        return np.ascontiguousarray(result[:, found["offset"] : found["offset"] + size]).view(np.float32)
+
+    def _ask(self, *words):
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self):
+        ready, _, _ = select.select([self._process.stdout], [], [], self.LIMIT_S)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"in_turns: {self._errors.read()[:1000] or 'no answer'}")
+        return json.loads(line)
 
 
 def bench_record(text, batch, stage):
