@@ -40,6 +40,8 @@ PTX_VERSION, TARGET = "9.0", "sm_80"
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 # Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
 SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
+# Such kernels whose source includes this are compiled for bf16 too, by this flag, as a module of that suffix.
+ELEMENT, BF16_FLAG, BF16_SUFFIX = '#include "element.cuh"', "-DTREFOIL_BF16", "_bf16"
 
 
 def main():
@@ -82,14 +84,17 @@ def generate(binaries, folder):
         compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
         ptx = folder / f"{source.stem}.ptx"
         if source.stem.startswith(SM90_PREFIX):
-            cubin = ptx.with_suffix(".cubin")
-            more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
-            log = run([*compile, *sm90_flags, *more, "-o", cubin], cwd=KERNELS)
-            verify_sm90(source.name, log)
-            data = cubin.read_bytes()
-            files[f"cubin/{cubin.name}"] = data
-            cubins[source.stem] = fnv1a64(data)
-            modules[source.stem] = entries(ptx.read_text(), {SM90_TARGET: log})
+            suffixes = ["", BF16_SUFFIX] if has_elements(source) else [""]
+            for suffix in suffixes:
+                name, defines = source.stem + suffix, [BF16_FLAG] if suffix else []
+                cubin = folder / f"{name}.cubin"
+                more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
+                log = run([*compile, *sm90_flags, *defines, *more, "-o", cubin], cwd=KERNELS)
+                verify_sm90(f"{source.name} {' '.join(defines)}", log)
+                data = cubin.read_bytes()
+                files[f"cubin/{cubin.name}"] = data
+                cubins[name] = fnv1a64(data)
+                modules[name] = entries(ptx.read_text(), {SM90_TARGET: log})
         else:
             run([*compile, *flags, "-o", ptx], cwd=KERNELS)
             text = ptx.read_text()
@@ -114,6 +119,13 @@ def generate(binaries, folder):
     }
     files["ptx/manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     return files
+
+
+def has_elements(source):
+    """Whether a kernel is one of f16 and of bf16: its source, or a header beside it that it includes, says so."""
+    text = source.read_text()
+    headers = re.findall(r'#include "(\w+\.cuh)"', text)
+    return ELEMENT in text or any(has_elements(KERNELS / header) for header in headers)
 
 
 def verify(name, text):

@@ -33,7 +33,7 @@ struct Ramp {
 };
 
 // GELU by erf: max(x, 0) - |x| q, where q is the part of a normal distribution beyond |x|. Its logarithm is nearly a
-// parabola: a polynomial with the least relative error of q up to 6.25, beyond which the result rounds to a half of 0.
+// parabola: a polynomial with the least relative error of q up to 6.25, beyond which the result is less than 2^-29.
 // Off by less than 2^-17 of itself, or 2^-29.
 struct Erf {
   __device__ __forceinline__ Erf(float, float) {}
