@@ -84,7 +84,7 @@ def generate(binaries, folder):
         compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
         ptx = folder / f"{source.stem}.ptx"
         if source.stem.startswith(SM90_PREFIX):
-            suffixes = ["", BF16_SUFFIX] if has_elements(source) else [""]
+            suffixes = ["", BF16_SUFFIX] if ELEMENT in source.read_text() else [""]
             for suffix in suffixes:
                 name, defines = source.stem + suffix, [BF16_FLAG] if suffix else []
                 cubin = folder / f"{name}.cubin"
@@ -119,13 +119,6 @@ def generate(binaries, folder):
     }
     files["ptx/manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     return files
-
-
-def has_elements(source):
-    """Whether a kernel is one of f16 and of bf16: its source, or a header beside it that it includes, says so."""
-    text = source.read_text()
-    headers = re.findall(r'#include "(\w+\.cuh)"', text)
-    return ELEMENT in text or any(has_elements(KERNELS / header) for header in headers)
 
 
 def verify(name, text):

@@ -5,6 +5,7 @@
 // multiplies takes every kGroups-th tile, so that the exponentials of one run beside the products of the others; within
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
 // warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
+#include "element.cuh"
 #include "sm90_attention_tail.cuh"
 
 // ---- loading -----------------------------------------------------------------------------------------------------

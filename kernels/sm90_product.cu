@@ -1,4 +1,5 @@
 // Matrix product with a transformer's epilogues, on Hopper.
+#include "element.cuh"
 #include "product_epilogue.cuh"
 #include "sm90_product.cuh"
 #include "sm90_product_split.cuh"

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use half::f16;
+use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
@@ -252,12 +253,11 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
         Weights::Linear(linear) => read_linear(model.weights(), linear, c)?,
     };
     let target = &mut target[..packing.bytes()];
-    let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
-    halves.convert_from_f32_slice(&filter);
-    if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
-        half(filter[at], packing.layer.node)?;
-    }
-    let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
+    let halves = match packing.dtype {
+        Dtype::Bf16 => halves::<bf16>(&filter, packing)?,
+        _ => halves::<f16>(&filter, packing)?,
+    }; // [K][C][taps]
+    let mut put = |index: usize, value: u16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
     if packing.is_in_order() {
         halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
     } else {
@@ -298,16 +298,26 @@ fn fill_bytes(
     Ok(Vec::new())
 }
 
-/// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.
-fn half(value: f32, node: &str) -> Result<f16, Error> {
-    let rounded = f16::from_f32(value);
-    if rounded.is_infinite() {
-        return Err(Error::Unsupported {
-            what: format!("node `{node}`: a weight of {value} after folding, beyond the range of f16,"),
-            instead: "run it with `--device cpu`, which computes in f32".into(),
-        });
+/// A folded filter, rounded to f16 or bf16, as bits; a weight beyond that range would become infinity and is an error.
+fn halves<T: Pod>(filter: &[f32], packing: &Packing<'_>) -> Result<Vec<u16>, Error>
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut bits = vec![0_u16; filter.len()];
+    bytemuck::cast_slice_mut::<u16, T>(&mut bits).convert_from_f32_slice(filter);
+    let infinity = if packing.dtype == Dtype::Bf16 { bf16::INFINITY.to_bits() } else { f16::INFINITY.to_bits() };
+    match bits.iter().position(|bits| bits & 0x7fff == infinity) {
+        None => Ok(bits),
+        Some(at) => {
+            let (node, value, dtype) = (packing.layer.node, filter[at], packing.dtype);
+            let instead = match dtype {
+                Dtype::Bf16 => "run it in f32",
+                _ => "run it with `--device cpu`, which computes in f32",
+            };
+            let what = format!("node `{node}`: a weight of {value} after folding, beyond the range of {dtype},");
+            Err(Error::Unsupported { what, instead: instead.into() })
+        }
     }
-    Ok(rounded)
 }
 
 #[cfg(test)]
