@@ -40,6 +40,7 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
 // The types of 16 bits, two neighbouring values in a word, the first in its low half: rounded from floats to nearest,
 // ties to even, infinite where they overflow; as floats; and products of them as mma_m16n8k16 has them.
 struct F16 {
+  static constexpr bool kIsWide = false;  // whether it has the range of floats
   static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_half2(low, high); }
   static __device__ __forceinline__ float2 unpack(uint32_t bits) { return unpack_half2(bits); }
   static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -48,6 +49,7 @@ struct F16 {
 };
 
 struct Bf16 {
+  static constexpr bool kIsWide = true;
   static __device__ __forceinline__ uint32_t pack(float low, float high) { return convert_bf16x2(low, high); }
   static __device__ __forceinline__ float2 unpack(uint32_t bits) {
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));

@@ -1,7 +1,9 @@
 // What a matrix product does to a sum before it rounds it: bias, activation, scale, residual.
 #pragma once
 
-#include "common.cuh"
+#include <float.h>
+
+#include "element.cuh"
 
 // Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN.
 
@@ -20,7 +22,9 @@ struct Sigmoid {
 
   __device__ __forceinline__ Sigmoid(float linear, float cubic) : linear(linear), cubic(cubic) {}
   __device__ __forceinline__ float operator()(float x) const {
-    return x * reciprocal_approximate(1.0f + exp2_approximate(x * fmaf(x * x, cubic, linear)));
+    // Sums of bf16 have squares that a float does not hold, and infinity times a cubic of 0 is no number.
+    const float square = Element::kIsWide ? fminf(x * x, FLT_MAX) : x * x;
+    return x * reciprocal_approximate(1.0f + exp2_approximate(x * fmaf(square, cubic, linear)));
   }
 };
 

@@ -322,12 +322,15 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::graph::{Conv2d, GraphBuilder, ValueId, Window};
+    use crate::graph::{Contract, Conv2d, GraphBuilder, Op, ValueId, Window};
     use crate::model::images::Network;
     use crate::model::{Preprocessing, Weights};
+    use crate::plan::values::{self, ValuesRequest};
     use crate::plan::{Choices, Kernel, Limits, Request, plan};
-    use crate::tensor::{InputFormat, OutputKind, Shape};
+    use crate::tensor::{InputFormat, OutputKind, RowSpec, Shape};
 
     fn found(mut g: GraphBuilder, y: ValueId) -> Network {
         g.output("y", y);
@@ -481,5 +484,55 @@ mod tests {
         let layout = Layout::new(&plans).unwrap();
         let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
         assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
+    }
+
+    /// A product's matrix, once for kernels of f16 and once for those of bf16; 10^5 is a number of the second type alone.
+    #[test]
+    fn a_matrix_is_packed_in_the_type_of_its_rows() {
+        let [first, second] = [1.0 + 1.0 / 256.0 + 1.0 / 1024.0, 1e5_f32];
+        let weights = |value| Weights::from_tensors([("w", vec![16, 8], vec![value; 128])]).unwrap();
+        let graph = |rows| {
+            let mut g = GraphBuilder::new();
+            let x = g.input("x", Dtype::F32, &[rows, 4, 16]);
+            let w = g.weight("w", Dtype::F32, &[16, 8]);
+            let y = g.node("product", Op::Contract(Contract::matmul(3, 2)), &[x, w]);
+            g.output("y", y);
+            g.finish()
+        };
+        let models = [first, second].map(|value| Model::of_graphs(weights(value), graph).unwrap());
+        let [x, y] = [("x", 16), ("y", 8)].map(|(name, columns)| RowSpec::new([(name, Dtype::F32, vec![4, columns])]));
+        let planned = |precision| {
+            let request = ValuesRequest {
+                limits: &Limits::h200(),
+                batch: 1,
+                rows: [&x, &y],
+                states: &[],
+                precision,
+                in_f32: &BTreeSet::new(),
+                choices: &Choices::new(),
+            };
+            values::plan(&graph(1).unwrap(), &request).unwrap()
+        };
+        let plans = [Dtype::F16, Dtype::Bf16].map(planned);
+        let layout = Layout::new(&plans).unwrap();
+        let places = plans.each_ref().map(|plan| {
+            let step = plan.steps.iter().find(|step| step.name == "product").unwrap();
+            assert!(matches!(step.kernel, Kernel::Sm90Product(_)), "{plan}");
+            layout.filter(plan, step, "product")
+        });
+        let mut bytes = vec![0; layout.bytes()];
+        layout.fill(&models[0], &plans, &mut bytes).unwrap();
+        let bits = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        for index in 0..128 {
+            let [of_f16, of_bf16] = places.map(|at| bits(at + 2 * index));
+            assert_eq!([of_f16, of_bf16], [f16::from_f32(first).to_bits(), bf16::from_f32(1.007_812_5).to_bits()]);
+        }
+        let fill = |plan: &Plan| {
+            let plans = std::slice::from_ref(plan);
+            let layout = Layout::new(plans).unwrap();
+            layout.fill(&models[1], plans, &mut vec![0; layout.bytes()])
+        };
+        let [of_f16, of_bf16] = plans.each_ref().map(fill);
+        assert!(of_bf16.is_ok() && of_f16.unwrap_err().to_string().contains("beyond the range of f16"));
     }
 }
