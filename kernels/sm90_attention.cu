@@ -170,7 +170,7 @@ TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, uint32_t recor
   return Tile::kMasked ? 1.0f : args.scale_log2;
 }
 
-template <int kKeys> TREFOIL_DEVICE void round_weights(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
+template <int kKeys> TREFOIL_DEVICE void to_elements(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
 #pragma unroll
   for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_elements(s[2 * i], s[2 * i + 1]);
 }
@@ -238,7 +238,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     wgmma_wait<0>();
     wgmma_use(s);
     begin_tile(tile);
-    round_weights<kKeys>(p, s);
+    to_elements<kKeys>(p, s);
 
 #pragma unroll 1
     for (;;) {
@@ -265,7 +265,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
         barrier_arrive_once(shared.v_empty(at));
         if (whole >= 0) {
           exponentiate<kHalf, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
-          round_weights<kKeys>(p, s);
+          to_elements<kKeys>(p, s);
           if (are_small(sum)) {
             rows.sum[0] += sum.x, rows.sum[1] += sum.y;
           } else {
@@ -277,7 +277,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
               finish_scores<Tile>(args, record, chunk, whole, s);
               shrink = weigh<kKeys>(s, rows, scale);
             }
-            round_weights<kKeys>(p, s);
+            to_elements<kKeys>(p, s);
 #pragma unroll
             for (int i = 0; i < Tile::kDims / 2; ++i) o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
           }
@@ -314,7 +314,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       wgmma_use(o);
       barrier_arrive_once(shared.v_empty(before));
       store_tile(use - 1, sums);
-      round_weights<kKeys>(p, s);
+      to_elements<kKeys>(p, s);
     }
   }
   if (thread_idx_x() % 32 == 0) wait_stores_read<0>();

@@ -164,8 +164,8 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         }
     }
     for problem in HALVES.into_iter().filter(|_| limits.has_sm90_kernels()).flat_map(support::row_norm::all) {
-        let (name, values) = (format!("norm of rows, {problem:?}"), problem.values());
-        let of = format!("norm of rows, {}", problem.dtype);
+        let (of, values) = (format!("norm of rows, {}", problem.dtype), problem.values());
+        let name = format!("{of}, {problem:?}");
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry(of).or_default().push((values, trial));
     }
