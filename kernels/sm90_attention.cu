@@ -185,7 +185,8 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
   for (uint32_t d = 0; d < Tile::kDims; d += 2) {
     const uint32_t box = d / kBoxDims, chunk = d % kBoxDims / 8, in = d % 8 * 2;
     const uint32_t q_here = q + box * kTileRows * kRowBytes + q_row * kRowBytes + (chunk ^ q_row % 8) * 16 + in;
-    const float2 a[2] = {unpack_elements(load_shared_u32(q_here)), unpack_elements(load_shared_u32(q_here + 8 * kRowBytes))};
+    const float2 a[2] = {unpack_elements(load_shared_u32(q_here)),
+                         unpack_elements(load_shared_u32(q_here + 8 * kRowBytes))};
     const uint32_t k_here = k + box * Tile::kKeyBoxBytes + k_row * kRowBytes + (chunk ^ k_row) * 16 + in;
     const uint32_t k_there = k + box * Tile::kKeyBoxBytes + (k_row + 1) * kRowBytes + (chunk ^ (k_row + 1)) * 16 + in;
 #pragma unroll
@@ -365,10 +366,10 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            The maps swizzle by 128 bytes and fill with zeros; their boxes are {64, 1, 64, 1} for q, {64, 1, kKeys, 1}
 //            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. Values
 //            are finite, also those behind a length. Elements are f16, or bf16 by entries *_bf16.
-// Arithmetic products of elements, float sums. Weights in float relative to a power of two: of a row's first chunk the largest
-//            score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far; rounded
-//            to elements for the second product, to nearest even; their sums before rounding. Exponentials by the unit for special functions.
-//            NaN in q or k stays NaN.
+// Arithmetic products of elements, float sums. Weights in float relative to a power of two: of a row's first chunk the
+//            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
+//            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
+//            the unit for special functions. NaN in q or k stays NaN.
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
