@@ -65,7 +65,7 @@ impl Layered {
             } else if dtype != Dtype::F16 {
                 let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
                 let node = split.reading(node, operands);
-                split.push_other(&node);
+                split.push(node); // there is no network of images
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
                 let dtype = rows::dtype(&op, limits.family);
