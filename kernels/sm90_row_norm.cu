@@ -136,8 +136,8 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
 //            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x
 //            All at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
 // Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to an element at the
-//            end, to nearest even (overflow becomes infinity). A row with NaN or infinity becomes NaN; so does one of bf16
-//            whose squares add up to more than a float holds.
+//            end, to nearest even (overflow becomes infinity). A row with NaN or infinity becomes NaN; of a row
+//            of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
 //            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32. No dynamic shared memory.
 //            Compute capability 9.0 exactly.
