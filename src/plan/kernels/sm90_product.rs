@@ -40,10 +40,8 @@ impl KernelDef for Sm90Product {
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         let in_type = |filter| Packing { dtype: work.inputs[0].dtype, ..filter };
-        let alone = |PackedSum { filters, .. }| PackedSum {
-            filters: filters.into_iter().map(in_type).collect(),
-            bias: None,
-        };
+        let alone =
+            |PackedSum { filters, .. }| PackedSum { filters: filters.into_iter().map(in_type).collect(), bias: None };
         usual(work).into_iter().map(alone).collect()
     }
 }

@@ -108,7 +108,9 @@ fn encoders_in_bf16_are_the_same_kernels() {
                     assert_eq!(work.half(), Some(Dtype::Bf16), "{name}, {}", step.name);
                     assert_eq!(key(&of_bf16, step), key(&of_f16, step).replace("f16", "bf16"));
                     #[cfg(feature = "cuda")]
-                    for filter in kernels::of(&work, step.kernel).unwrap().packing(&work).iter().flat_map(|of| &of.filters) {
+                    for filter in
+                        kernels::of(&work, step.kernel).unwrap().packing(&work).iter().flat_map(|of| &of.filters)
+                    {
                         assert_eq!(filter.dtype, Dtype::Bf16, "{name}, {}", step.name);
                     }
                 }
