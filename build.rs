@@ -34,17 +34,27 @@ fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     println!("cargo::rerun-if-changed=kernels");
     let flags = |name: &str| fs::read_to_string(kernels.join(name)).unwrap_or_else(|e| panic!("kernels/{name}: {e}"));
     let (ptx_flags, cubin_flags) = (flags("flags.txt"), flags("flags_sm90.txt"));
-    let compile = |source: PathBuf| {
-        let file = source.file_name().and_then(|name| name.to_str()).expect("kernel names are ASCII");
-        let flags = if file.starts_with("sm90_") { &cubin_flags } else { &ptx_flags };
-        let image = out.join(file).with_extension("nvcc");
-        let status = Command::new(nvcc).args(flags.split_whitespace()).arg(&source).arg("-o").arg(&image).status();
+    let compile = |source: &Path, suffix: &str, define: Option<&str>| {
+        let stem = source.file_stem().and_then(|name| name.to_str()).expect("kernel names are ASCII");
+        let flags = if stem.starts_with("sm90_") { &cubin_flags } else { &ptx_flags };
+        let image = out.join(format!("{stem}{suffix}.nvcc"));
+        let flags = flags.split_whitespace().chain(define);
+        let status = Command::new(nvcc).args(flags).arg(source).arg("-o").arg(&image).status();
         match status {
             Ok(status) if status.success() => image,
             other => panic!("TREFOIL_NVCC ({}) failed on {}: {other:?}", nvcc.display(), source.display()),
         }
     };
-    files(kernels, "cu").into_iter().map(compile).collect()
+    let mut images = Vec::new();
+    for source in files(kernels, "cu") {
+        images.push(compile(&source, "", None));
+        // As `kernels/build.py` has it: what includes this is compiled for bf16 too.
+        let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+        if text.contains("#include \"element.cuh\"") {
+            images.push(compile(&source, "_bf16", Some("-DTREFOIL_BF16")));
+        }
+    }
+    images
 }
 
 /// Writes `kernels.rs`: a list of (stem, PTX or cubin), aligned as a cubin has to be, and with the final NUL that the

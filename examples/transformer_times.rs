@@ -1,11 +1,12 @@
 //! Times encoders of transformers with random weights, and their steps.
 //!
-//! usage: transformer_times [tuned] [only=NAME] [RUNS [ROWS...]]
+//! usage: transformer_times [tuned] [f16|bf16|f32]... [only=NAME] [RUNS [ROWS...]]
 //!
 //! The networks are vision transformers and text encoders, as exporters write them and as folders of Hugging Face. For
 //! each it prints the milliseconds of a batch and rows a second (the median of RUNS runs of compute alone), and for
 //! each kind of step the number of steps, their total time, and their roofline. `only` selects networks whose name
-//! contains NAME. `tuned` uses the kernels that measurements find to be the fastest.
+//! contains NAME. `tuned` uses the kernels that measurements find to be the fastest. Of several precisions, f16 if none is
+//! named, each network is measured in one beside the other, in turns.
 
 #[path = "../tests/support/embedding/mod.rs"]
 #[allow(dead_code, reason = "tests compare results too")]
@@ -26,7 +27,7 @@ use embedding::folder::{self, Folder, Size};
 use encoder::{Encoder, Style};
 use trefoil::model::{Embedding, Model};
 use trefoil::plan::Rates;
-use trefoil::{Device, Engine, Error, Stage, Target, Tuning};
+use trefoil::{Device, Engine, Error, Precision, Stage, Target, Tuning};
 
 /// Name, encoder.
 const EXPORTED: [(&str, Encoder); 3] = [
@@ -46,6 +47,9 @@ const FOLDERS: [(&str, bool, Size); 3] = [
     ("BERT-base from a folder, 128 tokens", true, BASE),
     ("MiniLM from a folder, 128 tokens", true, MINI),
 ];
+
+/// Turns in which the precisions are measured.
+const TURNS: usize = 5;
 
 /// Makes a model.
 type Open = Box<dyn Fn() -> Result<Model, Error>>;
@@ -67,6 +71,12 @@ fn networks() -> Vec<(&'static str, Open)> {
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1).peekable();
     let tuning = arguments.next_if(|argument| argument == "tuned").map_or(Tuning::Off, |_| Tuning::Full);
+    let mut precisions = Vec::new();
+    while let Some(precision) = arguments.peek().and_then(|name| precision(name)) {
+        precisions.push(precision);
+        arguments.next();
+    }
+    let precisions = if precisions.is_empty() { vec![Precision::F16] } else { precisions };
     let only = arguments.next_if(|argument| argument.starts_with("only=")).unwrap_or_default();
     let only = only.trim_start_matches("only=");
     let arguments = arguments.map(|argument| argument.parse().expect("RUNS and ROWS are numbers"));
@@ -77,17 +87,36 @@ fn main() -> Result<(), Error> {
     for (name, open) in networks().into_iter().filter(|(name, _)| name.contains(only)) {
         let model = open()?;
         for &batch in rows {
-            let builder = || Engine::builder(&model).on(&device).batch_sizes(&[batch]).tuning(tuning);
-            let engine = builder().build()?;
-            let mut times = engine.measure(Stage::Compute, batch, runs)?;
-            times.sort_by(f64::total_cmp);
-            let seconds = times[times.len() / 2];
-            println!("{name}, {batch} rows: {:.4} ms, {:.0} a second", 1e3 * seconds, batch as f64 / seconds);
-            drop(engine);
-            print_steps(builder(), runs)?;
+            let builder = |&of: &Precision| {
+                Engine::builder(&model).on(&device).batch_sizes(&[batch]).precision(of).tuning(tuning)
+            };
+            let engines = precisions.iter().map(|of| builder(of).build()).collect::<Result<Vec<_>, _>>()?;
+            let mut times = vec![Vec::new(); engines.len()];
+            for _ in 0..TURNS {
+                for (engine, times) in engines.iter().zip(&mut times) {
+                    times.extend(engine.measure(Stage::Compute, batch, runs.div_ceil(TURNS))?);
+                }
+            }
+            drop(engines);
+            for (of, times) in precisions.iter().zip(&mut times) {
+                times.sort_by(f64::total_cmp);
+                let (seconds, rate) = (times[times.len() / 2], batch as f64 / times[times.len() / 2]);
+                println!("{name}, {batch} rows, {of:?}: {:.4} ms, {rate:.0} a second", 1e3 * seconds);
+                print_steps(builder(of), runs)?;
+            }
         }
     }
     Ok(())
+}
+
+/// A precision by its name.
+fn precision(name: &str) -> Option<Precision> {
+    match name {
+        "f16" => Some(Precision::F16),
+        "bf16" => Some(Precision::Bf16),
+        "f32" => Some(Precision::F32),
+        _ => None,
+    }
 }
 
 /// Kinds of steps: how many, microseconds together, and of the roofline.

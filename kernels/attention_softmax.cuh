@@ -2,10 +2,10 @@
 // neighbouring keys of one row and the same two of the row eight below. Chunk after chunk, with one reference a row.
 #pragma once
 
-#include "common.cuh"
+#include "element.cuh"
 
 constexpr float kLog2E = 1.4426950408889634f;
-// Sums of weights below this have no weight that a half does not hold.
+// Sums of weights below this have no weight that f16 does not hold; bf16 holds more, and does not need it.
 constexpr float kMostWeight = 32768.0f;
 // Sums below this are right, and so is a row's of four threads.
 constexpr float kMostSum = 0x1p120f;
@@ -49,7 +49,7 @@ TREFOIL_DEVICE void add_mask(float (&s)[kKeys / 2], const uint16_t *const (&mask
     if (key < keys && !is_shared) bits[1] = __ldcg(reinterpret_cast<const uint32_t *>(mask[1] + key));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 added = unpack_half2(bits[r]);
+      const float2 added = unpack_elements(bits[r]);
       s[i + 2 * r] = fmaf(s[i + 2 * r], scale_log2, added.x * kLog2E);
       s[i + 2 * r + 1] = fmaf(s[i + 2 * r + 1], scale_log2, added.y * kLog2E);
     }
@@ -95,7 +95,7 @@ template <int kKeys> TREFOIL_DEVICE float2 weigh(float (&s)[kKeys / 2], Rows &ro
   return {shrink[0], shrink[1]};
 }
 
-// Whether all weights of a chunk are such that a half holds them: by their sums. NaN is not.
+// Whether all weights of a chunk are such that an element holds them: by their sums. NaN is not.
 TREFOIL_DEVICE bool are_small(float2 sum) { return __all_sync(0xffffffff, sum.x < kMostWeight && sum.y < kMostWeight); }
 TREFOIL_DEVICE bool are_finite(float2 sum) { return __all_sync(0xffffffff, sum.x < kMostSum && sum.y < kMostSum); }
 

@@ -40,6 +40,8 @@ PTX_VERSION, TARGET = "9.0", "sm_80"
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 # Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
 SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
+# Such kernels whose source includes this are compiled for bf16 too, by this flag, as a module of that suffix.
+ELEMENT, BF16_FLAG, BF16_SUFFIX = '#include "element.cuh"', "-DTREFOIL_BF16", "_bf16"
 
 
 def main():
@@ -82,14 +84,17 @@ def generate(binaries, folder):
         compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
         ptx = folder / f"{source.stem}.ptx"
         if source.stem.startswith(SM90_PREFIX):
-            cubin = ptx.with_suffix(".cubin")
-            more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
-            log = run([*compile, *sm90_flags, *more, "-o", cubin], cwd=KERNELS)
-            verify_sm90(source.name, log)
-            data = cubin.read_bytes()
-            files[f"cubin/{cubin.name}"] = data
-            cubins[source.stem] = fnv1a64(data)
-            modules[source.stem] = entries(ptx.read_text(), {SM90_TARGET: log})
+            suffixes = ["", BF16_SUFFIX] if ELEMENT in source.read_text() else [""]
+            for suffix in suffixes:
+                name, defines = source.stem + suffix, [BF16_FLAG] if suffix else []
+                cubin = folder / f"{name}.cubin"
+                more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
+                log = run([*compile, *sm90_flags, *defines, *more, "-o", cubin], cwd=KERNELS)
+                verify_sm90(f"{source.name} {' '.join(defines)}", log)
+                data = cubin.read_bytes()
+                files[f"cubin/{cubin.name}"] = data
+                cubins[name] = fnv1a64(data)
+                modules[name] = entries(ptx.read_text(), {SM90_TARGET: log})
         else:
             run([*compile, *flags, "-o", ptx], cwd=KERNELS)
             text = ptx.read_text()

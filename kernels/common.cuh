@@ -37,6 +37,28 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
 }
 
+// The types of 16 bits, two neighbouring values in a word, the first in its low half: rounded from floats to nearest,
+// ties to even, infinite where they overflow; as floats; and products of them as mma_m16n8k16 has them.
+struct F16 {
+  static constexpr bool kIsWide = false;  // whether it has the range of floats
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_half2(low, high); }
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) { return unpack_half2(bits); }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k16(d, a, b0, b1);
+  }
+};
+
+struct Bf16 {
+  static constexpr bool kIsWide = true;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return convert_bf16x2(low, high); }
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  }
+};
+
 TREFOIL_DEVICE uint32_t sub_half2(uint32_t a, uint32_t b) {
   const __half2 d = __hsub2(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
   return *reinterpret_cast<const uint32_t *>(&d);
@@ -74,21 +96,21 @@ struct Chunk {
   float v[kChunkElems];
 };
 
-TREFOIL_DEVICE Chunk unpack_chunk(uint4 bits) {
+template <class Of = F16> TREFOIL_DEVICE Chunk unpack_chunk(uint4 bits) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   Chunk chunk;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack_half2(words[i]);
+    const float2 pair = Of::unpack(words[i]);
     chunk.v[2 * i] = pair.x;
     chunk.v[2 * i + 1] = pair.y;
   }
   return chunk;
 }
 
-TREFOIL_DEVICE uint4 pack_chunk(const Chunk &chunk) {
-  return make_uint4(pack_half2(chunk.v[0], chunk.v[1]), pack_half2(chunk.v[2], chunk.v[3]),
-                    pack_half2(chunk.v[4], chunk.v[5]), pack_half2(chunk.v[6], chunk.v[7]));
+template <class Of = F16> TREFOIL_DEVICE uint4 pack_chunk(const Chunk &chunk) {
+  return make_uint4(Of::pack(chunk.v[0], chunk.v[1]), Of::pack(chunk.v[2], chunk.v[3]),
+                    Of::pack(chunk.v[4], chunk.v[5]), Of::pack(chunk.v[6], chunk.v[7]));
 }
 
 // A chunk of a tensor that nobody writes during the launch.

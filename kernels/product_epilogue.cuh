@@ -1,7 +1,9 @@
 // What a matrix product does to a sum before it rounds it: bias, activation, scale, residual.
 #pragma once
 
-#include "common.cuh"
+#include <float.h>
+
+#include "element.cuh"
 
 // Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN.
 
@@ -20,7 +22,9 @@ struct Sigmoid {
 
   __device__ __forceinline__ Sigmoid(float linear, float cubic) : linear(linear), cubic(cubic) {}
   __device__ __forceinline__ float operator()(float x) const {
-    return x * reciprocal_approximate(1.0f + exp2_approximate(x * fmaf(x * x, cubic, linear)));
+    // Sums of bf16 have squares that a float does not hold, and infinity times a cubic of 0 is no number.
+    const float square = Element::kIsWide ? fminf(x * x, FLT_MAX) : x * x;
+    return x * reciprocal_approximate(1.0f + exp2_approximate(x * fmaf(square, cubic, linear)));
   }
 };
 
@@ -33,7 +37,7 @@ struct Ramp {
 };
 
 // GELU by erf: max(x, 0) - |x| q, where q is the part of a normal distribution beyond |x|. Its logarithm is nearly a
-// parabola: a polynomial with the least relative error of q up to 6.25, beyond which the result rounds to a half of 0.
+// parabola: a polynomial with the least relative error of q up to 6.25, beyond which the result is less than 2^-29.
 // Off by less than 2^-17 of itself, or 2^-29.
 struct Erf {
   __device__ __forceinline__ Erf(float, float) {}

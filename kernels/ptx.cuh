@@ -6,6 +6,10 @@
 
 #define TREFOIL_DEVICE static __device__ __forceinline__
 
+// The types of 16 bits that tensor cores multiply; common.cuh converts them.
+struct F16;
+struct Bf16;
+
 // The address of `pointer` inside the block's shared memory window.
 TREFOIL_DEVICE uint32_t shared_address(const void *pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -54,6 +58,20 @@ TREFOIL_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of bf16.
+TREFOIL_DEVICE void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats as bf16, rounded to nearest, ties to even; what overflows becomes infinity.
+TREFOIL_DEVICE uint32_t convert_bf16x2(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 
 // 16 bytes at a multiple of 16 that nobody writes during the launch; if `valid` is false it reads nothing and gives

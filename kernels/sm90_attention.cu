@@ -5,6 +5,7 @@
 // multiplies takes every kGroups-th tile, so that the exponentials of one run beside the products of the others; within
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
 // warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
+#include "element.cuh"
 #include "sm90_attention_tail.cuh"
 
 // ---- loading -----------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys(float (&s)[Tile::kKeys /
 #pragma unroll
   for (int d = 0; d < Tile::kDims; d += 16) {
     const int box = d / kBoxDims, column = d % kBoxDims;
-    Wgmma<Tile::kKeys>::multiply(s, wgmma_operand(q + box * kTileRows * kRowBytes) + column / 8,
+    Wgmma<Tile::kKeys, Element>::multiply(s, wgmma_operand(q + box * kTileRows * kRowBytes) + column / 8,
                                  wgmma_operand(k + box * Tile::kKeyBoxBytes) + column / 8, d > 0);
   }
   wgmma_commit();
@@ -100,7 +101,7 @@ TREFOIL_DEVICE void multiply_values(float (&o)[Tile::kDims / 2], const uint32_t 
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Tile::kValues / 16; ++i)
-    WgmmaFromRows<Tile::kDims>::multiply(o, p[i], b + i * (16 * kRowBytes / 16), add || i > 0);
+    WgmmaFromRows<Tile::kDims, Element>::multiply(o, p[i], b + i * (16 * kRowBytes / 16), add || i > 0);
   wgmma_commit();
 }
 
@@ -121,12 +122,12 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
   const uint32_t to = shared_dst + lane % 16 * kRowBytes;
 #pragma unroll
   for (int i = 0; i < Tile::kDims / 16; ++i) {
-    uint32_t halves[4];
+    uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      halves[j] = pack_half2(o[8 * i + 2 * j] * factor[j % 2], o[8 * i + 2 * j + 1] * factor[j % 2]);
+      pairs[j] = pack_elements(o[8 * i + 2 * j] * factor[j % 2], o[8 * i + 2 * j + 1] * factor[j % 2]);
     const int box = i / 4, chunk = i % 4 * 2 + lane / 16;
-    stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, halves);
+    stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, pairs);
   }
   fence_shared_for_copies();
   __syncwarp();
@@ -169,9 +170,9 @@ TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, uint32_t recor
   return Tile::kMasked ? 1.0f : args.scale_log2;
 }
 
-template <int kKeys> TREFOIL_DEVICE void halve(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
+template <int kKeys> TREFOIL_DEVICE void to_elements(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_half2(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_elements(s[2 * i], s[2 * i + 1]);
 }
 
 // A chunk's scores once more, of this warp's rows alone: where weights were relative to too small a score.
@@ -184,12 +185,13 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
   for (uint32_t d = 0; d < Tile::kDims; d += 2) {
     const uint32_t box = d / kBoxDims, chunk = d % kBoxDims / 8, in = d % 8 * 2;
     const uint32_t q_here = q + box * kTileRows * kRowBytes + q_row * kRowBytes + (chunk ^ q_row % 8) * 16 + in;
-    const float2 a[2] = {unpack_half2(load_shared_u32(q_here)), unpack_half2(load_shared_u32(q_here + 8 * kRowBytes))};
+    const float2 a[2] = {unpack_elements(load_shared_u32(q_here)),
+                         unpack_elements(load_shared_u32(q_here + 8 * kRowBytes))};
     const uint32_t k_here = k + box * Tile::kKeyBoxBytes + k_row * kRowBytes + (chunk ^ k_row) * 16 + in;
     const uint32_t k_there = k + box * Tile::kKeyBoxBytes + (k_row + 1) * kRowBytes + (chunk ^ (k_row + 1)) * 16 + in;
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 2; ++i) {
-      const float2 b = unpack_half2(load_shared_u32((i % 2 ? k_there : k_here) + i / 4 * 8 * kRowBytes));
+      const float2 b = unpack_elements(load_shared_u32((i % 2 ? k_there : k_here) + i / 4 * 8 * kRowBytes));
       s[i] = fmaf(a[i / 2 % 2].x, b.x, s[i]), s[i] = fmaf(a[i / 2 % 2].y, b.y, s[i]);
     }
   }
@@ -237,7 +239,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     wgmma_wait<0>();
     wgmma_use(s);
     begin_tile(tile);
-    halve<kKeys>(p, s);
+    to_elements<kKeys>(p, s);
 
 #pragma unroll 1
     for (;;) {
@@ -264,7 +266,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
         barrier_arrive_once(shared.v_empty(at));
         if (whole >= 0) {
           exponentiate<kHalf, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
-          halve<kKeys>(p, s);
+          to_elements<kKeys>(p, s);
           if (are_small(sum)) {
             rows.sum[0] += sum.x, rows.sum[1] += sum.y;
           } else {
@@ -276,7 +278,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
               finish_scores<Tile>(args, record, chunk, whole, s);
               shrink = weigh<kKeys>(s, rows, scale);
             }
-            halve<kKeys>(p, s);
+            to_elements<kKeys>(p, s);
 #pragma unroll
             for (int i = 0; i < Tile::kDims / 2; ++i) o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
           }
@@ -313,7 +315,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       wgmma_use(o);
       barrier_arrive_once(shared.v_empty(before));
       store_tile(use - 1, sums);
-      halve<kKeys>(p, s);
+      to_elements<kKeys>(p, s);
     }
   }
   if (thread_idx_x() % 32 == 0) wait_stores_read<0>();
@@ -355,19 +357,19 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Purpose    out[b][i][h] = sum over j of w[j] * v[b][j][h], w being the softmax over j of
 //            scale * (q[b][i][h] . k[b][j][h]) + mask[b][h][i][j], over keys j < lengths[b] with j <= i + ahead. Zeros
 //            where a row sees no key.
-// Operands   q        read   halves {dims, heads, rows, batch}, any strides, by its map
-//            k, v     read   halves {dims, heads, keys, batch}, any strides, by their maps
+// Operands   q        read   elements {dims, heads, rows, batch}, any strides, by its map
+//            k, v     read   elements {dims, heads, keys, batch}, any strides, by their maps
 //            out      write  as q, by its map; overlaps nothing
 //            lengths  read   int32 [batch], or null: all keys count
-//            mask     read   by *_masked entries: halves, a row's keys next to each other, rows at multiples of 4 bytes
+//            mask     read   by *_masked entries: elements, a row's keys next to each other, rows at multiples of 4 bytes
 //                            with room for an even number of keys; strides of 0 share rows
 //            The maps swizzle by 128 bytes and fill with zeros; their boxes are {64, 1, 64, 1} for q, {64, 1, kKeys, 1}
 //            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. Values
-//            are finite, also those behind a length.
-// Arithmetic half products, float sums. Weights in float relative to a power of two: of a row's first chunk the largest
-//            score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far; rounded
-//            to half for the second product; their sums before rounding. Exponentials by the unit for special functions.
-//            NaN in q or k stays NaN.
+//            are finite, also those behind a length. Elements are f16, or bf16 by entries *_bf16.
+// Arithmetic products of elements, float sums. Weights in float relative to a power of two: of a row's first chunk the
+//            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
+//            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
+//            the unit for special functions. NaN in q or k stays NaN.
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
@@ -379,11 +381,11 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).
 #define TREFOIL_SM90_ATTENTION(dims, keys, groups, tails)                                                       \
   extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, false>::kThreads, 1)    \
-      sm90_attention_##dims##_##keys(const __grid_constant__ Sm90AttentionArgs args) {                          \
+      TREFOIL_ENTRY(sm90_attention_##dims##_##keys)(const __grid_constant__ Sm90AttentionArgs args) {           \
     attention<AttentionTile<dims, keys, groups, tails, false>>(args);                                           \
   }                                                                                                             \
   extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, true>::kThreads, 1)     \
-      sm90_attention_##dims##_##keys##_masked(const __grid_constant__ Sm90AttentionArgs args) {                 \
+      TREFOIL_ENTRY(sm90_attention_##dims##_##keys##_masked)(const __grid_constant__ Sm90AttentionArgs args) {  \
     attention<AttentionTile<dims, keys, groups, tails, true>>(args);                                            \
   }
 

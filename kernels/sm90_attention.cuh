@@ -7,7 +7,7 @@
 constexpr int kTileRows = 64;  // of a warpgroup's products
 constexpr int kStoreRows = 16; // of a warp
 constexpr int kTailRows = 8;   // of a head, behind its tiles, at most
-constexpr int kBoxDims = 64;   // halves in a row of a swizzled box
+constexpr int kBoxDims = 64;   // elements in a row of a swizzled box
 constexpr int kRowBytes = kBoxDims * 2;
 constexpr int kSharedBytes = 227 << 10;
 constexpr int kRecordBytes = 32;
@@ -20,8 +20,8 @@ struct Sm90AttentionArgs {
   TensorMap out;          // the same boxes of 16 rows
   TensorMap tail_q;       // as q, boxes {64, 1, 8, 1}
   const int32_t *lengths; // [batch] keys of each image that count, or null: all
-  const uint16_t *mask;   // halves that are added to scaled scores
-  uint64_t mask_batch;    // halves from one image's to the next
+  const uint16_t *mask;   // elements that are added to scaled scores
+  uint64_t mask_batch;    // elements from one image's to the next
   uint64_t mask_head;     // from one head's
   uint64_t mask_row;      // from one row's
   int32_t rows;

@@ -37,7 +37,7 @@ TREFOIL_DEVICE void multiply_tail_keys(float (&s)[kSteps][4], uint32_t q, uint32
       for (int i = 0; i < kSteps; ++i) {
         uint32_t a[4];
         ldmatrix_x4(a, of_sixteen(k, Tile::kKeyBoxBytes, 16 * i + lane % 16, 2 * (d + half) + lane / 16));
-        mma_m16n8k16(s[i], a, b[2 * half], b[2 * half + 1]);
+        Element::multiply(s[i], a, b[2 * half], b[2 * half + 1]);
       }
     }
   }
@@ -54,7 +54,7 @@ TREFOIL_DEVICE void multiply_tail_values(Tail<Tile> &tail, const uint32_t (&p)[k
       uint32_t a[4];
       const uint32_t key = 16 * i + lane / 16 * 8 + lane % 8;
       ldmatrix_x4_trans(a, of_sixteen(v, Tile::kValueBoxBytes, key, 2 * d + lane / 8 % 2));
-      mma_m16n8k16(tail.o[d], a, p[i][0], p[i][1]);
+      Element::multiply(tail.o[d], a, p[i][0], p[i][1]);
     }
   }
 }
@@ -109,7 +109,7 @@ TREFOIL_DEVICE void weigh_tail(Tail<Tile> &tail, float (&s)[kSteps][4], uint32_t
 #pragma unroll
     for (int j = 0; j < 4; ++j) tail.rows.sum[j % 2] += s[i][j] = exp2_approximate(s[i][j] - from[j % 2]);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) p[i][j] = transpose_8x8(pack_half2(s[i][2 * j], s[i][2 * j + 1]));
+    for (int j = 0; j < 2; ++j) p[i][j] = transpose_8x8(pack_elements(s[i][2 * j], s[i][2 * j + 1]));
   }
 #pragma unroll
   for (int d = 0; d < Tile::kDims / 16; ++d) {
@@ -133,11 +133,11 @@ TREFOIL_DEVICE void store_tail(const Sm90AttentionArgs &args, uint32_t shared_ds
   __syncwarp();
 #pragma unroll
   for (int d = 0; d < Tile::kDims / 16; d += 2) {
-    uint32_t halves[4];
+    uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      halves[j] = pack_half2(tail.o[d + j / 2][j % 2 * 2] * factor[0], tail.o[d + j / 2][j % 2 * 2 + 1] * factor[1]);
-    stmatrix_x4_trans(of_sixteen(shared_dst, Tile::kTailOutBytes, lane % 8, 2 * d + lane / 8), halves);
+      pairs[j] = pack_elements(tail.o[d + j / 2][j % 2 * 2] * factor[0], tail.o[d + j / 2][j % 2 * 2 + 1] * factor[1]);
+    stmatrix_x4_trans(of_sixteen(shared_dst, Tile::kTailOutBytes, lane % 8, 2 * d + lane / 8), pairs);
   }
   fence_shared_for_copies();
   __syncwarp();

@@ -1,4 +1,5 @@
 // Matrix product with a transformer's epilogues, on Hopper.
+#include "element.cuh"
 #include "product_epilogue.cuh"
 #include "sm90_product.cuh"
 #include "sm90_product_split.cuh"
@@ -13,19 +14,20 @@ using Tile192x192 = ProductTile<false, 192, 3>;
 using Split64x32 = SplitTile<32, 8>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
-// Operands   x         read   halves [m][k], rows at a distance, by its map
-//            w         read   halves [n][k], by its map
+// Operands   x         read   elements [m][k], rows at a distance, by its map
+//            w         read   elements [n][k], by its map
 //            bias      read   floats [n], null: zeros
 //            scale     read   floats [n], null: ones
-//            residual  read   halves [m][n], rows at a distance, by its map; null: zeros. Disjoint from y
-//            y         write  halves [m][n], rows y_pitch apart, by its map, of Split* by its address; disjoint from x
+//            residual  read   elements [m][n], rows at a distance, by its map; null: zeros. Disjoint from y
+//            y         write  elements [m][n], rows y_pitch apart, by its map, of Split* by its address; disjoint from x
+//            Elements are f16, or bf16 by entries *_bf16.
 //            Matrices are at multiples of 16 bytes, n, k and pitches multiples of 8. The maps swizzle by 128 bytes and
 //            fill with zeros; their boxes are those that Sm90ProductArgs names.
-// Arithmetic half products, float sums in a fixed order, float bias, activation, scale and residual, one rounding to
-//            half at the end (overflow becomes infinity). The activation is of the entry's kind, as
-//            product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), ramp (hard
-//            swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN but
-//            by those that are clamped, or plus infinity by a ramp.
+// Arithmetic products of elements, float sums in a fixed order, float bias, activation, scale and residual, one rounding
+//            to an element at the end, to nearest even (overflow becomes infinity). The activation is of the entry's
+//            kind, as product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), ramp
+//            (hard swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN
+//            but by those that are clamped, or plus infinity by a ramp.
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all three together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
@@ -41,13 +43,13 @@ using Split64x32 = SplitTile<32, 8>;
 //            PTX ISA 9.0.
 #define TREFOIL_SM90_PRODUCT(tile, kind, Activation)                                                              \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, 1)                                           \
-      sm90_product_##tile##_##kind(const __grid_constant__ Sm90ProductArgs args) {                                \
+      TREFOIL_ENTRY(sm90_product_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {                 \
     sm90_product<Tile##tile, Activation>(args);                                                                   \
   }
 
 #define TREFOIL_SM90_PRODUCT_SPLIT(tile, kind, Activation)                                                        \
   extern "C" __global__ void __launch_bounds__(Split##tile::kThreads, Split##tile::kMinBlocks)                    \
-      sm90_product_split_##tile##_##kind(const __grid_constant__ Sm90ProductArgs args) {                          \
+      TREFOIL_ENTRY(sm90_product_split_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {           \
     sm90_product_split<Split##tile, Activation>(args);                                                            \
   }
 

@@ -9,25 +9,25 @@
 // each: a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not.
 #pragma once
 
-#include "common.cuh"
+#include "element.cuh"
 #include "sm90_ptx.cuh"
 
 // The one argument of every entry point. Mirrored in sm90_product.rs.
 struct Sm90ProductArgs {
-  TensorMap w;         // halves {K, N}, box {64, channels of the tile}
-  TensorMap x;         // halves {K, M}, box {64, rows of the tile}
-  TensorMap residual;  // halves {N, M}, box {64, 64}, or {64, rows of a split tile / parts of k}
-  TensorMap y;         // halves {N, M}, box {64, 64}
+  TensorMap w;         // elements {K, N}, box {64, channels of the tile}
+  TensorMap x;         // elements {K, M}, box {64, rows of the tile}
+  TensorMap residual;  // elements {N, M}, box {64, 64}, or {64, rows of a split tile / parts of k}
+  TensorMap y;         // elements {N, M}, box {64, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones
-  const __half *residual_values;  // what its map is of; null: there is none
-  __half *y_values;               // what its map is of
+  const uint16_t *residual_values;  // what its map is of; null: there is none
+  uint16_t *y_values;               // what its map is of
   int32_t m;
   int32_t n;
   int32_t steps;  // ceil(K / 64)
   int32_t tiles;
   int32_t n_tiles;
-  int32_t residual_pitch;  // halves from one row to the next
+  int32_t residual_pitch;  // elements from one row to the next
   int32_t y_pitch;
   float activation_a;  // the two numbers of the activation's kind
   float activation_b;
@@ -152,7 +152,7 @@ TREFOIL_DEVICE void multiply(const Sm90ProductArgs &args, const Shared<Tile> &sh
     for (int k = 0; k < kStepK / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < Tile::kGroupSlabs; ++i)
-        Wgmma<Tile::kTileM>::multiply(d[i], a + i * (kSlabBytes >> 4) + 2 * k, b + 2 * k, step + k > 0);
+        Wgmma<Tile::kTileM, Element>::multiply(d[i], a + i * (kSlabBytes >> 4) + 2 * k, b + 2 * k, step + k > 0);
     }
     wgmma_commit();
     // One group stays in flight; the one before it has read its stage.
@@ -208,7 +208,7 @@ struct OfChannels {
   }
 };
 
-// Sixteen rows of a slab: from sums to halves, in the place of the residual, which lies where the result will.
+// Sixteen rows of a slab: from sums to elements, in the place of the residual, which lies where the result will.
 template <class Activation>
 TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const Activation &activation,
                                    bool has_residual, bool is_plain, uint32_t smem) {
@@ -220,14 +220,14 @@ TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const A
     if (has_residual) ldmatrix_x4_trans(add, smem);
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      const float2 residual = unpack_half2(add[q]);
+      const float2 residual = unpack_elements(add[q]);
       sums[q * 2] = fmaf(sums[q * 2], of.scale[q % 2], residual.x);
       sums[q * 2 + 1] = fmaf(sums[q * 2 + 1], of.scale[q % 2], residual.y);
     }
   }
   uint32_t out[4];
 #pragma unroll
-  for (int q = 0; q < 4; ++q) out[q] = pack_half2(sums[q * 2], sums[q * 2 + 1]);
+  for (int q = 0; q < 4; ++q) out[q] = pack_elements(sums[q * 2], sums[q * 2 + 1]);
   stmatrix_x4_trans(smem, out);
 }
 

@@ -109,7 +109,7 @@ TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t step
     const uint64_t a = wgmma_operand(shared.w(at)), b = wgmma_operand(shared.x(at));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kStepK / 16; ++k) Wgmma<Tile::kTileM>::multiply(d, a + 2 * k, b + 2 * k, at + k > 0);
+    for (int k = 0; k < kStepK / 16; ++k) Wgmma<Tile::kTileM, Element>::multiply(d, a + 2 * k, b + 2 * k, at + k > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (at > 0 && threadIdx.x % 32 == 0) barrier_arrive(shared.empty(at - 1));
@@ -163,17 +163,17 @@ TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<T
       residuals[two] = load_shared_u32(shared.residuals() + (two / 2 * 8 + row) * kRowBytes +
                                        (warp * 2 + two % 2 ^ row) * 16 + (lane / 4 - odd) * 2);
   }
-  __half *const y = args.y_values + static_cast<int64_t>(first_m) * args.y_pitch + n;
+  uint16_t *const y = args.y_values + static_cast<int64_t>(first_m) * args.y_pitch + n;
 #pragma unroll
   for (int two = 0; two < kTwos; ++two) {
     const float x = activation(sums[two].x + of.bias[two % 2]) * of.scale[two % 2];
     const float next = activation(sums[two].y + of.bias[two % 2]) * of.scale[two % 2];
     const float other = __shfl_xor_sync(0xffffffff, odd ? x : next, 4);
-    const float2 add = unpack_half2(residuals[two]);
-    const uint32_t halves = odd ? pack_half2(other + add.x, next + add.y) : pack_half2(x + add.x, other + add.y);
+    const float2 add = unpack_elements(residuals[two]);
+    const uint32_t pair = odd ? pack_elements(other + add.x, next + add.y) : pack_elements(x + add.x, other + add.y);
     const int32_t m = two / 2 * 8, in_row = two % 2 * 8;
     if (n + in_row < args.n && first_m + m < args.m)
-      *reinterpret_cast<uint32_t *>(y + static_cast<int64_t>(m) * args.y_pitch + in_row) = halves;
+      *reinterpret_cast<uint32_t *>(y + static_cast<int64_t>(m) * args.y_pitch + in_row) = pair;
   }
 }
 

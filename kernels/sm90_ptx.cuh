@@ -314,9 +314,9 @@ TREFOIL_DEVICE uint64_t wgmma_operand_plain(uint32_t shared_src, uint64_t column
   return (shared_src & 0x3ffff) >> 4 | columns_bytes >> 4 << 16 | rows_bytes >> 4 << 32;
 }
 
-// d[64][kN] += a[64][16] * b[kN][16]: halves in, floats out; `add` false: d is overwritten. Warp w of the four, lane
-// l: d[4j], d[4j+1] = D[16w + l/4][8j + 2(l%4)], and the next column; d[4j+2], d[4j+3] the same eight rows below.
-template <int kN> struct Wgmma;
+// d[64][kN] += a[64][16] * b[kN][16]: values of type Of in, floats out; `add` false: d is overwritten. Warp w of the four,
+// lane l: d[4j], d[4j+1] = D[16w + l/4][8j + 2(l%4)], and the next column; d[4j+2], d[4j+3] the same eight rows below.
+template <int kN, class Of = F16> struct Wgmma;
 
 #define TREFOIL_SUMS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TREFOIL_SUMS_1 TREFOIL_SUMS_0 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -350,16 +350,21 @@ template <int kN> struct Wgmma;
 #define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
 #define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
 
-// `last`: eights of sums less one; the operands that follow the sums are %a, %b, %add.
-#define TREFOIL_WGMMA(n, last, a_operand, b_operand, add_operand)                                               \
-  template <> struct Wgmma<n> {                                                                                 \
+// `Of`, `of`: the type, as a class and in the instruction. `last`: eights of sums less one; the operands that follow the
+// sums are %a, %b, %add.
+#define TREFOIL_WGMMA_OF(Of, of, n, last, a_operand, b_operand, add_operand)                                    \
+  template <> struct Wgmma<n, Of> {                                                                             \
     static __device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {      \
       asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" TREFOIL_SUMS_##last               \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." of "." of " {" TREFOIL_SUMS_##last        \
                    "}, " a_operand ", " b_operand ", add, 1, 1, 0, 0;\n}"                                       \
                    : TREFOIL_REFS_##last : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));                     \
     }                                                                                                           \
   };
+
+#define TREFOIL_WGMMA(n, last, a_operand, b_operand, add_operand)                                               \
+  TREFOIL_WGMMA_OF(F16, "f16", n, last, a_operand, b_operand, add_operand)                                      \
+  TREFOIL_WGMMA_OF(Bf16, "bf16", n, last, a_operand, b_operand, add_operand)
 
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
@@ -392,19 +397,23 @@ TREFOIL_WGMMA_FROM(112, 6, "%56, %57, %58, %59", "%60", "%61")
 
 // The same with b[16][kN] instead, in rows of 64 halves: 16 rows on, the address is 2048 more. Where kN is more than 64,
 // the next 64 columns are `columns_bytes` away, as `wgmma_operand_rows` has it.
-template <int kN> struct WgmmaFromRows;
+template <int kN, class Of = F16> struct WgmmaFromRows;
 
-#define TREFOIL_WGMMA_FROM_ROWS(n, last, a_operand, b_operand, add_operand)                                     \
-  template <> struct WgmmaFromRows<n> {                                                                         \
+#define TREFOIL_WGMMA_FROM_ROWS_OF(Of, of, n, last, a_operand, b_operand, add_operand)                          \
+  template <> struct WgmmaFromRows<n, Of> {                                                                     \
     static __device__ __forceinline__ void multiply(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,       \
                                                     bool add) {                                                 \
       asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" TREFOIL_SUMS_##last               \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." of "." of " {" TREFOIL_SUMS_##last        \
                    "}, {" a_operand "}, " b_operand ", add, 1, 1, 1;\n}"                                        \
                    : TREFOIL_REFS_##last                                                                        \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));       \
     }                                                                                                           \
   };
+
+#define TREFOIL_WGMMA_FROM_ROWS(n, last, a_operand, b_operand, add_operand)                                     \
+  TREFOIL_WGMMA_FROM_ROWS_OF(F16, "f16", n, last, a_operand, b_operand, add_operand)                            \
+  TREFOIL_WGMMA_FROM_ROWS_OF(Bf16, "bf16", n, last, a_operand, b_operand, add_operand)
 
 TREFOIL_WGMMA_FROM_ROWS(32, 1, "%16, %17, %18, %19", "%20", "%21")
 TREFOIL_WGMMA_FROM_ROWS(64, 3, "%32, %33, %34, %35", "%36", "%37")

@@ -1,9 +1,9 @@
-// LayerNorm and RMSNorm of rows of halves, on Hopper: a warp has two rows in registers, or a block one.
-#include "common.cuh"
+// LayerNorm and RMSNorm of rows, on Hopper: a warp has two rows in registers, or a block one.
+#include "element.cuh"
 #include "sm90_ptx.cuh"
 
 struct RowNormArgs {
-  const uint4 *x;       // chunks of 8 halves
+  const uint4 *x;       // chunks of 8 elements
   uint4 *y;
   const float *weight;  // [columns]
   const float *bias;    // [columns]; null: zeros
@@ -70,7 +70,7 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
 #pragma unroll
   for (int r = 0; r < kWarpRows; ++r) {
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) values[r][i] = unpack_chunk(bits[r][i]);
+    for (int i = 0; i < kChunks; ++i) values[r][i] = unpack_chunk<Element>(bits[r][i]);
     scale[r] = centre(args, values[r]);
   }
 #pragma unroll
@@ -85,7 +85,7 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
 #pragma unroll
       for (int j = 0; j < kChunkElems; ++j)
         values[r][i].v[j] = fmaf(values[r][i].v[j] * scale[r], weight.v[j], bias.v[j]);
-      args.y[(row + r) * args.y_pitch + chunk] = pack_chunk(values[r][i]);
+      args.y[(row + r) * args.y_pitch + chunk] = pack_chunk<Element>(values[r][i]);
     }
   }
 }
@@ -111,7 +111,7 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   const Chunk weight = inside ? load_chunk_f32(args.weight + chunk * kChunkElems) : Chunk{};
   const Chunk bias = inside && args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
   wait_for_earlier_launches();
-  Chunk values = unpack_chunk(load_written_or_zero(args.x + row * args.x_pitch + chunk, inside));
+  Chunk values = unpack_chunk<Element>(load_written_or_zero(args.x + row * args.x_pitch + chunk, inside));
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll
   for (float value : values.v) sum += value;
@@ -125,18 +125,19 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   if (!inside) return;
 #pragma unroll
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
-  args.y[row * args.y_pitch + chunk] = pack_chunk(values);
+  args.y[row * args.y_pitch + chunk] = pack_chunk<Element>(values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
 //            the row (LayerNorm); centred 0: mean 0 (RMSNorm)
-// Operands   x         read   halves [rows][columns], rows x_pitch chunks of 8 apart
+// Operands   x         read   elements [rows][columns], rows x_pitch chunks of 8 apart
 //            weight    read   floats [columns]
 //            bias      read   floats [columns], null: zeros
-//            y         write  halves [rows][columns], rows y_pitch chunks apart; may be x
-//            All at multiples of 16 bytes; columns a multiple of 8.
-// Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to half at the end
-//            (overflow becomes infinity). A row with NaN or infinity becomes NaN.
+//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x
+//            All at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
+// Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to an element at the
+//            end, to nearest even (overflow becomes infinity). A row with NaN or infinity becomes NaN; of a row
+//            of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
 //            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32. No dynamic shared memory.
 //            Compute capability 9.0 exactly.
@@ -145,7 +146,8 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
 //            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.
 // Source     Ba et al., Layer Normalization (2016); Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 #define TREFOIL_SM90_ROW_NORM(chunks)                                                                             \
-  extern "C" __global__ void __launch_bounds__(kNormThreads) sm90_row_norm_##chunks(const RowNormArgs args) {     \
+  extern "C" __global__ void __launch_bounds__(kNormThreads) TREFOIL_ENTRY(sm90_row_norm_##chunks)(               \
+      const RowNormArgs args) {                                                                                   \
     row_norm<chunks>(args);                                                                                       \
   }
 
@@ -158,6 +160,7 @@ TREFOIL_SM90_ROW_NORM(6)
 TREFOIL_SM90_ROW_NORM(7)
 TREFOIL_SM90_ROW_NORM(8)
 
-extern "C" __global__ void __launch_bounds__(kFewThreads) sm90_row_norm_few(const RowNormArgs args) {
+extern "C" __global__ void __launch_bounds__(kFewThreads) TREFOIL_ENTRY(sm90_row_norm_few)(
+    const RowNormArgs args) {
   row_norm_few(args);
 }

@@ -21,8 +21,10 @@ fn named(name: &str) -> Problem {
 #[test]
 fn encoders_compute_what_plain_loops_do() {
     let cpu = Device::open(Target::Cpu).unwrap();
-    let wrong: Vec<String> =
-        all().iter().filter_map(|problem| Some(format!("{problem}: {}", problem.run(&cpu, false).err()?))).collect();
+    let wrong: Vec<String> = all()
+        .iter()
+        .filter_map(|problem| Some(format!("{problem}: {}", problem.run(&cpu, Precision::F32).err()?)))
+        .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -32,7 +34,7 @@ fn encoders_compute_what_the_libraries_do() {
     let cpu = Device::open(Target::Cpu).unwrap();
     let wrong: Vec<String> = kept::all()
         .iter()
-        .filter_map(|problem| Some(format!("{problem}: {}", problem.run(&cpu, false).err()?)))
+        .filter_map(|problem| Some(format!("{problem}: {}", problem.run(&cpu, Precision::F32).err()?)))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -17,6 +17,8 @@ use std::process::ExitCode;
 use std::thread;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+#[cfg(feature = "cuda")]
+use support::halves::HALVES;
 use support::operations;
 use support::problem::Case;
 use support::random::Random;
@@ -97,17 +99,17 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
     }));
     trials.extend(in_other_types(device));
-    trials.extend(
-        support::transformer::all()
-            .into_iter()
-            .map(|problem| on_device(format!("transformer, {problem}"), device, move |device| problem.run(device))),
-    );
-    trials.extend(
-        support::embedding::problems::all()
-            .into_iter()
-            .chain(support::embedding::kept::all())
-            .map(|problem| on_device(format!("encoder, {problem}"), device, move |device| problem.run(device, true))),
-    );
+    for of in [Precision::F16, Precision::Bf16] {
+        trials.extend(
+            support::transformer::all(of)
+                .into_iter()
+                .map(|problem| on_device(format!("transformer, {problem}"), device, move |device| problem.run(device))),
+        );
+        let encoders = support::embedding::problems::all().into_iter().chain(support::embedding::kept::all());
+        trials.extend(encoders.map(|problem| {
+            on_device(format!("encoder in {of:?}, {problem}"), device, move |device| problem.run(device, of))
+        }));
+    }
     trials.extend(
         support::embedding::problems::all()
             .into_iter()
@@ -116,6 +118,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             .map(|problem| {
                 on_device(format!("packed texts, {problem}"), device, move |device| {
                     problem.run_packed(device, Precision::F32)?;
+                    problem.run_packed(device, Precision::Bf16)?;
                     problem.run_packed(device, Precision::F16)
                 })
             }),
@@ -143,7 +146,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Networks of images and transformers in types that loops compute in.
+/// Networks of images and transformers that loops compute, in types that they compute in.
 fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
     let types = [Precision::F32, Precision::Bf16];
     let mut trials = vec![on_device("layers in the type that is asked for".into(), device, move |device| {
@@ -171,26 +174,28 @@ const LOOPS: usize = 50;
 /// Attention, matrix products, norms of rows and layers of bytes apart from any network, with each kernel; loops as PTX.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
-    for problem in support::attention::all() {
+    for problem in HALVES.into_iter().flat_map(support::attention::all) {
         for kernel in problem.kernels(limits) {
             let (problem, values) = (problem.clone(), problem.values());
-            let name = format!("attention, {}, {:?}, {kernel}", problem.name, problem.sizes);
+            let name = format!("attention, {problem}, {kernel}");
+            let of = format!("attention {}, {}", kernel.tile, problem.dtype);
             let trial = on_device(name, device, move |device| problem.run(device, kernel));
-            of_kernels.entry(format!("attention {}", kernel.tile)).or_default().push((values, trial));
+            of_kernels.entry(of).or_default().push((values, trial));
         }
     }
-    for problem in support::product::all() {
+    for problem in HALVES.into_iter().flat_map(support::product::all) {
         for kernel in problem.kernels(limits) {
             let (problem, values) = (problem.clone(), problem.values());
-            let name = format!("product, {problem}, {kernel}");
+            let (name, of) = (format!("product, {problem}, {kernel}"), format!("{kernel}, {}", problem.dtype));
             let trial = on_device(name, device, move |device| problem.run(device, kernel));
-            of_kernels.entry(kernel.to_string()).or_default().push((values, trial));
+            of_kernels.entry(of).or_default().push((values, trial));
         }
     }
-    for problem in support::row_norm::all().into_iter().filter(|_| limits.has_sm90_kernels()) {
-        let (name, values) = (format!("norm of rows, {problem:?}"), problem.values());
+    for problem in HALVES.into_iter().filter(|_| limits.has_sm90_kernels()).flat_map(support::row_norm::all) {
+        let (of, values) = (format!("norm of rows, {}", problem.dtype), problem.values());
+        let name = format!("{of}, {problem:?}");
         let trial = on_device(name, device, move |device| problem.run(device));
-        of_kernels.entry("norm of rows".into()).or_default().push((values, trial));
+        of_kernels.entry(of).or_default().push((values, trial));
     }
     let loops = support::loops::all().into_iter().chain(support::loops_on_gpu::of_nodes());
     for cases in loops.collect::<Vec<_>>().chunks(LOOPS) {

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
 use crate::model::{self, ByteFilter, ByteSource, Conv2d, Linear, Pool, Window, byte_filter};
-use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
+use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
 
 /// The operation of a step.
 ///
@@ -419,7 +419,7 @@ impl StepOp {
                 vec![vec![layer(name, Weights::Linear(&tail.linear), mean, outputs)]]
             }
             Self::Product(of) => {
-                let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), Dtype::F16);
+                let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), x[0].dtype);
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }

@@ -1,4 +1,4 @@
-//! Operations of transformers: products, attention and norms of rows of f16.
+//! Operations of transformers: products, attention and norms of rows of f16 or bf16.
 
 use super::{AttentionSizes, HeadsAt, ProductActivation, ProductSizes, RowsAt};
 use crate::model::Conv2d;
@@ -63,7 +63,7 @@ pub struct AttentionOp {
     pub qkv: [HeadsAt; 3],
     /// The place of the result in the output.
     pub out: HeadsAt,
-    /// Halves from one head, row and image of the mask to the next, if there is one.
+    /// Values from one head, row and image of the mask to the next, if there is one.
     pub mask: Option<[usize; 3]>,
 }
 

@@ -147,6 +147,12 @@ impl<'a> Work<'a> {
         self.inputs.iter().all(|input| input.dtype == read) && self.writes(written)
     }
 
+    /// The type of what its rows are read and written in, if that is f16 or bf16: of its first operand and its results.
+    pub(crate) fn half(&self) -> Option<Dtype> {
+        let dtype = self.inputs.first()?.dtype;
+        (matches!(dtype, Dtype::F16 | Dtype::Bf16) && self.writes(dtype)).then_some(dtype)
+    }
+
     /// Whether all that it writes is of this type.
     pub(crate) fn writes(&self, dtype: Dtype) -> bool {
         self.outputs.iter().all(|output| output.dtype == dtype)

@@ -1,21 +1,27 @@
-//! Attention by plain loops in f64, with what a kernel of f16 operands may be off by, and problems of it.
+//! Attention by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of it.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use half::f16;
+use half::{bf16, f16};
 use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
-use trefoil::{AttentionOperands, AttentionRun, Device, Shape};
+use trefoil::{AttentionOperands, AttentionRun, Device, Dtype, Shape};
 
+use super::halves::Half;
 use super::random::Random;
-use super::tolerance::{Expected, Growth, Storage, U16, U32};
+use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
 
 /// One attention operation on random operands.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    /// f16 or bf16.
+    pub dtype: Dtype,
     pub name: &'static str,
     pub sizes: AttentionSizes,
     /// Queries and keys are from -spread to spread.
     spread: f64,
+    /// Values are within this.
+    most: f64,
     causal: bool,
     /// Keys of each image that count.
     lengths: Option<Vec<i32>>,
@@ -47,12 +53,14 @@ enum MaskOf {
     WholeRows,
 }
 
-/// Every problem.
-pub fn all() -> Vec<Problem> {
+/// Every problem of a type.
+pub fn all(dtype: Dtype) -> Vec<Problem> {
     let plain = |name, rows, dims| Problem {
+        dtype,
         name,
         sizes: AttentionSizes { images: 2, heads: 3, rows, keys: rows, dims },
         spread: 2.0,
+        most: 1.0,
         causal: false,
         lengths: None,
         mask: MaskOf::Nothing,
@@ -91,7 +99,17 @@ pub fn all() -> Vec<Problem> {
         all.push(Problem { mask, causal: true, ..plain(name, 333, 96) });
     }
     all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
+    if dtype == Dtype::Bf16 {
+        all.extend([69, 450].map(|rows| Problem { most: 1e30, ..plain("values beyond f16", rows, 64) }));
+        all.push(Problem { most: 1e30, mask: MaskOf::Each, ..plain("values beyond f16, a mask", 200, 128) });
+    }
     all
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, {:?}", self.dtype, self.name, self.sizes)
+    }
 }
 
 impl Problem {
@@ -108,12 +126,19 @@ impl Problem {
 
     /// Runs it, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device, kernel: AttentionKernel) -> Result<(), String> {
+        match self.dtype {
+            Dtype::Bf16 => self.run_of::<bf16>(device, kernel),
+            _ => self.run_of::<f16>(device, kernel),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device, kernel: AttentionKernel) -> Result<(), String> {
         let AttentionSizes { heads, rows, dims, .. } = self.sizes;
         let mut random = Random::new(&format!("{} {:?}", self.name, self.sizes));
-        let (values, qkv) = self.operands(&mut random);
-        let mask = self.mask_values(&mut random);
+        let (values, qkv) = self.operands::<T>(&mut random);
+        let mask = self.mask_values::<T>(&mut random);
         let out = HeadsAt { first: GUARD, pitches: [dims, heads * dims, rows * heads * dims] };
-        let poisoned = vec![f16::NAN; self.values() + 2 * GUARD];
+        let poisoned = vec![T::POISON; self.values() + 2 * GUARD];
         let ahead = self.causal.then_some(0);
         let scale = (dims as f32).sqrt().recip();
         let operands = AttentionOperands {
@@ -131,7 +156,7 @@ impl Problem {
         run.run(2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
         let written = GUARD..GUARD + self.values();
-        let is_poison = |i: usize| result[i].to_bits() == f16::NAN.to_bits();
+        let is_poison = |i: usize| result[i].is_poison();
         if let Some(at) = (0..poisoned.len()).find(|i| !written.contains(i) && !is_poison(*i)) {
             return Err(format!("value {at} outside of the result was written"));
         }
@@ -140,7 +165,7 @@ impl Problem {
         }
         for row in self.expected.get_or_init(|| self.expected_rows(&operands)) {
             let first = GUARD + ((row.image * rows + row.row) * heads + row.head) * dims;
-            let actual: Vec<f32> = result[first..first + dims].iter().map(|value| value.to_f32()).collect();
+            let actual: Vec<f32> = result[first..first + dims].iter().map(|value| value.value() as f32).collect();
             let check = row.expected.check(Growth::Worst, &actual);
             check.map_err(|error| format!("image {}, row {}, head {}: {error}", row.image, row.row, row.head))?;
         }
@@ -148,7 +173,7 @@ impl Problem {
     }
 
     /// The rows that are compared: all, or evenly as many as plain loops have time for.
-    fn expected_rows(&self, operands: &AttentionOperands<'_>) -> Vec<ExpectedRow> {
+    fn expected_rows<T: Half>(&self, operands: &AttentionOperands<'_, T>) -> Vec<ExpectedRow> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let step = (images * heads * rows * keys * dims).div_ceil(MOST_PRODUCTS);
         let [q, k, v] = operands.qkv;
@@ -162,7 +187,7 @@ impl Problem {
             };
             let added = |key: usize| {
                 operands.mask.map_or(0.0, |(values, [of_head, of_row, of_image])| {
-                    values[head * of_head + row * of_row + image * of_image + key].to_f64()
+                    values[head * of_head + row * of_row + image * of_image + key].value()
                 })
             };
             let seen = operands.lengths.map_or(keys, |lengths| lengths[image] as usize);
@@ -175,27 +200,27 @@ impl Problem {
     }
 
     /// All queries, keys and values, and where they are.
-    fn operands(&self, random: &mut Random) -> (Vec<f16>, [HeadsAt; 3]) {
+    fn operands<T: Half>(&self, random: &mut Random) -> (Vec<T>, [HeadsAt; 3]) {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let width = heads * dims;
         if self.packed {
             let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
-            let of = |i: usize| if i / width % 3 == 2 { 1.0 } else { self.spread };
-            let values = (0..images * rows * 3 * width).map(|i| f16::from_f64(random.signed() * of(i)));
-            return (values.collect(), [at(0), at(1), at(2)]);
+            let of = |i: usize| if i / width % 3 == 2 { self.most } else { self.spread };
+            let values = T::all((0..images * rows * 3 * width).map(|i| random.signed() * of(i)));
+            return (values, [at(0), at(1), at(2)]);
         }
         // Rows longer than they need be, images after each other: queries, then keys, then values.
         let pitch = width + 8;
         let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
         let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
         let end = images * (rows + 2 * keys) * pitch;
-        let of = |i: usize| if i < firsts[2] { self.spread } else { 1.0 };
-        let values = (0..end).map(|i| f16::from_f64(random.signed() * of(i))).collect();
+        let of = |i: usize| if i < firsts[2] { self.spread } else { self.most };
+        let values = T::all((0..end).map(|i| random.signed() * of(i)));
         (values, [at(0, rows), at(1, keys), at(2, keys)])
     }
 
     /// The mask, and values from one head, row and image to the next.
-    fn mask_values(&self, random: &mut Random) -> Option<(Vec<f16>, [usize; 3])> {
+    fn mask_values<T: Half>(&self, random: &mut Random) -> Option<(Vec<T>, [usize; 3])> {
         let AttentionSizes { images, heads, rows, keys, .. } = self.sizes;
         let pitch = keys.next_multiple_of(2);
         let mut some =
@@ -203,16 +228,16 @@ impl Problem {
         match self.mask {
             MaskOf::Nothing => None,
             MaskOf::Each => {
-                let values = (0..images * heads * rows * pitch).map(|_| f16::from_f64(some(0.2, f64::NEG_INFINITY)));
-                Some((values.collect(), [rows * pitch, pitch, heads * rows * pitch]))
+                let values = (0..images * heads * rows * pitch).map(|_| some(0.2, f64::NEG_INFINITY));
+                Some((T::all(values), [rows * pitch, pitch, heads * rows * pitch]))
             }
             MaskOf::FirstKeys => {
                 let hidden = |i: usize| if i % pitch < keys * 2 / 3 { -10_000.0 } else { 0.0 };
-                Some(((0..images * pitch).map(|i| f16::from_f64(hidden(i))).collect(), [0, 0, pitch]))
+                Some((T::all((0..images * pitch).map(hidden)), [0, 0, pitch]))
             }
             MaskOf::WholeRows => {
                 let mut value = |i: usize| if i / pitch % 3 == 1 { f64::NEG_INFINITY } else { some(0.0, 0.0) };
-                Some(((0..rows * pitch).map(|i| f16::from_f64(value(i))).collect(), [0, pitch, 0]))
+                Some((T::all((0..rows * pitch).map(&mut value)), [0, pitch, 0]))
             }
         }
     }
@@ -227,18 +252,18 @@ const MOST_PRODUCTS: usize = 8 << 20;
 ///
 /// A score is a sum of products as tensor cores add them, and some roundings more of it, of what is added, and of the
 /// reference that it is compared with, which is a score too; its error makes a weight wrong by that factor. A weight
-/// has two errors of the exponential and is rounded to f16, where it is subnormal at 2^-14 of a reference that is in
-/// the sum. Weights in numerator and denominator are of the same scores.
-fn attend<'a>(
-    q: &[f16],
-    kv: impl Fn(usize) -> (&'a [f16], &'a [f16]),
+/// has two errors of the exponential and is rounded; f16 has subnormal ones from 2^-14 of a reference on that is in the
+/// sum. Weights in numerator and denominator are of the same scores.
+fn attend<'a, T: Half>(
+    q: &[T],
+    kv: impl Fn(usize) -> (&'a [T], &'a [T]),
     added: impl Fn(usize) -> f64,
     seen: usize,
     scale: f64,
 ) -> Vec<(f64, f64)> {
-    let dims = q.len();
+    let (dims, Rounding { unit, tiny }) = (q.len(), T::ROUNDING);
     let score = |key: usize| {
-        let products = q.iter().zip(kv(key).0).map(|(q, k)| q.to_f64() * k.to_f64());
+        let products = q.iter().zip(kv(key).0).map(|(q, k)| q.value() * k.value());
         let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), p| (sum + p, all + p.abs()));
         let error = scale * Growth::Worst.sum(Storage::F16, dims, magnitude);
         (scale * sum + added(key), error + 8.0 * U32 * (scale * sum).abs() + 8.0 * U32 * finite(added(key)).abs())
@@ -255,15 +280,15 @@ fn attend<'a>(
     let of_sum = weights.iter().map(|(weight, error)| weight * error).sum::<f64>() / sum + (seen + 4) as f64 * U32;
     let value = |d: usize| {
         let terms =
-            weights.iter().enumerate().map(|(key, &(weight, error))| (weight / sum, error, kv(key).1[d].to_f64()));
+            weights.iter().enumerate().map(|(key, &(weight, error))| (weight / sum, error, kv(key).1[d].value()));
         let (mut exact, mut magnitude, mut error) = (0.0, 0.0, 0.0);
         for (weight, off, v) in terms {
             exact += weight * v;
             magnitude += weight * v.abs();
-            error += (weight * (off + U16 + off * U16) + SUBNORMAL16) * v.abs();
+            error += (weight * (off + unit + off * unit) + tiny) * v.abs();
         }
         error += Growth::Worst.sum(Storage::F16, seen, magnitude) + (magnitude + error) * of_sum;
-        (exact, Growth::Worst.stored(Storage::F16, exact, error))
+        (exact, T::ROUNDING.rounded(exact, error))
     };
     (0..dims).map(value).collect()
 }
@@ -271,6 +296,3 @@ fn attend<'a>(
 fn finite(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
 }
-
-/// Half the spacing of f16's subnormal numbers.
-const SUBNORMAL16: f64 = U16 / (1 << 14) as f64;

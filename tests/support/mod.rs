@@ -9,6 +9,8 @@ pub mod byte_rules;
 pub mod conv_s8;
 pub mod embedding;
 pub mod encoder;
+#[cfg(feature = "cuda")]
+pub mod halves;
 pub mod image_sizes;
 pub mod loops;
 #[cfg(feature = "cuda")]

@@ -1,44 +1,51 @@
-//! Matrix products by plain loops in f64, with what a kernel of f16 operands may be off by, and problems of them.
+//! Matrix products by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of them.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use half::f16;
+use half::{bf16, f16};
 use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, RowsAt};
-use trefoil::{Device, ProductOperands, ProductRun, Shape};
+use trefoil::{Device, Dtype, ProductOperands, ProductRun, Shape};
 
+use super::halves::Half;
 use super::random::Random;
-use super::tolerance::{Expected, Growth, Storage, U32};
+use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
 
 /// One product of random operands.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    /// f16 or bf16.
+    pub dtype: Dtype,
     pub sizes: ProductSizes,
     pub activation: ProductActivation,
     /// Whether there is a bias, a scale and a residual.
     has: [bool; 3],
     /// Values between rows of x, residual and result.
     gap: usize,
+    /// Values of x are within this.
+    most: f64,
     /// Made by the first kernel that is compared with it.
     expected: Arc<OnceLock<Vec<Expected>>>,
 }
 
 /// A problem's operands.
-struct Operands {
-    x: Vec<f16>,
-    w: Vec<f16>,
+struct Operands<T> {
+    x: Vec<T>,
+    w: Vec<T>,
     bias: Vec<f32>,
     scale: Vec<f32>,
-    residual: Vec<f16>,
+    residual: Vec<T>,
 }
 
-/// Every problem.
-pub fn all() -> Vec<Problem> {
+/// Every problem of a type.
+pub fn all(dtype: Dtype) -> Vec<Problem> {
     let of = |m, n, k, activation, has, gap| Problem {
+        dtype,
         sizes: ProductSizes { m, n, k },
         activation,
         has,
         gap,
+        most: 1.0,
         expected: Arc::default(),
     };
     let plain = |m, n, k| of(m, n, k, ProductActivation::None, [true, false, false], 0);
@@ -58,13 +65,25 @@ pub fn all() -> Vec<Problem> {
     all.push(of(4100, 776, 136, ProductActivation::Gelu, [true, true, true], 8));
     all.push(of(20_011, 136, 8, ProductActivation::Silu, [false, true, true], 0));
     all.push(of(2000, 768, 768, ProductActivation::Gelu, [true, false, false], 0));
+    if dtype == Dtype::Bf16 {
+        // Results that f16 does not hold, and some whose squares f32 does not.
+        let beyond = ProductActivation::ALL.into_iter().zip([1e6, 1e22].into_iter().cycle());
+        all.extend(beyond.map(|(activation, most)| Problem { most, ..of(70, 136, 72, activation, [true; 3], 8) }));
+        all.extend(
+            [ProductActivation::GeluTanh, ProductActivation::Silu]
+                .map(|activation| Problem { most: 1e22, ..of(333, 264, 72, activation, [true, false, false], 0) }),
+        );
+    }
     all
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ProductSizes { m, n, k } = self.sizes;
-        write!(f, "{m} x {n} x {k}, {:?}", self.activation)?;
+        write!(f, "{}, {m} x {n} x {k}, {:?}", self.dtype, self.activation)?;
+        if self.most != 1.0 {
+            write!(f, ", up to {:e}", self.most)?;
+        }
         let named = self.has.into_iter().zip(["bias", "scale", "residual"]).filter(|(has, _)| *has);
         named.into_iter().try_for_each(|(_, name)| write!(f, ", {name}"))
     }
@@ -83,15 +102,22 @@ impl Problem {
 
     /// Runs it twice, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device, kernel: ProductKernel) -> Result<(), String> {
+        match self.dtype {
+            Dtype::Bf16 => self.run_of::<bf16>(device, kernel),
+            _ => self.run_of::<f16>(device, kernel),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device, kernel: ProductKernel) -> Result<(), String> {
         let ProductSizes { m, n, .. } = self.sizes;
-        let operands = self.operands();
+        let operands = self.operands::<T>();
         let at = RowsAt { first: GUARD, pitch: n + self.gap };
-        let poisoned = vec![f16::NAN; m * at.pitch + 2 * GUARD];
+        let poisoned = vec![T::POISON; m * at.pitch + 2 * GUARD];
         let of = self.as_operands(&operands, (&poisoned, at));
         let mut run = ProductRun::new(device, &of, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
-        let is_poison = |i: usize| result[i].to_bits() == f16::NAN.to_bits();
+        let is_poison = |i: usize| result[i].is_poison();
         let is_result = |i: usize| i >= GUARD && i - GUARD < m * at.pitch && (i - GUARD) % at.pitch < n;
         if let Some(i) = (0..poisoned.len()).find(|&i| is_result(i) == is_poison(i)) {
             let (row, column) = (i.saturating_sub(GUARD) / at.pitch, i.saturating_sub(GUARD) % at.pitch);
@@ -100,7 +126,7 @@ impl Problem {
         }
         for (row, expected) in self.checked_rows().zip(self.expected.get_or_init(|| self.expected_rows(&operands))) {
             let first = at.first + row * at.pitch;
-            let actual: Vec<f32> = result[first..first + n].iter().map(|value| value.to_f32()).collect();
+            let actual: Vec<f32> = result[first..first + n].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
         }
         Ok(())
@@ -113,15 +139,16 @@ impl Problem {
         (0..m).rev().step_by(step)
     }
 
-    fn operands(&self) -> Operands {
+    fn operands<T: Half>(&self) -> Operands<T> {
         let ProductSizes { m, n, k } = self.sizes;
         let mut random = Random::new(&format!("{:?} {:?} {:?}", self.sizes, self.activation, self.has));
-        let mut halves = |count: usize| (0..count).map(|_| f16::from_f64(random.signed())).collect::<Vec<_>>();
-        let (x, w, residual) = (halves(m * (k + self.gap)), halves(n * k), halves(m * (n + self.gap)));
+        let mut halves = |count: usize, most: f64| T::all((0..count).map(|_| most * random.signed()));
+        let x = halves(m * (k + self.gap), self.most);
+        let (w, residual) = (halves(n * k, 1.0), halves(m * (n + self.gap), self.most));
         Operands { x, w, residual, bias: random.singles(n, 2.0), scale: random.singles(n, 1.5) }
     }
 
-    fn as_operands<'a>(&self, of: &'a Operands, result: (&'a [f16], RowsAt)) -> ProductOperands<'a> {
+    fn as_operands<'a, T: Half>(&self, of: &'a Operands<T>, result: (&'a [T], RowsAt)) -> ProductOperands<'a, T> {
         let ProductSizes { n, k, .. } = self.sizes;
         let [has_bias, has_scale, has_residual] = self.has;
         let rows = |columns: usize| RowsAt { first: 0, pitch: columns + self.gap };
@@ -137,17 +164,19 @@ impl Problem {
         }
     }
 
-    fn expected_rows(&self, of: &Operands) -> Vec<Expected> {
+    fn expected_rows<T: Half>(&self, of: &Operands<T>) -> Vec<Expected> {
         let ProductSizes { n, k, .. } = self.sizes;
         let [has_bias, has_scale, has_residual] = self.has;
         let value = |row: usize, column: usize| {
             let x = &of.x[row * (k + self.gap)..][..k];
-            let terms = x.iter().zip(&of.w[column * k..][..k]).map(|(x, w)| x.to_f64() * w.to_f64());
+            let terms = x.iter().zip(&of.w[column * k..][..k]).map(|(x, w)| x.value() * w.value());
             let bias = if has_bias { f64::from(of.bias[column]) } else { 0.0 };
             let (sum, magnitude) = terms.fold((bias, bias.abs()), |(sum, all), term| (sum + term, all + term.abs()));
             let scale = if has_scale { f64::from(of.scale[column]) } else { 1.0 };
-            let residual = if has_residual { of.residual[row * (n + self.gap) + column].to_f64() } else { 0.0 };
-            finished(self.activation, sum, Growth::Worst.sum(Storage::F16, k + 1, magnitude), scale, residual)
+            let residual = if has_residual { of.residual[row * (n + self.gap) + column].value() } else { 0.0 };
+            // Tensor cores add, whatever the type.
+            let error = Growth::Worst.sum(Storage::F16, k + 1, magnitude);
+            finished(self.activation, sum, error, scale, residual, T::ROUNDING)
         };
         let expected = |row: usize| {
             let (values, errors) = (0..n).map(|column| value(row, column)).unzip();
@@ -167,8 +196,15 @@ const STEEPEST: f64 = 1.13;
 const OF_ITSELF: f64 = 1.0 / (1 << 14) as f64;
 const IN_ALL: f64 = 1.0 / (1 << 28) as f64;
 
-/// The result of a sum that is off by `error`, and what that may be off by: two more roundings of f32, one to f16.
-fn finished(activation: ProductActivation, sum: f64, error: f64, scale: f64, residual: f64) -> (f64, f64) {
+/// The result of a sum that is off by `error`, and what that may be off by: two more roundings of f32, one to f16 or bf16.
+fn finished(
+    activation: ProductActivation,
+    sum: f64,
+    error: f64,
+    scale: f64,
+    residual: f64,
+    rounding: Rounding,
+) -> (f64, f64) {
     let active = activate(activation, sum);
     let approximated = match activation {
         ProductActivation::None | ProductActivation::Relu => error,
@@ -176,7 +212,7 @@ fn finished(activation: ProductActivation, sum: f64, error: f64, scale: f64, res
     };
     let exact = active * scale + residual;
     let magnitude = (active.abs() + approximated) * scale.abs() + residual.abs();
-    (exact, Growth::Worst.stored(Storage::F16, exact, approximated * scale.abs() + 2.0 * U32 * magnitude))
+    (exact, rounding.rounded(exact, approximated * scale.abs() + 2.0 * U32 * magnitude))
 }
 
 fn activate(activation: ProductActivation, x: f64) -> f64 {

@@ -1,25 +1,32 @@
-//! LayerNorm and RMSNorm by plain loops in f64, with what a kernel of f16 operands may be off by, and problems of them.
+//! LayerNorm and RMSNorm by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of them.
 
-use half::f16;
+use half::{bf16, f16};
 use trefoil::plan::RowsAt;
-use trefoil::{Device, RowNormOperands, RowNormRun, Shape};
+use trefoil::{Device, Dtype, RowNormOperands, RowNormRun, Shape};
 
+use super::halves::Half;
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U32};
 
 /// Random rows, or rows that lie far from zero.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    /// f16 or bf16.
+    pub dtype: Dtype,
     pub sizes: [usize; 2],
     pub centred: bool,
     has_bias: bool,
-    /// The mean of the rows' values, which are within 1 of it.
+    /// The mean of the rows' values, and how far they are from it at most.
     offset: f64,
+    spread: f64,
 }
 
-/// Every problem.
-pub fn all() -> Vec<Problem> {
-    let of = |rows, columns| Problem { sizes: [rows, columns], centred: true, has_bias: true, offset: 0.0 };
+/// Every problem of a type.
+pub fn all(dtype: Dtype) -> Vec<Problem> {
+    let of = |rows, columns| {
+        let sizes = [rows, columns];
+        Problem { dtype, sizes, centred: true, has_bias: true, offset: 0.0, spread: 1.0 }
+    };
     let mut all: Vec<Problem> = [8, 64, 256, 264, 384, 768, 1024, 1160, 1280, 1536, 1664, 2048]
         .into_iter()
         .map(|columns| of(13, columns))
@@ -33,6 +40,10 @@ pub fn all() -> Vec<Problem> {
     all.push(Problem { has_bias: false, ..of(50, 768) });
     all.extend([64, 768, 2040].map(|columns| Problem { centred: false, has_bias: false, ..of(50, columns) }));
     all.push(Problem { centred: false, offset: 2.0, ..of(50, 512) });
+    if dtype == Dtype::Bf16 {
+        // Values that f16 does not hold.
+        all.extend([50, 1100].map(|rows| Problem { offset: 1e7, spread: 1e8, ..of(rows, 768) }));
+    }
     all
 }
 
@@ -44,12 +55,19 @@ impl Problem {
 
     /// Runs it, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device) -> Result<(), String> {
+        match self.dtype {
+            Dtype::Bf16 => self.run_of::<bf16>(device),
+            _ => self.run_of::<f16>(device),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device) -> Result<(), String> {
         let [rows, columns] = self.sizes;
         let mut random = Random::new(&format!("{self:?}"));
         let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
-        let x: Vec<f16> = (0..rows * x_at.pitch).map(|_| f16::from_f64(self.offset + random.signed())).collect();
+        let x = T::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
         let (weight, bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
-        let poisoned = vec![f16::NAN; rows * at.pitch + 2 * GUARD];
+        let poisoned = vec![T::POISON; rows * at.pitch + 2 * GUARD];
         let operands = RowNormOperands {
             sizes: self.sizes,
             centred: self.centred,
@@ -62,7 +80,7 @@ impl Problem {
         let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
-        let is_poison = |i: usize| result[i].to_bits() == f16::NAN.to_bits();
+        let is_poison = |i: usize| result[i].is_poison();
         let is_result = |i: usize| i >= GUARD && i - GUARD < rows * at.pitch && (i - GUARD) % at.pitch < columns;
         if let Some(i) = (0..poisoned.len()).find(|&i| is_result(i) == is_poison(i)) {
             return Err(format!("value {i} was written, or was not, where it is {} to be", is_result(i)));
@@ -71,7 +89,7 @@ impl Problem {
             let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
             let bias = |column: usize| if self.has_bias { f64::from(bias[column]) } else { 0.0 };
             let expected = self.normalised(&x[of_row(x_at)], &weight, bias);
-            let actual: Vec<f32> = result[of_row(at)].iter().map(|value| value.to_f32()).collect();
+            let actual: Vec<f32> = result[of_row(at)].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
         }
         Ok(())
@@ -79,9 +97,9 @@ impl Problem {
 
     /// One row. The mean's error is in each centred value, theirs in the variance; the root halves a relative error,
     /// and is approximated to two units of the last place.
-    fn normalised(&self, x: &[f16], weight: &[f32], bias: impl Fn(usize) -> f64) -> Expected {
+    fn normalised<T: Half>(&self, x: &[T], weight: &[f32], bias: impl Fn(usize) -> f64) -> Expected {
         let columns = x.len() as f64;
-        let x: Vec<f64> = x.iter().map(|x| x.to_f64()).collect();
+        let x: Vec<f64> = x.iter().map(|x| x.value()).collect();
         let sum = |terms: &[f64]| {
             let magnitude = terms.iter().map(|term| term.abs()).sum::<f64>();
             (terms.iter().sum::<f64>() / columns, Growth::Worst.sum(Storage::F32, x.len() + 1, magnitude) / columns)
@@ -99,7 +117,7 @@ impl Problem {
             let (weight, bias) = (f64::from(weight[column]), bias(column));
             let exact = value * scale * weight + bias;
             let error = (off(*value) + value.abs() * relative) * scale * weight.abs() * (1.0 + 2.0 * relative);
-            (exact, Growth::Worst.stored(Storage::F16, exact, error + 2.0 * U32 * (exact.abs() + bias.abs())))
+            (exact, T::ROUNDING.rounded(exact, error + 2.0 * U32 * (exact.abs() + bias.abs())))
         };
         let (values, errors) = centred.iter().enumerate().map(finished).unzip();
         Expected { shape: Shape::vector(x.len()), values, errors }

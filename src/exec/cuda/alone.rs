@@ -15,7 +15,7 @@ impl RowsAt {
         last.checked_add(self.first)?.checked_add(columns)
     }
 
-    /// The rows of halves in a buffer of this address.
+    /// The rows of values of 16 bits in a buffer of this address.
     pub(super) const fn on(self, address: u64) -> Rows {
         Rows { address: address + 2 * self.first as u64, pitch: self.pitch }
     }

@@ -1,5 +1,7 @@
 //! Attention apart from any model, on operands that the caller brings: what its tests and its benchmark run.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
@@ -7,10 +9,11 @@ use super::sm90_attention::{AttentionProblem, Mask, launch};
 use crate::device::Device;
 use crate::error::Error;
 use crate::plan::{AttentionKernel, AttentionSizes, HeadsAt};
+use crate::tensor::Element;
 
-/// An attention operation and its operands, in host memory.
+/// An attention operation and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
-pub struct AttentionOperands<'a> {
+pub struct AttentionOperands<'a, T = f16> {
     /// How much of it there is.
     pub sizes: AttentionSizes,
     /// What scores are multiplied by; positive.
@@ -18,23 +21,23 @@ pub struct AttentionOperands<'a> {
     /// Row i sees keys up to i + `ahead`; none: all.
     pub ahead: Option<usize>,
     /// What has queries, keys and values.
-    pub values: &'a [f16],
+    pub values: &'a [T],
     /// Where in it the queries, the keys and the values are.
     pub qkv: [HeadsAt; 3],
     /// How many keys of each image count; none: all.
     pub lengths: Option<&'a [i32]>,
-    /// What is added to scaled scores, and halves from one head, row and image to the next.
-    pub mask: Option<(&'a [f16], [usize; 3])>,
+    /// What is added to scaled scores, and values from one head, row and image to the next.
+    pub mask: Option<(&'a [T], [usize; 3])>,
     /// What the result is written into.
-    pub result: &'a [f16],
+    pub result: &'a [T],
     /// Where in it.
     pub out: HeadsAt,
 }
 
 /// Attention on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct AttentionRun(Alone);
+pub struct AttentionRun<T = f16>(Alone, PhantomData<T>);
 
-impl AttentionRun {
+impl<T: Element> AttentionRun<T> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
@@ -42,7 +45,7 @@ impl AttentionRun {
     /// long as its sizes; any of the device.
     pub fn new(
         device: &Device,
-        operands: &AttentionOperands<'_>,
+        operands: &AttentionOperands<'_, T>,
         kernel: AttentionKernel,
         copies: usize,
     ) -> Result<Self, Error> {
@@ -50,12 +53,12 @@ impl AttentionRun {
         let bytes = [
             bytemuck::cast_slice(operands.values),
             bytemuck::cast_slice(operands.lengths.unwrap_or_default()),
-            bytemuck::cast_slice(operands.mask.map_or(&[] as &[f16], |(values, _)| values)),
+            bytemuck::cast_slice(operands.mask.map_or(&[] as &[T], |(values, _)| values)),
             bytemuck::cast_slice(operands.result),
         ];
         let units = device.info().units;
         let launched = |addresses| Ok(vec![launch(&operands.problem(addresses), kernel, units)?]);
-        Alone::new(device, "attention", bytes, copies, launched).map(Self)
+        Alone::new(device, "attention", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
     /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
@@ -71,12 +74,12 @@ impl AttentionRun {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<f16>, Error> {
+    pub fn result(&self) -> Result<Vec<T>, Error> {
         self.0.result()
     }
 }
 
-impl AttentionOperands<'_> {
+impl<T: Element> AttentionOperands<'_, T> {
     /// An error unless every operand is as long as what is read or written of it.
     fn check(&self) -> Result<(), Error> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
@@ -107,6 +110,7 @@ impl AttentionOperands<'_> {
     fn problem(&self, [values, lengths, mask, result]: [u64; 4]) -> AttentionProblem {
         let [q, k, v] = self.qkv.map(|at| at.on(values));
         AttentionProblem {
+            dtype: T::DTYPES[0],
             sizes: self.sizes,
             scale: self.scale,
             ahead: self.ahead,

@@ -1,9 +1,10 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
-use super::launch::Launch;
+use super::launch::{Launch, unsupported};
 use super::steps::Operands;
 use super::{LAUNCHERS, mean};
 use crate::error::Error;
+use crate::tensor::Dtype;
 
 /// What launches a kernel of `crate::plan::kernels`.
 pub(super) trait Launcher: Sync {
@@ -43,6 +44,18 @@ impl Entry {
     /// Entry points without dynamic shared memory, of blocks by themselves.
     pub(super) fn flat(module: &'static str, names: &[&'static str], threads: u32) -> Vec<Self> {
         names.iter().map(|name| Self { module, name, threads, shared_bytes: 0, cluster: 1 }).collect()
+    }
+}
+
+/// What is of the type that a kernel's operands have, if that is f16 or bf16: the first or the second of both.
+///
+/// # Errors
+/// [`Error::Unsupported`] for another type.
+pub(super) fn of_half<T>(dtype: Dtype, [f16, bf16]: [T; 2]) -> Result<T, Error> {
+    match dtype {
+        Dtype::F16 => Ok(f16),
+        Dtype::Bf16 => Ok(bf16),
+        _ => Err(unsupported("operands of a kernel", dtype, "they are of f16 or bf16")),
     }
 }
 
@@ -115,8 +128,41 @@ pub(super) mod tests {
         assert_eq!(names(launched.clone()).len(), launched.len());
         assert_eq!(names(planned.collect()), names(launched));
         for launcher in LAUNCHERS {
-            assert!(launcher.entries().iter().all(|entry| entry.module == launcher.name()));
+            assert!(launcher.entries().iter().all(|entry| stem(entry.module) == launcher.name()));
         }
+    }
+
+    /// The stem of the files that a module is compiled from.
+    fn stem(module: &str) -> &str {
+        module.strip_suffix("_bf16").unwrap_or(module)
+    }
+
+    /// A kernel of f16 and bf16 is compiled twice from one source: each entry point is there for both.
+    #[test]
+    fn entries_of_bf16_are_those_of_f16() {
+        let entries = entries();
+        let of_bf16: Vec<_> = entries.iter().filter(|entry| entry.module.ends_with("_bf16")).collect();
+        assert!(!of_bf16.is_empty());
+        for entry in &entries {
+            let has_both = of_bf16.iter().any(|of| stem(of.module) == stem(entry.module));
+            assert_eq!(read_source(entry.module).contains("#include \"element.cuh\""), has_both, "{}", entry.name);
+            assert_eq!(entry.name.ends_with("_bf16"), entry.module.ends_with("_bf16"), "{}", entry.name);
+            let name = format!("{}_bf16", entry.name);
+            let twin = entries.iter().find(|other| other.name == name);
+            let same = |of: &Entry| (of.threads, of.shared_bytes, of.cluster);
+            let needs_twin = has_both && !entry.name.ends_with("_bf16");
+            assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
+        }
+    }
+
+    fn read_source(module: &str) -> String {
+        read(&format!("{}.cu", stem(module)))
+    }
+
+    #[test]
+    fn only_types_of_16_bits_have_such_entries() {
+        assert_eq!([Dtype::F16, Dtype::Bf16].map(|of| of_half(of, [1, 2]).ok()), [Some(1), Some(2)]);
+        assert!([Dtype::F32, Dtype::U16].iter().all(|&of| of_half(of, [1, 2]).is_err()));
     }
 
     fn kernels() -> &'static Path {
@@ -148,7 +194,7 @@ pub(super) mod tests {
         let args = argument_bytes();
         let mut launched: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for entry in entries() {
-            let listed = (entry.name.to_owned(), args[entry.module], entry.threads);
+            let listed = (entry.name.to_owned(), args[stem(entry.module)], entry.threads);
             launched.entry(entry.module).or_default().push(listed);
         }
         for (module, mut expected) in launched.into_iter().filter(|(module, _)| !is_cubin(module)) {
@@ -172,7 +218,7 @@ pub(super) mod tests {
         let args = argument_bytes();
         let mut launched: BTreeMap<&str, BTreeMap<String, _>> = BTreeMap::new();
         for entry in entries().into_iter().filter(|entry| is_cubin(entry.module)) {
-            let listed = [args[entry.module] as u64, u64::from(entry.threads)];
+            let listed = [args[stem(entry.module)] as u64, u64::from(entry.threads)];
             launched.entry(entry.module).or_default().insert(entry.name.to_owned(), listed);
         }
         assert!(!launched.is_empty());

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use half::f16;
+use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
@@ -252,12 +253,11 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
         Weights::Linear(linear) => read_linear(model.weights(), linear, c)?,
     };
     let target = &mut target[..packing.bytes()];
-    let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
-    halves.convert_from_f32_slice(&filter);
-    if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
-        half(filter[at], packing.layer.node)?;
-    }
-    let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
+    let halves = match packing.dtype {
+        Dtype::Bf16 => halves::<bf16>(&filter, packing)?,
+        _ => halves::<f16>(&filter, packing)?,
+    }; // [K][C][taps]
+    let mut put = |index: usize, value: u16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
     if packing.is_in_order() {
         halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
     } else {
@@ -301,26 +301,39 @@ fn fill_bytes(
     Ok(Vec::new())
 }
 
-/// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.
-fn half(value: f32, node: &str) -> Result<f16, Error> {
-    let rounded = f16::from_f32(value);
-    if rounded.is_infinite() {
-        return Err(Error::Unsupported {
-            what: format!("node `{node}`: a weight of {value} after folding, beyond the range of f16,"),
-            instead: "run it with `--device cpu`, which computes in f32".into(),
-        });
+/// A folded filter, rounded to f16 or bf16, as bits; a weight beyond that range would become infinity and is an error.
+fn halves<T: Pod>(filter: &[f32], packing: &Packing<'_>) -> Result<Vec<u16>, Error>
+where
+    [T]: HalfFloatSliceExt,
+{
+    let mut bits = vec![0_u16; filter.len()];
+    bytemuck::cast_slice_mut::<u16, T>(&mut bits).convert_from_f32_slice(filter);
+    let infinity = if packing.dtype == Dtype::Bf16 { bf16::INFINITY.to_bits() } else { f16::INFINITY.to_bits() };
+    match bits.iter().position(|bits| bits & 0x7fff == infinity) {
+        None => Ok(bits),
+        Some(at) => {
+            let (node, value, dtype) = (packing.layer.node, filter[at], packing.dtype);
+            let instead = match dtype {
+                Dtype::Bf16 => "run it in f32",
+                _ => "run it with `--device cpu`, which computes in f32",
+            };
+            let what = format!("node `{node}`: a weight of {value} after folding, beyond the range of {dtype},");
+            Err(Error::Unsupported { what, instead: instead.into() })
+        }
     }
-    Ok(rounded)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::graph::{Conv2d, GraphBuilder, ValueId, Window};
+    use crate::graph::{Contract, Conv2d, GraphBuilder, Op, ValueId, Window};
     use crate::model::images::Network;
     use crate::model::{Preprocessing, Weights};
+    use crate::plan::values::{self, ValuesRequest};
     use crate::plan::{Choices, Kernel, Limits, Request, plan};
-    use crate::tensor::{InputFormat, OutputKind, Shape};
+    use crate::tensor::{InputFormat, OutputKind, RowSpec, Shape};
 
     fn found(mut g: GraphBuilder, y: ValueId) -> Network {
         g.output("y", y);
@@ -474,5 +487,55 @@ mod tests {
         let layout = Layout::new(&plans).unwrap();
         let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
         assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
+    }
+
+    /// A product's matrix, once for kernels of f16 and once for those of bf16; 10^5 is a number of the second type alone.
+    #[test]
+    fn a_matrix_is_packed_in_the_type_of_its_rows() {
+        let [first, second] = [1.0 + 1.0 / 256.0 + 1.0 / 1024.0, 1e5_f32];
+        let weights = |value| Weights::from_tensors([("w", vec![16, 8], vec![value; 128])]).unwrap();
+        let graph = |rows| {
+            let mut g = GraphBuilder::new();
+            let x = g.input("x", Dtype::F32, &[rows, 4, 16]);
+            let w = g.weight("w", Dtype::F32, &[16, 8]);
+            let y = g.node("product", Op::Contract(Contract::matmul(3, 2)), &[x, w]);
+            g.output("y", y);
+            g.finish()
+        };
+        let models = [first, second].map(|value| Model::of_graphs(weights(value), graph).unwrap());
+        let [x, y] = [("x", 16), ("y", 8)].map(|(name, columns)| RowSpec::new([(name, Dtype::F32, vec![4, columns])]));
+        let planned = |precision| {
+            let request = ValuesRequest {
+                limits: &Limits::h200(),
+                batch: 1,
+                rows: [&x, &y],
+                states: &[],
+                precision,
+                in_f32: &BTreeSet::new(),
+                choices: &Choices::new(),
+            };
+            values::plan(&graph(1).unwrap(), &request).unwrap()
+        };
+        let plans = [Dtype::F16, Dtype::Bf16].map(planned);
+        let layout = Layout::new(&plans).unwrap();
+        let places = plans.each_ref().map(|plan| {
+            let step = plan.steps.iter().find(|step| step.name == "product").unwrap();
+            assert!(matches!(step.kernel, Kernel::Sm90Product(_)), "{plan}");
+            layout.filter(plan, step, "product")
+        });
+        let mut bytes = vec![0; layout.bytes()];
+        layout.fill(&models[0], &plans, &mut bytes).unwrap();
+        let bits = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        for index in 0..128 {
+            let [of_f16, of_bf16] = places.map(|at| bits(at + 2 * index));
+            assert_eq!([of_f16, of_bf16], [f16::from_f32(first).to_bits(), bf16::from_f32(1.007_812_5).to_bits()]);
+        }
+        let fill = |plan: &Plan| {
+            let plans = std::slice::from_ref(plan);
+            let layout = Layout::new(plans).unwrap();
+            layout.fill(&models[1], plans, &mut vec![0; layout.bytes()])
+        };
+        let [of_f16, of_bf16] = plans.each_ref().map(fill);
+        assert!(of_bf16.is_ok() && of_f16.unwrap_err().to_string().contains("beyond the range of f16"));
     }
 }

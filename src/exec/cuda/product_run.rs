@@ -1,5 +1,7 @@
 //! A matrix product apart from any model, on operands that the caller brings: what its tests and its benchmark run.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
@@ -7,32 +9,33 @@ use super::sm90_product::{ProductProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
 use crate::plan::{ProductActivation, ProductKernel, ProductSizes, RowsAt};
+use crate::tensor::Element;
 
-/// A matrix product and its operands, in host memory.
+/// A matrix product and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
-pub struct ProductOperands<'a> {
+pub struct ProductOperands<'a, T = f16> {
     /// How much of it there is.
     pub sizes: ProductSizes,
     /// What is applied to sums and biases.
     pub activation: ProductActivation,
     /// What has the left operand, and where in it.
-    pub x: (&'a [f16], RowsAt),
+    pub x: (&'a [T], RowsAt),
     /// The right operand, `[n][k]`.
-    pub w: &'a [f16],
+    pub w: &'a [T],
     /// n numbers that are added to the sums, if any.
     pub bias: Option<&'a [f32]>,
     /// n numbers that the activations are multiplied by, if any.
     pub scale: Option<&'a [f32]>,
     /// What is added last, if anything, and where in it.
-    pub residual: Option<(&'a [f16], RowsAt)>,
+    pub residual: Option<(&'a [T], RowsAt)>,
     /// What the result is written into, and where in it.
-    pub result: (&'a [f16], RowsAt),
+    pub result: (&'a [T], RowsAt),
 }
 
 /// A matrix product on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct ProductRun(Alone);
+pub struct ProductRun<T = f16>(Alone, PhantomData<T>);
 
-impl ProductRun {
+impl<T: Element> ProductRun<T> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
@@ -40,7 +43,7 @@ impl ProductRun {
     /// long as its sizes; any of the device.
     pub fn new(
         device: &Device,
-        operands: &ProductOperands<'_>,
+        operands: &ProductOperands<'_, T>,
         kernel: ProductKernel,
         copies: usize,
     ) -> Result<Self, Error> {
@@ -50,12 +53,12 @@ impl ProductRun {
             bytemuck::cast_slice(operands.w),
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.scale.unwrap_or_default()),
-            bytemuck::cast_slice(operands.residual.map_or(&[] as &[f16], |(values, _)| values)),
+            bytemuck::cast_slice(operands.residual.map_or(&[] as &[T], |(values, _)| values)),
             bytemuck::cast_slice(operands.result.0),
         ];
         let units = device.info().units;
         let launched = |addresses| Ok(vec![launch(&operands.problem(addresses), kernel, units)?]);
-        Alone::new(device, "a matrix product", bytes, copies, launched).map(Self)
+        Alone::new(device, "a matrix product", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
     /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
@@ -71,12 +74,12 @@ impl ProductRun {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<f16>, Error> {
+    pub fn result(&self) -> Result<Vec<T>, Error> {
         self.0.result()
     }
 }
 
-impl ProductOperands<'_> {
+impl<T: Element> ProductOperands<'_, T> {
     /// An error unless every operand is as long as what is read or written of it.
     fn check(&self) -> Result<(), Error> {
         let ProductSizes { m, n, k } = self.sizes;
@@ -97,6 +100,7 @@ impl ProductOperands<'_> {
     /// The product on a copy at these addresses.
     fn problem(&self, [x, w, bias, scale, residual, result]: [u64; 6]) -> ProductProblem {
         ProductProblem {
+            dtype: T::DTYPES[0],
             sizes: self.sizes,
             activation: self.activation,
             x: self.x.1.on(x),

@@ -1,5 +1,7 @@
 //! LayerNorm and RMSNorm apart from any model, on operands that the caller brings: what tests and benchmarks run.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
@@ -7,10 +9,11 @@ use super::sm90_row_norm::{RowNormProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
 use crate::plan::RowsAt;
+use crate::tensor::Element;
 
-/// A LayerNorm or RMSNorm and its operands, in host memory.
+/// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
-pub struct RowNormOperands<'a> {
+pub struct RowNormOperands<'a, T = f16> {
     /// Rows, and values of each: a multiple of 8 up to 2048.
     pub sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
@@ -18,25 +21,25 @@ pub struct RowNormOperands<'a> {
     /// What is added to the variance; positive.
     pub epsilon: f32,
     /// What has the rows, and where in it.
-    pub x: (&'a [f16], RowsAt),
+    pub x: (&'a [T], RowsAt),
     /// A number for each column.
     pub weight: &'a [f32],
     /// A number for each column, if there is a bias.
     pub bias: Option<&'a [f32]>,
     /// What the result is written into, and where in it.
-    pub result: (&'a [f16], RowsAt),
+    pub result: (&'a [T], RowsAt),
 }
 
 /// LayerNorm or RMSNorm on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct RowNormRun(Alone);
+pub struct RowNormRun<T = f16>(Alone, PhantomData<T>);
 
-impl RowNormRun {
+impl<T: Element> RowNormRun<T> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
     /// long as its sizes; any of the device.
-    pub fn new(device: &Device, operands: &RowNormOperands<'_>, copies: usize) -> Result<Self, Error> {
+    pub fn new(device: &Device, operands: &RowNormOperands<'_, T>, copies: usize) -> Result<Self, Error> {
         operands.check()?;
         let bytes = [
             bytemuck::cast_slice(operands.x.0),
@@ -44,8 +47,8 @@ impl RowNormRun {
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.result.0),
         ];
-        Alone::new(device, "a norm of rows", bytes, copies, |addresses| Ok(vec![launch(&operands.problem(addresses))?]))
-            .map(Self)
+        let launched = |addresses| Ok(vec![launch(&operands.problem(addresses))?]);
+        Alone::new(device, "a norm of rows", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
     /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
@@ -61,12 +64,12 @@ impl RowNormRun {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<f16>, Error> {
+    pub fn result(&self) -> Result<Vec<T>, Error> {
         self.0.result()
     }
 }
 
-impl RowNormOperands<'_> {
+impl<T: Element> RowNormOperands<'_, T> {
     /// An error unless every operand is as long as what is read or written of it.
     fn check(&self) -> Result<(), Error> {
         let [rows, columns] = self.sizes;
@@ -81,6 +84,7 @@ impl RowNormOperands<'_> {
     /// The operation on a copy at these addresses.
     fn problem(&self, [x, weight, bias, result]: [u64; 4]) -> RowNormProblem {
         RowNormProblem {
+            dtype: T::DTYPES[0],
             sizes: self.sizes,
             centred: self.centred,
             epsilon: self.epsilon,

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{Entry, Launcher, of_half};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
@@ -16,6 +16,7 @@ use crate::plan::{
     AttentionKernel, AttentionOp, AttentionSizes, AttentionTile, HeadsAt, Kernel, STORE_ROWS, StepOp, TAIL_ROWS,
     TILE_ROWS,
 };
+use crate::tensor::Dtype;
 
 kernel_args! {
     /// `Sm90AttentionArgs`; the maps are encoded before the launch.
@@ -46,11 +47,24 @@ kernel_args! {
     }
 }
 
-/// The kernels of each tile: without a mask, and with one.
-pub(super) const ENTRIES: [(AttentionTile, [&str; 2]); AttentionTile::ALL.len()] = [
-    (AttentionTile { dims: 64, keys: 104 }, ["sm90_attention_64_104", "sm90_attention_64_104_masked"]),
-    (AttentionTile { dims: 64, keys: 128 }, ["sm90_attention_64_128", "sm90_attention_64_128_masked"]),
-    (AttentionTile { dims: 128, keys: 112 }, ["sm90_attention_128_112", "sm90_attention_128_112_masked"]),
+/// The modules of f16 and bf16.
+const MODULES: [&str; 2] = ["sm90_attention", "sm90_attention_bf16"];
+
+/// The kernels of a tile in both modules: without a mask, and with one.
+macro_rules! names {
+    ($tile:literal) => {
+        [
+            [concat!("sm90_attention_", $tile), concat!("sm90_attention_", $tile, "_masked")],
+            [concat!("sm90_attention_", $tile, "_bf16"), concat!("sm90_attention_", $tile, "_masked_bf16")],
+        ]
+    };
+}
+
+/// The kernels of each tile.
+pub(super) const ENTRIES: [(AttentionTile, [[&str; 2]; 2]); AttentionTile::ALL.len()] = [
+    (AttentionTile { dims: 64, keys: 104 }, names!("64_104")),
+    (AttentionTile { dims: 64, keys: 128 }, names!("64_128")),
+    (AttentionTile { dims: 128, keys: 112 }, names!("128_112")),
 ];
 
 /// Attention.
@@ -62,9 +76,12 @@ impl Launcher for Sm90Attention {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of_tile = |(tile, names): (AttentionTile, [&'static str; 2])| {
+        let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 2]; 2])| {
             let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
-            names.map(|name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 })
+            let of_type = move |(module, names): (&'static str, [&'static str; 2])| {
+                names.map(|name| Entry { module, name, threads, shared_bytes, cluster: 1 })
+            };
+            MODULES.into_iter().zip(of_types).flat_map(of_type)
         };
         ENTRIES.into_iter().flat_map(of_tile).collect()
     }
@@ -87,17 +104,17 @@ pub(super) const fn threads(tile: AttentionTile) -> u32 {
     (tile.groups() as u32 + 1) * 128
 }
 
-/// Where an operand's heads are: the address of the first, and halves from one head, row and image to the next.
+/// Where an operand's heads are: the address of the first, and values from one head, row and image to the next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
     /// Address of the first value.
     pub(crate) address: u64,
-    /// Halves from one head, row and image to the next; multiples of 8.
+    /// Values from one head, row and image to the next; multiples of 8.
     pub(crate) pitches: [usize; 3],
 }
 
 impl HeadsAt {
-    /// The heads of halves in a buffer of this address.
+    /// The heads of values of 16 bits in a buffer of this address.
     pub(super) const fn on(self, address: u64) -> Heads {
         Heads { address: address + 2 * self.first as u64, pitches: self.pitches }
     }
@@ -108,13 +125,15 @@ impl HeadsAt {
 pub(crate) struct Mask {
     /// Address of the first value; a row's keys follow each other, with room for an even number of them.
     pub(crate) address: u64,
-    /// Halves from one head, row and image to the next: even, 0 where they share it.
+    /// Values from one head, row and image to the next: even, 0 where they share it.
     pub(crate) pitches: [usize; 3],
 }
 
 /// An attention operation and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionProblem {
+    /// The type of queries, keys, values, mask and result: f16 or bf16.
+    pub(crate) dtype: Dtype,
     /// How much of it there is.
     pub(crate) sizes: AttentionSizes,
     /// What scores are multiplied by; positive.
@@ -141,6 +160,7 @@ impl AttentionProblem {
         let [q, k, v] = [0, 1, 2].map(|part| of.qkv[part].on(step.input_address(part)));
         let (_, _, out) = step.pointers();
         Self {
+            dtype: step.x().dtype,
             sizes: of.sizes,
             scale: of.scale,
             ahead: None,
@@ -156,18 +176,17 @@ impl AttentionProblem {
 
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
 pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
-    let AttentionProblem { sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
+    let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
     let AttentionKernel { tile, block_tiles, tails } = kernel;
     sizes.check(kernel)?;
     chunks_of("values of a head", sizes.dims)?;
     if !(scale.is_finite() && *scale > 0.0) {
         return Err(unsupported("scale", scale, "scores are multiplied by a positive number"));
     }
-    let entry = ENTRIES
-        .iter()
-        .find(|(of, _)| *of == tile)
-        .map(|(_, [plain, masked])| if mask.is_some() { *masked } else { *plain });
-    let entry = entry.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
+    let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| *names);
+    let names = names.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
+    let [plain, masked] = of_half(*dtype, names)?;
+    let entry = if mask.is_some() { masked } else { plain };
     let (row_tiles, tail) = sizes.tiles_and_tail(tails && mask.is_none());
     let head_blocks = row_tiles.div_ceil(block_tiles);
     product("tiles", &[sizes.images, sizes.heads, row_tiles])?;
@@ -248,6 +267,7 @@ mod tests {
 
     const SIZES: AttentionSizes = AttentionSizes { images: 5, heads: 6, rows: 300, keys: 200, dims: 40 };
     const PROBLEM: AttentionProblem = AttentionProblem {
+        dtype: Dtype::F16,
         sizes: SIZES,
         scale: 0.5,
         ahead: Some(7),
@@ -265,10 +285,10 @@ mod tests {
     fn kernels_agree_with_the_source() {
         let source = read("sm90_attention.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ATTENTION(")?.strip_suffix(')'));
-        let listed = ENTRIES.map(|(tile, [plain, masked])| {
+        let listed = ENTRIES.map(|(tile, of_types)| {
             let AttentionTile { dims, keys } = tile;
-            assert_eq!(plain, format!("sm90_attention_{dims}_{keys}"));
-            assert_eq!(masked, format!("{plain}_masked"));
+            let stem = format!("sm90_attention_{dims}_{keys}");
+            assert_eq!(of_types, ["", "_bf16"].map(|of| ["", "_masked"].map(|masked| format!("{stem}{masked}{of}"))));
             format!("{dims}, {keys}, {}, {}", tile.groups(), tile.tail_warps() > 0)
         });
         assert!(found.eq(listed));
@@ -304,6 +324,16 @@ mod tests {
     }
 
     #[test]
+    fn attention_of_bf16_is_the_same_launch_of_another_kernel() {
+        for mask in [None, PROBLEM.mask] {
+            let [of_f16, of_bf16] = [Dtype::F16, Dtype::Bf16]
+                .map(|dtype| launch(&AttentionProblem { dtype, mask, ..PROBLEM }, KERNEL, 132).unwrap());
+            assert_eq!(of_bf16.entry, format!("{}_bf16", of_f16.entry));
+            assert_eq!((of_bf16.args.as_bytes(), &of_bf16.maps), (of_f16.args.as_bytes(), &of_f16.maps));
+        }
+    }
+
+    #[test]
     fn without_a_mask_or_a_limit() {
         let problem = AttentionProblem { ahead: None, mask: None, lengths: None, ..PROBLEM };
         let wide = AttentionKernel { tile: AttentionTile { dims: 128, keys: 112 }, block_tiles: 1, tails: false };
@@ -334,6 +364,7 @@ mod tests {
         assert!(sized(AttentionSizes { keys: 1 << 28, ..SIZES }) && sized(AttentionSizes { images: 1 << 28, ..SIZES }));
         assert!(refused(AttentionProblem { scale: 0.0, ..PROBLEM }));
         assert!(refused(AttentionProblem { scale: f32::NAN, ..PROBLEM }));
+        assert!(refused(AttentionProblem { dtype: Dtype::F32, ..PROBLEM }));
         assert!(refused(AttentionProblem { ahead: Some(1 << 28), ..PROBLEM }));
         assert!(refused(AttentionProblem { q: Heads { address: 0x108, ..PROBLEM.q }, ..PROBLEM }));
         assert!(refused(AttentionProblem { v: Heads { pitches: [56, 324, 65_600], ..PROBLEM.v }, ..PROBLEM }));

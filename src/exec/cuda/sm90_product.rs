@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{Entry, Launcher, of_half};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, product,
     unsupported,
@@ -17,6 +17,7 @@ use crate::plan::{
     ActivationKind, CHUNK_ROWS, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile,
     ProductWay, RowsAt, SLAB, STEP_K, StepOp,
 };
+use crate::tensor::Dtype;
 
 kernel_args! {
     /// `Sm90ProductArgs`; the maps are encoded before the launch.
@@ -43,53 +44,31 @@ kernel_args! {
     }
 }
 
-/// The kernels of each tile: those of a lower bound, of a sigmoid, of a ramp, and of GELU by erf.
-const ENTRIES: [(ProductTile, [&str; 4]); ProductTile::ALL.len()] = [
-    (
-        ProductTile { n: 128, m: 192, way: ProductWay::InTurns },
+/// The modules of f16 and bf16.
+const MODULES: [&str; 2] = ["sm90_product", "sm90_product_bf16"];
+
+/// The kernels of a tile in both modules: those of a lower bound, of a sigmoid, of a ramp, and of GELU by erf.
+macro_rules! names {
+    ($tile:literal) => {
+        [names!($tile, ""), names!($tile, "_bf16")]
+    };
+    ($tile:literal, $of:literal) => {
         [
-            "sm90_product_128x192_clamped",
-            "sm90_product_128x192_sigmoid",
-            "sm90_product_128x192_ramp",
-            "sm90_product_128x192_erf",
-        ],
-    ),
-    (
-        ProductTile { n: 128, m: 128, way: ProductWay::InTurns },
-        [
-            "sm90_product_128x128_clamped",
-            "sm90_product_128x128_sigmoid",
-            "sm90_product_128x128_ramp",
-            "sm90_product_128x128_erf",
-        ],
-    ),
-    (
-        ProductTile { n: 128, m: 64, way: ProductWay::InTurns },
-        [
-            "sm90_product_128x64_clamped",
-            "sm90_product_128x64_sigmoid",
-            "sm90_product_128x64_ramp",
-            "sm90_product_128x64_erf",
-        ],
-    ),
-    (
-        ProductTile { n: 192, m: 192, way: ProductWay::Together },
-        [
-            "sm90_product_192x192_clamped",
-            "sm90_product_192x192_sigmoid",
-            "sm90_product_192x192_ramp",
-            "sm90_product_192x192_erf",
-        ],
-    ),
-    (
-        ProductTile { n: 64, m: 32, way: ProductWay::Split },
-        [
-            "sm90_product_split_64x32_clamped",
-            "sm90_product_split_64x32_sigmoid",
-            "sm90_product_split_64x32_ramp",
-            "sm90_product_split_64x32_erf",
-        ],
-    ),
+            concat!("sm90_product_", $tile, "_clamped", $of),
+            concat!("sm90_product_", $tile, "_sigmoid", $of),
+            concat!("sm90_product_", $tile, "_ramp", $of),
+            concat!("sm90_product_", $tile, "_erf", $of),
+        ]
+    };
+}
+
+/// The kernels of each tile.
+const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
+    (ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, names!("128x192")),
+    (ProductTile { n: 128, m: 128, way: ProductWay::InTurns }, names!("128x128")),
+    (ProductTile { n: 128, m: 64, way: ProductWay::InTurns }, names!("128x64")),
+    (ProductTile { n: 192, m: 192, way: ProductWay::Together }, names!("192x192")),
+    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
 ];
 
 /// Products of rows with matrices.
@@ -101,10 +80,13 @@ impl Launcher for Sm90Product {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of_tile = |(tile, names): (ProductTile, [&'static str; 4])| {
+        let of_tile = |(tile, of_types): (ProductTile, [[&'static str; 4]; 2])| {
             let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
             let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
-            names.map(|name| Entry { module: "sm90_product", name, threads, shared_bytes, cluster })
+            let of_type = move |(module, names): (&'static str, [&'static str; 4])| {
+                names.map(|name| Entry { module, name, threads, shared_bytes, cluster })
+            };
+            MODULES.into_iter().zip(of_types).flat_map(of_type)
         };
         ENTRIES.into_iter().flat_map(of_tile).collect()
     }
@@ -125,6 +107,8 @@ impl Launcher for Sm90Product {
 /// A product and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProductProblem {
+    /// The type of x, w, residual and y: f16 or bf16.
+    pub(crate) dtype: Dtype,
     /// How much of it there is.
     pub(crate) sizes: ProductSizes,
     /// What is applied to sums and biases.
@@ -137,7 +121,7 @@ pub(crate) struct ProductProblem {
     pub(crate) bias: Option<u64>,
     /// Address of n floats that the activations are multiplied by, if any.
     pub(crate) scale: Option<u64>,
-    /// Halves that are added last, if any.
+    /// Values that are added last, if any.
     pub(crate) residual: Option<Rows>,
     /// The result; overlaps nothing.
     pub(crate) y: Rows,
@@ -153,6 +137,7 @@ impl ProductProblem {
             |is_there: bool| is_there.then(|| others.next().map(|index| step.input_address(index))).flatten();
         let (x, _, y) = step.pointers();
         Self {
+            dtype: step.x().dtype,
             sizes,
             activation: of.activation,
             x: of.x.on(x),
@@ -167,12 +152,12 @@ impl ProductProblem {
 
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
 pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usize) -> Result<Launch, Error> {
-    let ProductProblem { sizes, activation, x, w, bias, scale, residual, y } = *problem;
+    let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y } = *problem;
     let ProductSizes { m, n, k } = sizes;
     let ProductKernel { tile, parts } = kernel;
     sizes.check(kernel)?;
     let (kind, [activation_a, activation_b]) = activation.kind();
-    let entry = entry(tile, kind)?;
+    let entry = entry(dtype, tile, kind)?;
     let (n_tiles, m_tiles, steps) = (n.div_ceil(tile.n), m.div_ceil(tile.m), k.div_ceil(STEP_K));
     let tiles = product("tiles", &[n_tiles, m_tiles])?;
     product("steps of all tiles", &[tiles as usize, steps])?;
@@ -215,9 +200,10 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
     })
 }
 
-/// The kernel of a tile that computes this kind of activation.
-fn entry(tile: ProductTile, kind: ActivationKind) -> Result<&'static str, Error> {
-    let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names);
+/// The kernel of a tile that computes this kind of activation on values of this type.
+fn entry(dtype: Dtype, tile: ProductTile, kind: ActivationKind) -> Result<&'static str, Error> {
+    let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
+    let names = names.transpose()?;
     let of_kind = |[clamped, sigmoid, ramp, erf]: &[&'static str; 4]| match kind {
         ActivationKind::Clamped => *clamped,
         ActivationKind::Sigmoid => *sigmoid,
@@ -246,6 +232,7 @@ mod tests {
 
     const SIZES: ProductSizes = ProductSizes { m: 1000, n: 328, k: 136 };
     const PROBLEM: ProductProblem = ProductProblem {
+        dtype: Dtype::F16,
         sizes: SIZES,
         activation: ProductActivation::Silu,
         x: Rows { address: 0x100, pitch: 144 },
@@ -270,7 +257,8 @@ mod tests {
                 _ => ("", format!("Tile{n}x{m} = ProductTile<{}, {m}, {stages}", way == ProductWay::InTurns)),
             };
             let kinds = ["clamped", "sigmoid", "ramp", "erf"];
-            assert_eq!(names, kinds.map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}")));
+            let of = |suffix: &str| kinds.map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}{suffix}"));
+            assert_eq!(names, ["", "_bf16"].map(of));
             line
         });
         assert!(found.eq(listed));
@@ -300,6 +288,17 @@ mod tests {
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_64x32_sigmoid", [768, 1, 1], 4));
         assert_eq!((of.block, of.shared_bytes), ([160, 1, 1], 110_736));
         assert_eq!(of.maps[2], map(0x500, [328, 1000], 336, 8));
+    }
+
+    #[test]
+    fn a_product_of_bf16_is_the_same_launch_of_another_kernel() {
+        for kernel in [IN_TURNS, SPLIT] {
+            let [of_f16, of_bf16] = [Dtype::F16, Dtype::Bf16]
+                .map(|dtype| launch(&ProductProblem { dtype, ..PROBLEM }, kernel, 132).unwrap());
+            assert_eq!(of_bf16.entry, format!("{}_bf16", of_f16.entry));
+            assert_eq!((of_bf16.args.as_bytes(), &of_bf16.maps), (of_f16.args.as_bytes(), &of_f16.maps));
+        }
+        assert!(launch(&ProductProblem { dtype: Dtype::F32, ..PROBLEM }, IN_TURNS, 132).is_err());
     }
 
     #[test]

@@ -4,13 +4,14 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{Entry, Launcher, of_half};
 use super::launch::{
     ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, unsupported,
 };
 use super::steps::Operands;
 use crate::error::Error;
 use crate::plan::{Kernel, RowNormOp, RowsAt, StepOp};
+use crate::tensor::Dtype;
 
 kernel_args! {
     /// `RowNormArgs`.
@@ -30,19 +31,32 @@ kernel_args! {
     }
 }
 
-/// The kernel of each number of chunks that a lane has at most.
-const ENTRIES: [&str; 8] = [
-    "sm90_row_norm_1",
-    "sm90_row_norm_2",
-    "sm90_row_norm_3",
-    "sm90_row_norm_4",
-    "sm90_row_norm_5",
-    "sm90_row_norm_6",
-    "sm90_row_norm_7",
-    "sm90_row_norm_8",
-];
-/// The kernel of few rows, and threads of a block of it at most.
-const FEW: (&str, u32) = ("sm90_row_norm_few", 256);
+/// The modules of f16 and bf16.
+const MODULES: [&str; 2] = ["sm90_row_norm", "sm90_row_norm_bf16"];
+
+/// The kernels of a module of this suffix: of each number of chunks that a lane has at most, and of few rows.
+macro_rules! names {
+    ($of:literal) => {
+        (
+            [
+                concat!("sm90_row_norm_1", $of),
+                concat!("sm90_row_norm_2", $of),
+                concat!("sm90_row_norm_3", $of),
+                concat!("sm90_row_norm_4", $of),
+                concat!("sm90_row_norm_5", $of),
+                concat!("sm90_row_norm_6", $of),
+                concat!("sm90_row_norm_7", $of),
+                concat!("sm90_row_norm_8", $of),
+            ],
+            concat!("sm90_row_norm_few", $of),
+        )
+    };
+}
+
+/// The kernels of f16 and bf16.
+const ENTRIES: [([&str; 8], &str); 2] = [names!(""), names!("_bf16")];
+/// Threads of a block of a kernel of few rows, at most.
+const FEW_THREADS: u32 = 256;
 /// Rows up to which that is taken: all blocks then run at once on an H200.
 const FEW_ROWS: usize = 1024;
 /// Threads of a block.
@@ -61,8 +75,10 @@ impl Launcher for Sm90RowNorm {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let few = Entry::flat("sm90_row_norm", &[FEW.0], FEW.1);
-        Entry::flat("sm90_row_norm", &ENTRIES, THREADS).into_iter().chain(few).collect()
+        let of_type = |(module, (names, few)): (_, ([&'static str; 8], _))| {
+            Entry::flat(module, &names, THREADS).into_iter().chain(Entry::flat(module, &[few], FEW_THREADS))
+        };
+        MODULES.into_iter().zip(ENTRIES).flat_map(of_type).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -81,6 +97,8 @@ impl Launcher for Sm90RowNorm {
 /// A LayerNorm or RMSNorm and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowNormProblem {
+    /// The type of x and y: f16 or bf16.
+    pub(crate) dtype: Dtype,
     /// Rows, and values of each.
     pub(crate) sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
@@ -104,19 +122,20 @@ impl RowNormProblem {
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
         let (x, _, y) = step.pointers();
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
-        let sizes = [rows, columns];
-        Self { sizes, centred, epsilon, x: dense(x), weight: step.input_address(1), bias, y: dense(y) }
+        let (dtype, sizes) = (step.x().dtype, [rows, columns]);
+        Self { dtype, sizes, centred, epsilon, x: dense(x), weight: step.input_address(1), bias, y: dense(y) }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
-    let RowNormProblem { sizes: [rows, columns], centred, epsilon, x, weight, bias, y } = *problem;
+    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y } = *problem;
     let chunks = chunks_of("columns", columns)?;
-    let entry = ENTRIES.get(columns.div_ceil(LANE_COLUMNS) - 1);
+    let (names, few) = of_half(dtype, ENTRIES)?;
+    let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
     let (entry, blocks, threads) = if rows <= FEW_ROWS {
-        (FEW.0, rows, chunks.next_multiple_of(32) as u32)
+        (few, rows, chunks.next_multiple_of(32) as u32)
     } else {
         (*entry, rows.div_ceil(BLOCK_ROWS), THREADS)
     };
@@ -156,6 +175,7 @@ mod tests {
     use super::*;
 
     const PROBLEM: RowNormProblem = RowNormProblem {
+        dtype: Dtype::F16,
         sizes: [1025, 776],
         centred: true,
         epsilon: 1e-6,
@@ -169,8 +189,11 @@ mod tests {
     fn kernels_agree_with_the_source() {
         let source = read("sm90_row_norm.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ROW_NORM(")?.strip_suffix(')'));
-        assert!(found.map(|chunks| format!("sm90_row_norm_{chunks}")).eq(ENTRIES));
-        assert!(source.contains(&format!(" {}(", FEW.0)));
+        let chunks: Vec<&str> = found.collect();
+        for (suffix, (names, few)) in ["", "_bf16"].into_iter().zip(ENTRIES) {
+            assert!(chunks.iter().map(|chunks| format!("sm90_row_norm_{chunks}{suffix}")).eq(names));
+            assert!(source.contains(&format!("TREFOIL_ENTRY({})(", few.trim_end_matches("_bf16"))));
+        }
     }
 
     #[test]
@@ -183,6 +206,12 @@ mod tests {
         assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [257, 1, 1], [64, 1, 1]));
         let of = launch(&RowNormProblem { sizes: [1024, 776], ..PROBLEM }).unwrap();
         assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_few", [1024, 1, 1], [128, 1, 1]));
+        for (rows, name) in [(1024, "sm90_row_norm_few_bf16"), (1025, "sm90_row_norm_4_bf16")] {
+            let problem = RowNormProblem { sizes: [rows, 776], ..PROBLEM };
+            let of_bf16 = launch(&RowNormProblem { dtype: Dtype::Bf16, ..problem }).unwrap();
+            assert_eq!(of_bf16.entry, name);
+            assert_eq!(of_bf16.args.as_bytes(), launch(&problem).unwrap().args.as_bytes());
+        }
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!((args.bias, args.centred), (0, 0));
@@ -198,6 +227,7 @@ mod tests {
             refused(RowNormProblem { epsilon: 0.0, ..PROBLEM }) && refused(RowNormProblem { weight: 8, ..PROBLEM })
         );
         assert!(refused(RowNormProblem { epsilon: f32::NAN, ..PROBLEM }));
+        assert!(refused(RowNormProblem { dtype: Dtype::F32, ..PROBLEM }));
         assert!(refused(RowNormProblem { x: Rows { address: 0x100, pitch: 768 }, ..PROBLEM }));
         assert!(refused(RowNormProblem { y: Rows { address: 0x108, pitch: 776 }, ..PROBLEM }));
     }

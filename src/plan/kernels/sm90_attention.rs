@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
 use crate::plan::{AttentionSizes, Limits, StepOp};
-use crate::tensor::Dtype;
 
 /// `kernels/sm90_attention.cu`.
 pub(super) struct Sm90Attention;
@@ -44,10 +43,10 @@ impl KernelDef for Sm90Attention {
     }
 }
 
-/// Of attention of halves.
+/// Of attention of f16 or bf16, all operands of one type.
 fn sizes(work: &Work<'_>) -> Option<AttentionSizes> {
     match work.op {
-        StepOp::Attention(of) if work.is_in(Dtype::F16, Dtype::F16) => Some(of.sizes),
+        StepOp::Attention(of) if work.half().is_some_and(|of| work.is_in(of, of)) => Some(of.sizes),
         _ => None,
     }
 }

@@ -3,10 +3,9 @@
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
 #[cfg(feature = "cuda")]
-use crate::plan::packing::{PackedSum, usual};
+use crate::plan::packing::{PackedSum, Packing, usual};
 use crate::plan::work::Work;
 use crate::plan::{Limits, ProductSizes, StepOp};
-use crate::tensor::Dtype;
 
 /// `kernels/sm90_product.cu`.
 pub(super) struct Sm90Product;
@@ -37,18 +36,22 @@ impl KernelDef for Sm90Product {
         }
     }
 
-    /// The matrix alone: biases are tensors.
+    /// The matrix alone, in the type of the rows: biases are tensors.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        usual(work).into_iter().map(|sum| PackedSum { bias: None, ..sum }).collect()
+        let in_type = |filter| Packing { dtype: work.inputs[0].dtype, ..filter };
+        let alone =
+            |PackedSum { filters, .. }| PackedSum { filters: filters.into_iter().map(in_type).collect(), bias: None };
+        usual(work).into_iter().map(alone).collect()
     }
 }
 
-/// Of a run of a product of halves.
+/// Of a run of a product of f16 or bf16, and of a residual of that type.
 fn sizes(work: &Work<'_>) -> Option<ProductSizes> {
     match work.op {
-        StepOp::Product(of) if work.inputs[0].dtype == Dtype::F16 && work.writes(Dtype::F16) => {
-            Some(of.sizes(work.batch))
+        StepOp::Product(of) => {
+            let (rows, residual) = (work.half()?, work.inputs.last()?);
+            (!of.residual || residual.dtype == rows).then(|| of.sizes(work.batch))
         }
         _ => None,
     }

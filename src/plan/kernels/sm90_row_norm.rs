@@ -5,7 +5,6 @@ use super::{Kernel, KernelDef, Variant};
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
-use crate::tensor::Dtype;
 
 /// `kernels/sm90_row_norm.cu`.
 pub(super) struct Sm90RowNorm;
@@ -17,7 +16,7 @@ impl KernelDef for Sm90RowNorm {
 
     fn takes(&self, work: &Work<'_>) -> bool {
         match work.op {
-            StepOp::RowNorm(of) => of.has_kernel() && work.inputs[0].dtype == Dtype::F16 && work.writes(Dtype::F16),
+            StepOp::RowNorm(of) => of.has_kernel() && work.half().is_some(),
             _ => false,
         }
     }

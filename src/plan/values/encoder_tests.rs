@@ -46,10 +46,10 @@ fn encoders() -> Vec<(&'static str, Value, Embedding)> {
     ]
 }
 
-fn plan_of(config: &Value, asked: &Embedding) -> Plan {
+fn plan_of(config: &Value, asked: &Embedding, precision: Dtype) -> Plan {
     let of = network_of_encoder(config, asked);
     let rows = [of.input(), of.output()];
-    let plan = tests::planned(&of.graph(ROWS).unwrap(), &Limits::h200(), ROWS, rows, crate::tensor::Dtype::F16);
+    let plan = tests::planned(&of.graph(ROWS).unwrap(), &Limits::h200(), ROWS, rows, precision);
     plan.check().unwrap();
     plan
 }
@@ -75,11 +75,56 @@ fn kinds(name: &str, plan: &Plan) -> String {
 
 #[test]
 fn encoders_are_the_kernels_that_are_kept() {
-    let all = encoders().into_iter().map(|(name, config, asked)| kinds(name, &plan_of(&config, &asked)));
+    let all = encoders().into_iter().map(|(name, config, asked)| kinds(name, &plan_of(&config, &asked, Dtype::F16)));
     let printed = all.collect::<Vec<_>>().join("\n");
     if env::var("TREFOIL_BLESS").is_ok_and(|v| v == "1") {
         fs::write(KEPT, &printed).unwrap();
     }
     let expected = fs::read_to_string(KEPT).unwrap_or_default();
     assert!(printed == expected, "the plans are not as kept in {KEPT}:\n{printed}");
+}
+
+/// Products, attention and norms are the kernels that they are in f16, each of values and weights in bf16; other layers are
+/// loops that read bf16. Each has a time of its own.
+#[test]
+fn encoders_in_bf16_are_the_same_kernels() {
+    let is_fused = |step: &&Step| matches!(step.op, StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_));
+    for (name, config, asked) in encoders() {
+        let [of_f16, of_bf16] = [Dtype::F16, Dtype::Bf16].map(|precision| plan_of(&config, &asked, precision));
+        let fused = |plan: &Plan| -> Vec<_> {
+            let steps = plan.steps.iter().filter(is_fused);
+            steps.map(|step| (step.name.clone(), step.op.clone(), step.kernel, step.weight_bytes)).collect()
+        };
+        assert!(fused(&of_f16).len() > 10 && fused(&of_f16) == fused(&of_bf16), "{name}\n{of_f16}\n{of_bf16}");
+        assert!(of_bf16.tensors.iter().all(|tensor| tensor.dtype != Dtype::F16), "{name}\n{of_bf16}");
+        let key = |plan: &Plan, step: &Step| {
+            let index = plan.steps.iter().position(|of| of.name == step.name && of.op == step.op).unwrap();
+            plan.shape_of(index)
+        };
+        for step in &of_bf16.steps {
+            match is_fused(&step) {
+                true => {
+                    let work = of_bf16.work(step);
+                    assert_eq!(work.half(), Some(Dtype::Bf16), "{name}, {}", step.name);
+                    assert_eq!(key(&of_bf16, step), key(&of_f16, step).replace("f16", "bf16"));
+                    #[cfg(feature = "cuda")]
+                    for filter in
+                        kernels::of(&work, step.kernel).unwrap().packing(&work).iter().flat_map(|of| &of.filters)
+                    {
+                        assert_eq!(filter.dtype, Dtype::Bf16, "{name}, {}", step.name);
+                    }
+                }
+                false => assert_eq!(step.kernel, Kernel::Loop, "{name}, {}", step.name),
+            }
+        }
+        // Where no kernel is for bf16, nothing is one of f16.
+        let loops = tests::planned(
+            &network_of_encoder(&config, &asked).graph(1).unwrap(),
+            &Limits::a100(),
+            1,
+            [&of_bf16.input, &of_bf16.output],
+            Dtype::Bf16,
+        );
+        assert!(loops.is_of_values(), "{name}\n{loops}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Steps that compute several nodes, as nodes of their own: what they read in f16, and what they write.
+//! Steps that compute several nodes, as nodes of their own: what they read in f16 or bf16, and what they write.
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
@@ -11,7 +11,7 @@ impl Split<'_> {
         let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
         self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
         let dims = &self.from.value(found.writes).dims;
-        let (channels, written) = (dims[dims.len() - 1], ValueType::new(Dtype::F16, dims));
+        let (channels, written) = (dims[dims.len() - 1], ValueType::new(self.dtype, dims));
         let written = self.add(written);
         self.to.channels.insert(written, channels);
         self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
@@ -36,21 +36,21 @@ impl Split<'_> {
     /// A mask, which other steps read too.
     fn push_mask(&mut self, mask: &Mask, name: &str) -> ValueId {
         let inputs = mask.values.iter().copied().map(Some).collect();
-        let half = self.add(ValueType::new(Dtype::F16, &mask.dims));
-        let op = Op::Map(mask.expr.clone().cast(Dtype::F16));
+        let half = self.add(ValueType::new(self.dtype, &mask.dims));
+        let op = Op::Map(mask.expr.clone().cast(self.dtype));
         self.push(Node { name: format!("{name} (mask)"), op, inputs, outputs: vec![half] });
         let made = if mask.is_odd { self.padded(half, name) } else { half };
         self.masks.push((mask.clone(), made));
         made
     }
 
-    /// A value in f16. A reshape of one that is there in f16 is a view of that.
+    /// A value in the type of kernels. A reshape of one that is there in it is a view of that.
     fn dense_half(&mut self, x: ValueId, name: &str) -> ValueId {
         if !self.halves.contains_key(&x)
             && let Some(Node { op: Op::Reshape(dims), inputs, .. }) = writer(self.from, x)
             && let Some(from) = inputs[0].filter(|&from| ends_in_eights(self.from, from))
         {
-            let of = ValueType::new(Dtype::F16, dims);
+            let of = ValueType::new(self.dtype, dims);
             let from = self.dense_half(from, name);
             return self.node(name, "reshape", Op::Reshape(dims.clone()), from, of);
         }
@@ -65,7 +65,8 @@ impl Split<'_> {
         let x = self.node(name, "windows", Op::Reshape(apart.dims.clone()), x, apart);
         let turned = [batch, height / r, width / s, r, s, channels];
         let x = self.node(name, "patches", Op::Transpose(vec![0, 1, 3, 2, 4, 5]), x, of(Dtype::F32, turned));
-        self.node(name, "f16", Op::Map(Expr::arg(0).cast(Dtype::F16)), x, of(Dtype::F16, turned))
+        let dtype = self.dtype;
+        self.node(name, &dtype.to_string(), Op::Map(Expr::arg(0).cast(dtype)), x, of(dtype, turned))
     }
 
     /// A value with rows that are one longer.
@@ -75,6 +76,6 @@ impl Split<'_> {
         let last = dims.len() - 1;
         (dims[last], after[last]) = (dims[last] + 1, 1);
         let pad = Pad { before, after, mode: PadMode::Constant(Number::Float(0.0)) };
-        self.node(name, "padded", Op::Pad(pad), x, ValueType { dtype: Dtype::F16, dims })
+        self.node(name, "padded", Op::Pad(pad), x, ValueType { dtype: self.dtype, dims })
     }
 }

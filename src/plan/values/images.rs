@@ -97,7 +97,7 @@ impl Split<'_> {
             |&id: &ValueId| self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == shape(id));
         let has_kernel = match op {
             model::Op::Activation(_) => return true, // whatever the dimensions
-            model::Op::Conv2d(conv) => kernel(conv, [shapes[0], shape(y)], self.batch, limits).is_some(),
+            model::Op::Conv2d(conv) => kernel(conv, self.dtype, [shapes[0], shape(y)], self.batch, limits).is_some(),
             _ => true,
         };
         has_kernel && op.shape(&shapes) == Ok(shape(y)) && reads.iter().all(is_as_stored)
@@ -131,7 +131,7 @@ impl Split<'_> {
             of.dims.clone_from(&self.stored[inputs[0].0].1);
         }
         let channels = *of.dims.last().expect("it has channels");
-        let with_channels = |of: &ValueType, channels| ValueType { dtype, ..with_channels(of, channels) };
+        let with_channels = |of: &ValueType, channels| with_channels(of, dtype, channels);
         let stored = self.add(with_channels(&of, channels.next_multiple_of(ALIGN)));
         self.to.channels.insert(stored, channels);
         self.to.apart.insert(NodeId(self.to.graph.nodes.len()));

@@ -1,5 +1,5 @@
 //! What computes each node of a graph of values: a network of images, a kernel for nodes of a transformer, or a loop. The
-//! first two read and write f16 with padded channels; loops take in the conversions.
+//! first two read and write a type of 16 bits with padded channels, the first one f16 alone; loops take in the conversions.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -15,7 +15,7 @@ pub(super) const ALIGN: usize = Family::Sm80.channel_align();
 
 /// A graph of values, and what computes its nodes that are no loops.
 pub(super) struct Layered {
-    /// The graph: what the network and fused steps compute are nodes of values in f16.
+    /// The graph: what the network and fused steps compute are nodes of values in f16 or bf16.
     pub graph: Graph,
     /// The nodes that the network computes.
     pub apart: HashSet<NodeId>,
@@ -27,18 +27,18 @@ pub(super) struct Layered {
     pub given: HashMap<String, Given>,
     /// Channels of values that are stored with more.
     pub channels: HashMap<ValueId, usize>,
-    /// What of the graph that it was made of is in f16.
+    /// What of the graph that it was made of is in f16 or bf16.
     pub halves: Halves,
 }
 
-/// What of a graph is computed in f16.
+/// What of a graph kernels compute in f16 or bf16.
 #[derive(Default)]
 pub(super) struct Halves {
     /// Nodes: their operands are rounded, and their results.
     pub nodes: HashSet<NodeId>,
-    /// Values that exist in f16 alone.
+    /// Values that exist in that type alone.
     pub written: HashSet<ValueId>,
-    /// Values that such nodes read in f16.
+    /// Values that such nodes read in it.
     pub read: HashSet<ValueId>,
 }
 
@@ -51,16 +51,21 @@ pub(super) struct Given {
 }
 
 impl Layered {
-    /// The graph for `batch` rows with all that kernels of the device compute of it in f16; nodes of these names stay in f32.
-    pub fn of(graph: &Graph, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
-        let mut split = Split::new(graph, batch);
-        let found = patterns::find(graph, limits, batch, in_f32);
+    /// The graph for `batch` rows with all that kernels of the device compute of it in f16 or bf16; nodes of these names stay
+    /// in f32. Loops compute the others: of f16 in f32, of bf16 from operands of layers in bf16.
+    pub fn of(graph: &Graph, dtype: Dtype, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
+        let mut split = Split::new(graph, dtype, batch);
+        let found = patterns::find(graph, dtype, limits, batch, in_f32);
         let needed = patterns::needed(graph, &found);
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
                 split.to.halves.written.insert(found.writes);
                 split.push_found(&graph.nodes[found.named.0], found);
+            } else if dtype != Dtype::F16 {
+                let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
+                let node = split.reading(node, operands);
+                split.push(node); // there is no network of images
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
                 let dtype = rows::dtype(&op, limits.family);
@@ -77,7 +82,7 @@ impl Layered {
 
     /// A graph of which loops compute everything. Layers read their operands in this type, but for nodes of these names.
     pub fn of_loops(graph: &Graph, operands: Dtype, in_f32: &BTreeSet<String>) -> Self {
-        let mut split = Split::new(graph, 0);
+        let mut split = Split::new(graph, operands, 0);
         for node in &graph.nodes {
             let dtype = if in_f32.contains(&node.name) { Dtype::F32 } else { operands };
             let node = split.reading(node, dtype);
@@ -98,6 +103,8 @@ pub(super) struct Split<'a> {
     /// The nodes that read each value of it.
     pub readers: Vec<Vec<NodeId>>,
     pub batch: usize,
+    /// The type of what kernels read and write.
+    pub dtype: Dtype,
     pub to: Layered,
     /// The node of the network that computes each value, or that it is given by.
     pub images: HashMap<ValueId, model::NodeId>,
@@ -105,7 +112,7 @@ pub(super) struct Split<'a> {
     pub stored: Vec<(ValueId, Vec<usize>)>,
     /// For each value of the graph the nodes of the network that it is computed from.
     pub sources: Vec<BTreeSet<model::NodeId>>,
-    /// Values in f16, their channels padded, by what they are of the graph.
+    /// Values in that type, their channels padded, by what they are of the graph.
     pub halves: HashMap<ValueId, ValueId>,
     /// Masks that steps read.
     pub masks: Vec<(Mask, ValueId)>,
@@ -114,7 +121,7 @@ pub(super) struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
-    fn new(from: &'a Graph, batch: usize) -> Self {
+    fn new(from: &'a Graph, dtype: Dtype, batch: usize) -> Self {
         let input = Shape::vector(1); // of an input, which it has not
         let to = Layered {
             graph: Graph { nodes: Vec::new(), ..from.clone() },
@@ -128,7 +135,7 @@ impl<'a> Split<'a> {
         let sources = vec![BTreeSet::new(); from.values.len()];
         let (images, halves, operands) = (HashMap::new(), HashMap::new(), HashMap::new());
         let (readers, stored, masks) = (from.readers(), Vec::new(), Vec::new());
-        Self { from, readers, batch, to, images, stored, sources, halves, masks, operands }
+        Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, operands }
     }
 
     /// With the node that stands for all outputs.
@@ -178,28 +185,30 @@ impl<'a> Split<'a> {
         ValueId(self.to.graph.values.len() - 1)
     }
 
-    /// A value in f16, its channels padded.
+    /// A value in the type of kernels, its channels padded.
     pub fn half(&mut self, x: ValueId, name: &str) -> ValueId {
         if let Some(&there) = self.halves.get(&x) {
             return there;
         }
         let of = self.from.value(x).clone();
         let channels = *of.dims.last().expect("it has channels");
-        let cast = Op::Map(Expr::arg(0).cast(Dtype::F16));
-        let mut half = self.node(name, "f16", cast, x, with_channels(&of, channels));
+        let (dtype, with_channels) = (self.dtype, |channels| with_channels(&of, self.dtype, channels));
+        let [dense, padded] = [channels, channels.next_multiple_of(ALIGN)].map(with_channels);
+        let cast = Op::Map(Expr::arg(0).cast(dtype));
+        let mut half = self.node(name, &dtype.to_string(), cast, x, dense);
         let stored = channels.next_multiple_of(ALIGN);
         if stored > channels {
             let mut after = vec![0; of.rank()];
             *after.last_mut().expect("it has channels") = (stored - channels) as isize;
             let (before, mode) = (vec![0; of.rank()], PadMode::Constant(Number::Float(0.0)));
-            half = self.node(name, "padded", Op::Pad(Pad { before, after, mode }), half, with_channels(&of, stored));
+            half = self.node(name, "padded", Op::Pad(Pad { before, after, mode }), half, padded);
         }
         self.to.channels.insert(half, channels);
         self.halves.insert(x, half);
         half
     }
 
-    /// A value that is there in f16, for whatever reads it as f32.
+    /// A value that is there in the type of kernels, for whatever reads it as f32.
     pub fn push_f32(&mut self, name: &str, half: ValueId, y: ValueId) {
         let (name, cast) = (format!("{name} (f32)"), Op::Map(Expr::arg(0).cast(Dtype::F32)));
         self.push(Node { name, op: cast, inputs: vec![Some(half)], outputs: vec![y] });
@@ -228,9 +237,9 @@ impl<'a> Split<'a> {
     }
 }
 
-/// f16 in these dimensions, but for the last.
-pub(super) fn with_channels(of: &ValueType, channels: usize) -> ValueType {
+/// A type in these dimensions, but for the last.
+pub(super) fn with_channels(of: &ValueType, dtype: Dtype, channels: usize) -> ValueType {
     let mut dims = of.dims.clone();
     *dims.last_mut().expect("it has channels") = channels;
-    ValueType { dtype: Dtype::F16, dims }
+    ValueType { dtype, dims }
 }

@@ -63,11 +63,17 @@ fn is_read_by_layers(graph: &Graph, of: ValueId, readers: &[Vec<NodeId>]) -> boo
     false
 }
 
-/// The best kernel of the device for a convolution from and to images of these shapes, if there is one.
-pub(super) fn kernel(conv: &Conv2d, shapes: [Shape; 2], batch: usize, limits: &Limits) -> Option<Variant> {
+/// The best kernel of the device for a convolution from and to images of these shapes and this type, if there is one.
+pub(super) fn kernel(
+    conv: &Conv2d,
+    dtype: Dtype,
+    shapes: [Shape; 2],
+    batch: usize,
+    limits: &Limits,
+) -> Option<Variant> {
     let of = conv.clone();
     let op = if conv.is_depthwise(shapes[0].channels) { StepOp::Depthwise(of) } else { StepOp::Conv(of) };
-    let [inputs, outputs] = shapes.map(|of| vec![Operand::activations(of, Dtype::F16, limits.family)]);
+    let [inputs, outputs] = shapes.map(|of| vec![Operand::activations(of, dtype, limits.family)]);
     kernels::best(&Work { name: "", op: &op, batch, inputs, outputs }, limits)
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
-        Dtype::F16 if on_gpu => Layered::of(&graph, limits, batch, in_f32),
+        Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32),
         _ => Layered::of_loops(&graph, precision, in_f32),
     };
     let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
@@ -225,12 +225,12 @@ impl<'a> Growing<'a> {
         let name = &self.graph.nodes[node.0].name;
         let [inputs, outputs] =
             [&step.reads, &step.writes].map(|ids| ids.iter().map(|&id| self.tensor(id)).collect::<Vec<_>>());
-        let &ValuesRequest { limits, batch, choices, .. } = self.request;
+        let &ValuesRequest { limits, batch, choices, precision, .. } = self.request;
         let tensors = &self.plan().tensors;
         let operands = |ids: &[TensorId]| ids.iter().map(|id| tensors[id.0].operand()).collect();
         let work = Work { name, op, batch, inputs: operands(&inputs), outputs: operands(&outputs) };
         let (kernel, flops) = (kernels::choose(&work, limits, choices)?, work.flops());
-        let weight_bytes = work.weight_bytes(Dtype::F16);
+        let weight_bytes = work.weight_bytes(precision);
         self.add(name.clone(), op.clone(), kernel, inputs, outputs, flops);
         let step = self.plan().steps.last_mut().expect("just added");
         (step.weight_bytes, step.bytes) = (weight_bytes, step.bytes + weight_bytes);

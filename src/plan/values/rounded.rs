@@ -21,7 +21,7 @@ pub(crate) struct Rounded<'a> {
 
 /// `graph` for one row as a GPU computes it, but for the nodes that are in f32, with all its values in f32 as outputs.
 pub(crate) fn rounded<'a>(graph: &'a Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> Rounded<'a> {
-    let halves = Layered::of(graph, limits, 1, in_f32).halves;
+    let halves = Layered::of(graph, Dtype::F16, limits, 1, in_f32).halves;
     Rounded::new(graph, halves)
 }
 

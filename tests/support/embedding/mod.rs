@@ -13,13 +13,13 @@ use std::fmt;
 
 use serde_json::Value;
 use trefoil::model::{Embedding, Model};
-use trefoil::{Batch, Device, Engine, Error};
+use trefoil::{Batch, Device, Engine, Error, Precision};
 
 use folder::{Folder, Size, Tensors};
 use loops::Net;
 
 use super::random::Random;
-use super::tolerance::{U16, U32};
+use super::tolerance::{BF16, U16, U32};
 
 /// A folder and what is asked of it.
 #[derive(Clone)]
@@ -67,19 +67,20 @@ impl Problem {
         Model::open_encoder(&folder.0, &self.asked)
     }
 
-    /// Runs it on a device and compares with plain loops. `is_f16` says that the device's values are.
-    pub fn run(&self, device: &Device, is_f16: bool) -> Result<(), String> {
+    /// Runs it on a device in a precision, f32, f16 or bf16, and compares with plain loops.
+    pub fn run(&self, device: &Device, precision: Precision) -> Result<(), String> {
         let folder = self.folder();
         let told = |error: Error| error.to_string();
         let model = Model::open_encoder(&folder.0, &self.asked).map_err(told)?;
-        let engine = Engine::builder(&model).on(device).batch_sizes(&[1, ROWS]).check(true).build().map_err(told)?;
+        let engine = Engine::builder(&model).on(device).precision(precision).batch_sizes(&[1, ROWS]).check(true);
+        let engine = engine.build().map_err(told)?;
         for count in [ROWS, 1] {
             let mut batch = engine.acquire().map_err(told)?;
             let rows: Vec<Row> = (0..count).map(|index| self.row(index)).collect();
             rows.iter().enumerate().for_each(|(index, row)| self.fill(&mut batch, index, row));
             let output = batch.submit(count).and_then(|ticket| ticket.wait()).map_err(told)?;
             for (index, row) in rows.iter().enumerate() {
-                self.compare(index, row, is_f16, |port| output.port::<f32>(index, port))?;
+                self.compare(index, row, precision, |port| output.port::<f32>(index, port))?;
             }
         }
         Ok(())
@@ -126,12 +127,12 @@ impl Problem {
 
     /// Deviations of independent roundings add as squares; a result is at most eight of them off. A layer has
     /// [`ROUNDINGS`] values between its operations, and their weights. In f32 each is a sum of up to [`INNER`] terms, each of
-    /// which is rounded; in f16 the rounding of the sum is what counts.
+    /// which is rounded; in f16 and bf16 the rounding of the sum is what counts.
     fn compare<'a>(
         &self,
         index: usize,
         row: &Row,
-        is_f16: bool,
+        precision: Precision,
         found: impl Fn(&str) -> Result<&'a [f32], Error>,
     ) -> Result<(), String> {
         let Computed { ports, scale } = match &self.reference {
@@ -139,7 +140,12 @@ impl Problem {
             Reference::Kept(rows) => rows[index].clone(),
         };
         let values = (2 * ROUNDINGS * (self.layers + 1)) as f64;
-        let unit = if is_f16 { U16 / 3_f64.sqrt() } else { U32 * ((INNER + 1) as f64).sqrt() };
+        let unit = match precision {
+            Precision::F16 => U16 / 3_f64.sqrt(),
+            Precision::Bf16 => BF16.unit / 3_f64.sqrt(),
+            Precision::F32 => U32 * ((INNER + 1) as f64).sqrt(),
+            Precision::Auto | Precision::Checkpoint => unreachable!("it depends on a device, or on a model"),
+        };
         let most = 8.0 * unit * values.sqrt() * scale;
         for (port, wanted) in ports {
             let found = found(port).map_err(|error| error.to_string())?;

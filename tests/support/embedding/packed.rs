@@ -56,7 +56,7 @@ impl Problem {
         let (ticket, packed) = pack.submit().map_err(told)?;
         let output = ticket.wait().map_err(told)?;
         for (place, (row, index)) in rows.iter().zip(order).enumerate() {
-            self.compare(index, row, precision == Precision::F16, |port| packed.port(&output, place, port))
+            self.compare(index, row, precision, |port| packed.port(&output, place, port))
                 .map_err(|what| format!("packed as row {place}: {what}"))?;
         }
         Ok(())

@@ -179,7 +179,7 @@ impl Added {
         (expr.axes() == 0 && !values.is_empty()).then(|| Self { expr, values, scores: scores.to_vec() })
     }
 
-    /// How it is read as the mask, and halves from one head, row and image of it to the next.
+    /// How it is read as the mask, and values from one head, row and image of it to the next.
     fn read(self, graph: &Graph, axes: &Axes) -> Option<(Read, [usize; 3])> {
         let rank = self.scores.len();
         let mut dims = vec![1; rank];

@@ -113,7 +113,7 @@ pub fn float(expr: &Expr) -> Option<f64> {
     }
 }
 
-/// Whether it is a number so low that a score of it has no weight, which is minus infinity in f16.
+/// Whether it is a number so low that a score of it has no weight, whatever is added; in f16 it is minus infinity.
 fn is_lowest(expr: &Expr) -> bool {
     float(expr).is_some_and(|number| number < -1e5)
 }

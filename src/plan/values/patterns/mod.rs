@@ -15,6 +15,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
+use crate::tensor::Dtype;
 
 pub(super) use expr::{float, inlined};
 
@@ -27,18 +28,18 @@ pub(super) struct Found {
     pub named: NodeId,
     /// What it reads.
     pub reads: Vec<Read>,
-    /// What it writes, in f16.
+    /// What it writes, in the type of kernels.
     pub writes: ValueId,
 }
 
-/// How a step reads a value.
+/// How a step reads a value: in the type of kernels, f16 or bf16, but for constants.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Read {
-    /// In f16.
+    /// As it lies.
     Half(ValueId),
-    /// As it is: a constant.
+    /// A constant, in f32.
     Constant(ValueId),
-    /// In f16, the pixels of windows of this size, which lie side by side, window by window.
+    /// The pixels of windows of this size, which lie side by side, window by window.
     Patches {
         /// The image.
         value: ValueId,
@@ -49,7 +50,7 @@ pub(super) enum Read {
     Mask(Mask),
 }
 
-/// What an expression makes of values of some dimensions, in f16.
+/// What an expression makes of values of some dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mask {
     /// Of the values, which are broadcast.
@@ -75,6 +76,8 @@ impl Read {
 /// A graph as patterns see it.
 struct Context<'a> {
     graph: &'a Graph,
+    /// The type of what kernels read and write.
+    dtype: Dtype,
     limits: &'a Limits,
     batch: usize,
     /// The nodes that read each value.
@@ -95,22 +98,28 @@ impl Context<'_> {
 
 /// The steps of a graph for `batch` rows that kernels made for such nodes compute, by the last node of each. None computes a
 /// node that is to be in f32.
-pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> HashMap<NodeId, Found> {
+pub(super) fn find(
+    graph: &Graph,
+    dtype: Dtype,
+    limits: &Limits,
+    batch: usize,
+    in_f32: &BTreeSet<String>,
+) -> HashMap<NodeId, Found> {
     let mut all = HashMap::new();
     if !limits.has_sm90_kernels() {
         return all;
     }
     let shown = graph.outputs.iter().map(|port| port.value).collect();
-    let context = Context { graph, limits, batch, readers: graph.readers(), shown };
+    let context = Context { graph, dtype, limits, batch, readers: graph.readers(), shown };
     let mut halves = HashSet::new();
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
-        let is_in_f16 = |(_, found): &(NodeId, Found)| {
+        let is_in_halves = |(_, found): &(NodeId, Found)| {
             covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
         };
         let found = attention::find(&context, at).or_else(|| norm::find(&context, at));
         let found = found.or_else(|| product::find(&context, at, &halves));
-        if let Some((last, found)) = found.filter(is_in_f16) {
+        if let Some((last, found)) = found.filter(is_in_halves) {
             halves.insert(found.writes);
             all.insert(last, found);
         }
@@ -157,7 +166,7 @@ pub(super) fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
     }
 }
 
-/// Whether the last axis of a value is a multiple of 8, so that its rows are at multiples of 16 bytes in f16.
+/// Whether the last axis of a value is a multiple of 8, so that its rows are at multiples of 16 bytes in f16 and bf16.
 pub(super) fn ends_in_eights(graph: &Graph, id: ValueId) -> bool {
     graph.value(id).dims.last().is_some_and(|dim| dim.is_multiple_of(8))
 }

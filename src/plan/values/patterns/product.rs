@@ -16,7 +16,7 @@ use crate::tensor::Dtype;
 /// How many nodes behind a product are looked at.
 const MOST_NODES: usize = 24;
 
-/// A product that begins at a node, and the last node of it. `halves` are values that steps write in f16.
+/// A product that begins at a node, and the last node of it. `halves` are values that steps write in the type of kernels.
 pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>) -> Option<(NodeId, Found)> {
     let Product { weights, x, bias: own, sizes } = Product::of(context, at)?;
     let ProductSizes { m, n, k } = sizes;
@@ -120,11 +120,11 @@ impl Product {
 /// Whether a convolution of single pixels is done sooner as a product, epilogue and all, than by a kernel for images and a
 /// loop behind it.
 fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
-    let Context { graph, limits, batch, .. } = *context;
+    let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];
     let (Some(conv), Some(x)) = (layer(graph, node), node.inputs[0]) else { return false };
     let shapes = [x, node.outputs[0]].map(|id| image(&graph.value(id).dims));
-    let kernel = layers::kernel(&conv, shapes, batch, limits);
+    let kernel = layers::kernel(&conv, dtype, shapes, batch, limits);
     let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes, limits)?));
     let whole = sizes.kernels(limits).first().map(|&kernel| sizes.clocks(kernel, limits));
     apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
@@ -136,7 +136,7 @@ fn pass_clocks(ProductSizes { m, n, .. }: ProductSizes, limits: &Limits) -> Opti
     Some((bytes as f64 / rates.memory_bytes + LAUNCH) * rates.clock_hz)
 }
 
-/// What has the rows, and where: a view of a value that is in f16 already is read where it is.
+/// What has the rows, and where: a view of a value that is in the type of kernels already is read where it is.
 fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<ValueId>) -> (ValueId, RowsAt) {
     let dense = (x, RowsAt { first: 0, pitch: k });
     let view = Strided::of(context.graph, x);
