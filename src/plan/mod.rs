@@ -20,6 +20,7 @@ mod lanes;
 mod limits;
 mod lower;
 mod op;
+mod packed_attention;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
 mod product;
@@ -56,6 +57,7 @@ pub use roofline::{Rates, Roofline};
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
 pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_TAPS, stem_filter_index};
+pub use packed_attention::{PackedAttentionOp, PackedSizes};
 pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
 /// The input of [`plan`].

@@ -229,7 +229,7 @@ const MOST_PRODUCTS: usize = 8 << 20;
 /// reference that it is compared with, which is a score too; its error makes a weight wrong by that factor. A weight
 /// has two errors of the exponential and is rounded to f16, where it is subnormal at 2^-14 of a reference that is in
 /// the sum. Weights in numerator and denominator are of the same scores.
-fn attend<'a>(
+pub fn attend<'a>(
     q: &[f16],
     kv: impl Fn(usize) -> (&'a [f16], &'a [f16]),
     added: impl Fn(usize) -> f64,

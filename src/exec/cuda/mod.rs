@@ -27,6 +27,7 @@ mod product_run;
 mod row_norm_run;
 mod s8_ends_run;
 mod sm90_attention;
+mod sm90_attention_packed;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;

@@ -8,6 +8,7 @@ use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
+use super::sm90_attention_packed;
 use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
 use crate::device::cuda::TensorMap;
@@ -42,11 +43,16 @@ kernel_args! {
         heads: i32,
         head_blocks: i32,
         tail: i32,
-        padding: [i32; 8],
+        table: u64,
+        result: u64,
+        result_row: i32,
+        result_head: i32,
+        dims: i32,
+        padding: i32,
     }
 }
 
-/// The kernels of each tile: without a mask, and with one.
+/// The kernels of each tile: without a mask, and with one. Those of packed rows are in `sm90_attention_packed.rs`.
 pub(super) const ENTRIES: [(AttentionTile, [&str; 2]); AttentionTile::ALL.len()] = [
     (AttentionTile { dims: 64, keys: 104 }, ["sm90_attention_64_104", "sm90_attention_64_104_masked"]),
     (AttentionTile { dims: 64, keys: 128 }, ["sm90_attention_64_128", "sm90_attention_64_128_masked"]),
@@ -66,14 +72,21 @@ impl Launcher for Sm90Attention {
             let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
             names.map(|name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 })
         };
-        ENTRIES.into_iter().flat_map(of_tile).collect()
+        ENTRIES.into_iter().flat_map(of_tile).chain(sm90_attention_packed::entries()).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) = (step.op(), step.kernel()) else {
-            return Err(step.wrong_kernel());
-        };
-        launch(&AttentionProblem::of(of, step), kernel, step.limits().units)
+        let units = step.limits().units;
+        match (step.op(), step.kernel()) {
+            (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) => {
+                launch(&AttentionProblem::of(of, step), kernel, units)
+            }
+            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) => {
+                let inputs = [0, 1, 2, 3].map(|part| step.input_address(part));
+                sm90_attention_packed::launch(of, inputs, step.pointers().2, kernel, units)
+            }
+            _ => Err(step.wrong_kernel()),
+        }
     }
 
     #[cfg(test)]
@@ -213,10 +226,10 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
 }
 
 /// What rows, keys and how far a row sees stay below.
-const MOST: usize = 1 << 28;
+pub(super) const MOST: usize = 1 << 28;
 
 /// Boxes of 64 values of one head, `box_rows` rows at a time.
-fn boxes(
+pub(super) fn boxes(
     what: &'static str,
     at: &Heads,
     sizes: &AttentionSizes,

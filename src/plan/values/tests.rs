@@ -56,8 +56,9 @@ fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
     assert!(cpu.steps.iter().all(|step| step.kernel == Kernel::Loop), "{cpu}");
 }
 
-/// On a CPU packed attention is a step of its own; on a GPU a few loops for each layer, which read keys and values where they
-/// lie: nothing has an element for each token, key and feature. Where keys are is computed once for all layers.
+/// On a CPU packed attention is a step of its own. On a GPU it is a kernel, or a few loops for each layer, which read keys and
+/// values where they lie: nothing has an element for each token, key and feature. Where keys are is computed once for all
+/// layers.
 #[test]
 fn packed_attention_reads_keys_where_they_lie() {
     let (dims, longest) = ([256, 4, 32], 64);
@@ -74,9 +75,26 @@ fn packed_attention_reads_keys_where_they_lie() {
     });
     let cpu = planned(&graph, &Limits::cpu(2), 1, [&input, &output], Dtype::F32);
     assert!(cpu.steps.len() == 2 && cpu.steps.iter().all(|step| step.kernel == Kernel::Hand), "{cpu}");
-    for (limits, precision) in
-        [(Limits::h200(), Dtype::F16), (Limits::h200(), Dtype::F32), (Limits::a100(), Dtype::F16)]
-    {
+    let plan = planned(&graph, &Limits::h200(), 1, [&input, &output], Dtype::F16);
+    plan.check().unwrap();
+    let kernels: Vec<_> = plan.steps.iter().filter(|step| step.kernel != Kernel::Loop).collect();
+    let is_packed = |step: &&&Step| matches!(step.op, StepOp::PackedAttention(_));
+    assert_eq!((kernels.len(), kernels.iter().filter(is_packed).count()), (2, 2), "{plan}");
+    assert_eq!(kernels[0].inputs[3], kernels[1].inputs[3], "blocks are those of both layers");
+    assert!(plan.steps.len() <= 12, "{plan}");
+    let in_f32 = &BTreeSet::from(["first".to_owned()]);
+    let request = ValuesRequest {
+        limits: &Limits::h200(),
+        batch: 1,
+        rows: [&input, &output],
+        states: &[],
+        precision: Dtype::F16,
+        in_f32,
+        choices: &Choices::new(),
+    };
+    let plan = super::plan(&graph, &request).unwrap();
+    assert_eq!(plan.steps.iter().filter(|step| step.kernel != Kernel::Loop).count(), 1, "one is in f32\n{plan}");
+    for (limits, precision) in [(Limits::h200(), Dtype::F32), (Limits::a100(), Dtype::F16)] {
         let plan = planned(&graph, &limits, 1, [&input, &output], precision);
         plan.check().unwrap();
         assert!(plan.steps.iter().all(|step| step.kernel == Kernel::Loop), "{plan}");

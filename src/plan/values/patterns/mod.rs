@@ -5,6 +5,7 @@ mod attention;
 mod epilogue;
 mod expr;
 mod norm;
+mod packed;
 mod pieces;
 mod product;
 mod strided;
@@ -13,6 +14,7 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::blocks::Blocks;
 use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
 
@@ -47,6 +49,8 @@ pub(super) enum Read {
     },
     /// What is added to scores.
     Mask(Mask),
+    /// As blocks of packed rows.
+    Blocks(Blocks),
 }
 
 /// What an expression makes of values of some dimensions, in f16.
@@ -68,6 +72,7 @@ impl Read {
         match self {
             Self::Half(value) | Self::Constant(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
             Self::Mask(mask) => &mask.values,
+            Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),
         }
     }
 }
@@ -83,7 +88,12 @@ struct Context<'a> {
     shown: HashSet<ValueId>,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    fn new(graph: &'a Graph, limits: &'a Limits, batch: usize) -> Self {
+        let shown = graph.outputs.iter().map(|port| port.value).collect();
+        Self { graph, limits, batch, readers: graph.readers(), shown }
+    }
+
     /// The one node that reads a value, if nobody else does.
     fn reader(&self, id: ValueId) -> Option<NodeId> {
         match self.readers[id.0][..] {
@@ -100,22 +110,30 @@ pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize, in_f32: &BTreeS
     if !limits.has_sm90_kernels() {
         return all;
     }
-    let shown = graph.outputs.iter().map(|port| port.value).collect();
-    let context = Context { graph, limits, batch, readers: graph.readers(), shown };
+    let context = Context::new(graph, limits, batch);
     let mut halves = HashSet::new();
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
-        let is_in_f16 = |(_, found): &(NodeId, Found)| {
-            covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
-        };
-        let found = attention::find(&context, at).or_else(|| norm::find(&context, at));
-        let found = found.or_else(|| product::find(&context, at, &halves));
-        if let Some((last, found)) = found.filter(is_in_f16) {
+        let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
+        let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        if let Some((last, found)) = found.filter(|(_, found)| is_in_f16(graph, found, in_f32)) {
             halves.insert(found.writes);
             all.insert(last, found);
         }
     }
     all
+}
+
+/// The nodes that are attention within rows end to end and that a kernel computes, by their names.
+pub(super) fn packed(graph: &Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> HashSet<String> {
+    let context = Context::new(graph, limits, 1);
+    let nodes = (0..graph.nodes.len()).filter_map(|index| packed::find(&context, NodeId(index)));
+    let in_f16 = nodes.filter(|(_, found)| is_in_f16(graph, found, in_f32));
+    in_f16.map(|(_, found)| graph.nodes[found.named.0].name.clone()).collect()
+}
+
+fn is_in_f16(graph: &Graph, found: &Found, in_f32: &BTreeSet<String>) -> bool {
+    covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
 }
 
 /// The nodes that a step computes: what it writes depends on them, and what it reads does not.
