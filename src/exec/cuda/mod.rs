@@ -60,7 +60,7 @@ use crate::error::Error;
 use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
-pub use attention_run::{AttentionOperands, AttentionRun};
+pub use attention_run::{AttentionOperands, AttentionRun, PackedAttentionOperands, PackedAttentionRun};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
 use entries::Launcher;
 use launch::Launch;

@@ -2,8 +2,14 @@
 //! rows begin and end, for all layers.
 
 use super::layered::Split;
+#[cfg(feature = "cuda")]
+use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::graph::Tensor;
 use crate::graph::{Binary, Expr, Graph, GraphBuilder, Node, Number, Op, Origin, Pad, PadMode, Reduce, ReduceOp, Slice};
 use crate::graph::{ValueId, ValueType};
+#[cfg(feature = "cuda")]
+use crate::loops;
 use crate::plan::PackedAttentionOp;
 use crate::tensor::Dtype;
 
@@ -113,6 +119,18 @@ impl Blocks {
     }
 }
 
+/// The blocks of these starts, computed here.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+#[cfg(feature = "cuda")]
+pub(crate) fn blocks_of(op: &PackedAttentionOp, starts: &[i64]) -> Result<Vec<i32>, Error> {
+    let graph = Blocks::of(op, ValueId(0)).graph(&ValueType::new(Dtype::I64, &[starts.len()]));
+    let inputs = [Tensor::of(&[starts.len()], starts)];
+    let table = loops::evaluate(&graph, &mut |_, _| unreachable!("it has no weights"), &inputs)?;
+    Ok(table[0].elems().to_vec())
+}
+
 /// Writes the graph.
 struct Writer {
     g: GraphBuilder,
@@ -201,8 +219,8 @@ impl Split<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Tensor;
-    use crate::loops;
+    #[cfg(not(feature = "cuda"))]
+    use crate::{graph::Tensor, loops};
 
     /// The blocks with keys, and those of tokens in no row, by plain loops, as `graph` says.
     fn expected(of: &Blocks, starts: &[i64]) -> [Vec<[i32; 4]>; 2] {

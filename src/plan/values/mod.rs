@@ -38,6 +38,8 @@ use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
 use crate::tensor::{Dtype, RowPort, RowSpec, Shape};
 
+#[cfg(feature = "cuda")]
+pub(crate) use blocks::blocks_of;
 pub(crate) use rounded::{Rounded, exact, rounded};
 
 /// Plans a graph for `batch` rows.
