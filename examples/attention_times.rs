@@ -1,11 +1,12 @@
 //! Times each attention kernel alone, on queries, keys and values that one layer has written into one buffer.
 //!
-//! usage: attention_times [ROUNDS]
+//! usage: attention_times [ROUNDS] [packed]
 //!
 //! For each size of a known network it prints the microseconds of each kernel and the TFLOP/s of the fastest one, and
 //! marks the planner's choice. A figure is the median of rounds in which all kernels run in turn. Operands are random
 //! and rotate over more memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
-//! The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their lengths told.
+//! The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their lengths told;
+//! `packed` prints these alone.
 
 mod alone;
 
@@ -31,7 +32,8 @@ fn main() -> Result<(), Error> {
     let device = Device::open(Target::Cuda(0))?;
     let info = device.info();
     let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-    for [images, heads, rows, dims] in SIZES {
+    let others = if std::env::args().nth(2).is_some_and(|only| only == "packed") { &[][..] } else { &SIZES };
+    for &[images, heads, rows, dims] in others {
         let sizes = AttentionSizes { images, heads, rows, keys: rows, dims };
         let chosen = sizes.kernel(&limits)?;
         let mut times = time(&device, &sizes, &sizes.kernels(&limits), rounds)?;

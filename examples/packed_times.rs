@@ -104,7 +104,7 @@ fn in_packs(engine: &Engine, size: Packing, texts: &[Vec<i64>]) -> Result<(f64, 
         }
         let mut pack = Pack::new(engine.acquire()?, size)?;
         while let Some(text) = next.peek()
-            && pack.push(&[("input_ids", text)])?.is_some()
+            && pack.push(&[("input_ids", &text[..])])?.is_some()
         {
             next.next();
         }

@@ -50,6 +50,7 @@ pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Ti
 pub use limits::{Family, Limits};
 pub(crate) use op::mean_factor;
 pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedStem, StepOp};
+pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
@@ -57,7 +58,6 @@ pub use roofline::{Rates, Roofline};
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
 pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_TAPS, stem_filter_index};
-pub use packed_attention::{PackedAttentionOp, PackedSizes};
 pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
 /// The input of [`plan`].

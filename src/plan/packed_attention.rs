@@ -80,8 +80,7 @@ impl PackedSizes {
     /// Every kernel: the narrowest tile, and blocks of some numbers of tiles.
     fn kernels(&self, limits: &Limits) -> Vec<AttentionKernel> {
         let is_one = limits.has_sm90_kernels() && self.dims.is_multiple_of(8) && self.dims > 0 && self.longest > 0;
-        let fits =
-            |tile: &AttentionTile| self.dims <= tile.dims && tile.packed_shared_bytes() <= limits.shared_bytes;
+        let fits = |tile: &AttentionTile| self.dims <= tile.dims && tile.packed_shared_bytes() <= limits.shared_bytes;
         let Some(tile) = AttentionTile::PACKED.into_iter().find(|tile| is_one && fits(tile)) else { return Vec::new() };
         let most = tile.groups().min(self.longest.div_ceil(TILE_ROWS));
         (1..=most).map(|block_tiles| AttentionKernel { tile, block_tiles, tails: false }).collect()

@@ -32,8 +32,7 @@ pub fn all() -> Vec<Problem> {
         let longest = lengths.iter().copied().max().unwrap_or(1).max(1);
         Problem { name, heads, dims, tokens, longest, packs: vec![pack] }
     };
-    let mut all: Vec<Problem> =
-        [32, 64, 96, 128].map(|dims| of("rows of all lengths", 3, dims, &odd, 77)).to_vec();
+    let mut all: Vec<Problem> = [32, 64, 96, 128].map(|dims| of("rows of all lengths", 3, dims, &odd, 77)).to_vec();
     all.extend([8, 40, 72].map(|dims| of("heads of other widths", 2, dims, &[70, 1, 33], 5)));
     all.push(of("one row alone", 5, 64, &[200], 0));
     all.push(of("one token alone", 1, 64, &[1], 0));
@@ -110,12 +109,13 @@ impl Problem {
             let starts = g.input("starts", Dtype::I64, &[rows, count]);
             let mixed: Vec<ValueId> = (0..rows)
                 .map(|row| {
-                    let part = |g: &mut GraphBuilder, name: &str, x, at: [usize; 3], dims: Vec<usize>, to: Vec<usize>| {
-                        let rank = dims.len();
-                        let slice = Slice { start: at[..rank].to_vec(), step: vec![1; rank], dims };
-                        let cut = g.node(&format!("{name} {row} cut"), Op::Slice(slice), &[x]);
-                        g.node(&format!("{name} {row}"), Op::Reshape(to), &[cut])
-                    };
+                    let part =
+                        |g: &mut GraphBuilder, name: &str, x, at: [usize; 3], dims: Vec<usize>, to: Vec<usize>| {
+                            let rank = dims.len();
+                            let slice = Slice { start: at[..rank].to_vec(), step: vec![1; rank], dims };
+                            let cut = g.node(&format!("{name} {row} cut"), Op::Slice(slice), &[x]);
+                            g.node(&format!("{name} {row}"), Op::Reshape(to), &[cut])
+                        };
                     let qkv = [("q", 0), ("k", 1), ("v", 2)].map(|(name, at)| {
                         let to = vec![tokens, heads, dims];
                         part(&mut g, name, qkv, [row, 0, at * width], vec![1, tokens, width], to)

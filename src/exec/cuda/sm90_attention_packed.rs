@@ -35,11 +35,14 @@ pub(super) fn launch(
     kernel: AttentionKernel,
     units: usize,
 ) -> Result<Launch, Error> {
-    let PackedAttentionOp { sizes: PackedSizes { tokens, longest, heads, dims, .. }, block_tiles, scale, qkv, .. } = *of;
+    let PackedAttentionOp { sizes: PackedSizes { tokens, longest, heads, dims, .. }, block_tiles, scale, qkv, .. } =
+        *of;
     let AttentionKernel { tile, .. } = kernel;
     let entry = ENTRIES.iter().find(|(known, _)| *known == tile).map(|(_, name)| *name);
-    let entry = entry.filter(|_| kernel.block_tiles == block_tiles && dims <= tile.dims && block_tiles <= tile.groups());
-    let entry = entry.ok_or_else(|| unsupported("attention of packed rows by", kernel, "its own kernel computes it"))?;
+    let entry =
+        entry.filter(|_| kernel.block_tiles == block_tiles && dims <= tile.dims && block_tiles <= tile.groups());
+    let entry =
+        entry.ok_or_else(|| unsupported("attention of packed rows by", kernel, "its own kernel computes it"))?;
     chunks_of("values of a head", dims)?;
     if !(scale.is_finite() && scale > 0.0) {
         return Err(unsupported("scale", scale, "scores are multiplied by a positive number"));
@@ -161,7 +164,9 @@ mod tests {
         assert!(sized(PackedSizes { longest: 0, ..SIZES }) && sized(PackedSizes { longest: 301, ..SIZES }));
         assert!(sized(PackedSizes { heads: 0, ..SIZES }));
         assert!(sized(PackedSizes { tokens: 1 << 27, rows: 1 << 27, heads: 8, ..SIZES }));
-        assert!(refused(PackedAttentionOp { scale: f32::NAN, ..OP }) && refused(PackedAttentionOp { scale: 0.0, ..OP }));
+        assert!(
+            refused(PackedAttentionOp { scale: f32::NAN, ..OP }) && refused(PackedAttentionOp { scale: 0.0, ..OP })
+        );
         assert!(refused(PackedAttentionOp { block_tiles: 2, ..OP }));
         let [q, k, v] = OP.qkv;
         assert!(refused(PackedAttentionOp { qkv: [HeadsAt { first: 4, ..q }, k, v], ..OP }));

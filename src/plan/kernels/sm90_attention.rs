@@ -42,7 +42,9 @@ impl KernelDef for Sm90Attention {
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
         match (kernel, of(work)) {
             (Kernel::Sm90Attention(kernel), Some(Of::Images(sizes))) => sizes.check(kernel),
-            (Kernel::Sm90Attention(chosen), Some(Of::Packed(of))) if of.kernel(limits).is_some_and(|of| of == chosen) => {
+            (Kernel::Sm90Attention(chosen), Some(Of::Packed(of)))
+                if of.kernel(limits).is_some_and(|of| of == chosen) =>
+            {
                 Ok(())
             }
             _ => Err(not_a_choice(work.name, kernel)),

@@ -6,7 +6,9 @@ use super::layered::Split;
 use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::graph::Tensor;
-use crate::graph::{Binary, Expr, Graph, GraphBuilder, Node, Number, Op, Origin, Pad, PadMode, Reduce, ReduceOp, Slice};
+use crate::graph::{
+    Binary, Expr, Graph, GraphBuilder, Node, Number, Op, Origin, Pad, PadMode, Reduce, ReduceOp, Slice,
+};
 use crate::graph::{ValueId, ValueType};
 #[cfg(feature = "cuda")]
 use crate::loops;
@@ -77,8 +79,8 @@ impl Blocks {
         let [at, rest_of] = [("last.at", rest_at), ("last.rest", rest)]
             .map(|(name, of)| w.g.node(name, Op::Slice(last(count - 1)), &[of]));
         let columns = w.counted(&[1, 4]);
-        let [with_keys, at, rest_of] = [("a", with_keys), ("b", at), ("c", rest_of)]
-            .map(|(name, of)| w.apart(&format!("count.{name}"), of, 0));
+        let [with_keys, at, rest_of] =
+            [("a", with_keys), ("b", at), ("c", rest_of)].map(|(name, of)| w.apart(&format!("count.{name}"), of, 0));
         let all = arg(2) + w.blocks(arg(3));
         let counts = column(0).select(arg(1), column(1).select(all, int(0)));
         let counts = w.g.map("counts", counts.cast(Dtype::I32), &[columns, with_keys, at, rest_of]);
@@ -230,8 +232,7 @@ mod tests {
             .collect();
         places.sort_unstable();
         places.dedup();
-        let rows: Vec<_> =
-            places.windows(2).map(|row| row[0]..row[1].min(row[0] + of.longest)).collect();
+        let rows: Vec<_> = places.windows(2).map(|row| row[0]..row[1].min(row[0] + of.longest)).collect();
         let mut others = Vec::new();
         let mut last = 0;
         for row in rows.iter().cloned().chain([of.tokens..of.tokens]) {
@@ -263,14 +264,22 @@ mod tests {
         };
         for round in 0..60 {
             let (tokens, rows) = ([1, 70, 300, 900][below(4) as usize], below(9) as usize);
-            let sizes = crate::plan::PackedSizes { tokens, rows, longest: 1 + below(tokens as u64) as usize, heads: 1, dims: 8 };
+            let sizes = crate::plan::PackedSizes {
+                tokens,
+                rows,
+                longest: 1 + below(tokens as u64) as usize,
+                heads: 1,
+                dims: 8,
+            };
             let block_tiles = 1 + below(3) as usize;
             let (longest, block_rows, most) = (sizes.longest, 64 * block_tiles, sizes.most_blocks(block_tiles));
             let of = Blocks { starts: ValueId(0), tokens, longest, block_rows, most };
             let mut starts: Vec<i64> = (0..=rows).map(|_| below(tokens as u64 + 1) as i64).collect();
             match round % 3 {
                 0 => starts.sort_unstable(),
-                1 => starts.iter_mut().for_each(|start| *start = [i64::MIN, i64::MAX, -1, *start, *start][below(5) as usize]),
+                1 => starts
+                    .iter_mut()
+                    .for_each(|start| *start = [i64::MIN, i64::MAX, -1, *start, *start][below(5) as usize]),
                 _ => {}
             }
             let value = ValueType::new(Dtype::I64, &[starts.len()]);
@@ -284,10 +293,14 @@ mod tests {
             assert!(table[1 + all..].iter().all(|row| *row == [0; 4]), "{starts:?} of {of:?}");
             rows.sort_unstable();
             others.sort_unstable();
-            assert_eq!([rows, others], expected(&of, &starts).map(|mut of| {
-                of.sort_unstable();
-                of
-            }), "{starts:?} of {of:?}");
+            assert_eq!(
+                [rows, others],
+                expected(&of, &starts).map(|mut of| {
+                    of.sort_unstable();
+                    of
+                }),
+                "{starts:?} of {of:?}"
+            );
         }
     }
 }

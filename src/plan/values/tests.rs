@@ -105,6 +105,50 @@ fn packed_attention_reads_keys_where_they_lie() {
     }
 }
 
+/// Queries, keys and values are read where they lie side by side, and a factor of queries is one of scores. A bias by distance,
+/// values of another width than keys, or with a factor, are for loops.
+#[test]
+fn the_kernel_of_packed_attention_reads_views() {
+    let plan = |has_bias: bool, values: usize, factor_at: usize| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[128, 192]);
+        let starts = g.input("starts", Dtype::I32, &[9]);
+        let bias = has_bias.then(|| g.input("bias", Dtype::F32, &[1, 99]));
+        let mut part = |name: &str, index: usize, dims: usize| {
+            let cut = Slice { start: vec![0, 64 * index], step: vec![1; 2], dims: vec![128, 2 * dims] };
+            let cut = g.node(&format!("{name}.cut"), Op::Slice(cut), &[x]);
+            let apart = g.node(name, Op::Reshape(vec![128, 2, dims]), &[cut]);
+            let half = Expr::arg(0) * Expr::float(Dtype::F32, 0.5);
+            if factor_at == index { g.map(&format!("{name}.half"), half, &[apart]) } else { apart }
+        };
+        let qkv = [part("q", 0, 32), part("k", 1, 32), part("v", 2, values)];
+        let y = g.packed_attention("attention", qkv, starts, bias, 50);
+        g.output("y", y);
+        let graph = g.finish().unwrap();
+        let [input, output] = [&graph.inputs, &graph.outputs].map(|ports| {
+            let port = |port: &crate::graph::Port| (port.name.clone(), graph.value(port.value).clone());
+            RowSpec::new(ports.iter().map(port).map(|(name, of)| (name, of.dtype, of.dims)))
+        });
+        planned(&graph, &Limits::h200(), 1, [&input, &output], Dtype::F16)
+    };
+    let op = |plan: &Plan| {
+        plan.steps.iter().find_map(|step| match step.op {
+            StepOp::PackedAttention(of) => Some(of),
+            _ => None,
+        })
+    };
+    let of = op(&plan(false, 32, 0)).unwrap();
+    assert_eq!(
+        of.qkv.map(|at| (at.first, at.pitches[0], at.pitches[1])),
+        [(0, 32, 192), (64, 32, 192), (128, 32, 192)]
+    );
+    assert_eq!((of.out.first, of.out.pitches[0], of.out.pitches[1]), (0, 32, 64));
+    assert_eq!((of.scale, of.sizes.rows, of.sizes.longest), (0.5 / 32_f32.sqrt(), 8, 50));
+    for (has_bias, values, factor_at) in [(true, 32, 3), (false, 24, 3), (false, 32, 2)] {
+        assert_eq!(op(&plan(has_bias, values, factor_at)), None);
+    }
+}
+
 /// What layers read lies in memory in their type, weights too, and loops compute them on every device; biases are in f32.
 #[test]
 fn operands_of_layers_are_values_in_their_type() {

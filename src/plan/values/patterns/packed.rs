@@ -10,7 +10,8 @@ use crate::plan::{HeadsAt, PackedAttentionOp, PackedSizes, StepOp};
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let (graph, node) = (context.graph, &context.graph.nodes[at.0]);
     let Op::PackedAttention(of) = &node.op else { return None };
-    let [Some(q), Some(k), Some(v), Some(starts), None] = [0, 1, 2, 3, 4].map(|i| node.inputs.get(i).copied().flatten())
+    let [Some(q), Some(k), Some(v), Some(starts), None] =
+        [0, 1, 2, 3, 4].map(|i| node.inputs.get(i).copied().flatten())
     else {
         return None;
     };
