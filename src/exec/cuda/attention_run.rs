@@ -115,8 +115,14 @@ impl PackedAttentionRun {
             ("k", values.len(), k),
             ("v", values.len(), v),
             ("result", result.len(), end(out, [heads, tokens, 1], dims)),
-            ("starts", starts.len(), rows.checked_add(1)),
         ])?;
+        if starts.len() != rows + 1 {
+            return Err(Error::option(
+                "starts",
+                format!("{} numbers", starts.len()),
+                format!("{} of {rows} rows", rows + 1),
+            ));
+        }
         let info = device.info();
         let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
         let kernel = sizes.kernel(&limits)?;
