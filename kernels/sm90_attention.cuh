@@ -71,12 +71,13 @@ struct AttentionTile {
   static constexpr int kTailAt = kGroups * kGroupBytes + kStages * kStageBytes;
   static constexpr int kBarriersAt = kTailAt + kTailBytes;
   static constexpr int kLandedAt = kBarriersAt + 8 * (4 * kStages + 2 * kReaders * kQs);  // of packed rows' values
-  static constexpr int kRecordsAt = kLandedAt + (kPacked ? 8 * kStages : 0);
+  static constexpr int kRecordsAt = kLandedAt + (kPacked ? (8 * kStages + 15) / 16 * 16 : 0);
   static constexpr int kDynamicBytes = kRecordsAt + kReaders * kRecords * kRecordBytes + 16;
   static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? (kPacked ? 152 : 160) : 232;
   static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? (kPacked ? 56 : 32) : 40;
   static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
   static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kRecordsAt % 16 == 0 && kBarriersAt % 8 == 0, "read in one");
   static_assert(kStages >= 2 && kDynamicBytes <= kSharedBytes, "a ring");
 };
 

@@ -59,7 +59,7 @@ impl AttentionTile {
 
     /// Dynamic shared memory for rows that lie end to end: a barrier more for each stage.
     pub(crate) const fn packed_shared_bytes(self) -> usize {
-        self.shared_bytes() + 8 * self.stages()
+        self.shared_bytes() + (8 * self.stages()).next_multiple_of(16)
     }
 }
 

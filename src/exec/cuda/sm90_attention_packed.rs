@@ -150,7 +150,7 @@ mod tests {
         ];
         assert_eq!(launch.maps, maps);
         // 13 blocks of each head at most
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([78, 1, 1], [512, 1, 1], 221_176));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([78, 1, 1], [512, 1, 1], 221_184));
         assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_packed", true));
     }
 
