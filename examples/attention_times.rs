@@ -1,18 +1,21 @@
 //! Times each attention kernel alone, on queries, keys and values that one layer has written into one buffer.
 //!
-//! usage: attention_times [ROUNDS]
+//! usage: attention_times [ROUNDS] [packed]
 //!
 //! For each size of a known network it prints the microseconds of each kernel and the TFLOP/s of the fastest one, and
 //! marks the planner's choice. A figure is the median of rounds in which all kernels run in turn. Operands are random
 //! and rotate over more memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
+//! The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their lengths told;
+//! `packed` prints these alone.
 
 mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
-use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
-use trefoil::{AttentionOperands, AttentionRun, Device, Error, Target};
+use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits, PackedSizes};
+use trefoil::{AttentionOperands, AttentionRun, Device, Error, PackedAttentionOperands, PackedAttentionRun, Target};
 
+const LENGTHS: &str = include_str!("../benches/data/squad_lengths.txt");
 /// Images, heads, rows and values of a head: ViT-B/16, CLIP ViT-L/14, BERT-large, Whisper small, heads of 128.
 const SIZES: [[usize; 4]; 7] = [
     [1, 12, 197, 64],
@@ -29,7 +32,8 @@ fn main() -> Result<(), Error> {
     let device = Device::open(Target::Cuda(0))?;
     let info = device.info();
     let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-    for [images, heads, rows, dims] in SIZES {
+    let others = if std::env::args().nth(2).is_some_and(|only| only == "packed") { &[][..] } else { &SIZES };
+    for &[images, heads, rows, dims] in others {
         let sizes = AttentionSizes { images, heads, rows, keys: rows, dims };
         let chosen = sizes.kernel(&limits)?;
         let mut times = time(&device, &sizes, &sizes.kernels(&limits), rounds)?;
@@ -43,6 +47,61 @@ fn main() -> Result<(), Error> {
         }
         println!();
     }
+    for (heads, texts) in [(16, 46), (12, 46), (12, 8)] {
+        time_packed(&device, &limits, heads, texts, rounds)?;
+    }
+    Ok(())
+}
+
+/// Prints the microseconds of so many texts end to end and padded, by turns, and the TFLOP/s of what none pads.
+fn time_packed(device: &Device, limits: &Limits, heads: usize, texts: usize, rounds: usize) -> Result<(), Error> {
+    let lengths: Vec<usize> = LENGTHS
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(str::split_whitespace)
+        .map(|length| length.parse().expect("a length"))
+        .take(texts)
+        .collect();
+    let mut starts = vec![0];
+    lengths.iter().for_each(|&length| starts.push(starts[starts.len() - 1] + length as i64));
+    let (tokens, dims, longest) = (lengths.iter().sum::<usize>(), 64, 384);
+    let width = heads * dims;
+    let values = Random(1).halves(texts * longest * 3 * width, 2.0);
+    let at = |which: usize, rows: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
+    let result = vec![f16::NAN; texts * longest * width];
+    let operands = PackedAttentionOperands {
+        sizes: PackedSizes { tokens, rows: texts, longest, heads, dims },
+        scale: (dims as f32).sqrt().recip(),
+        values: &values[..tokens * 3 * width],
+        qkv: [0, 1, 2].map(|which| at(which, tokens)),
+        starts: &starts,
+        result: &result[..tokens * width],
+        out: HeadsAt { first: 0, pitches: [dims, width, width * tokens] },
+    };
+    let mut packed = PackedAttentionRun::new(device, &operands, copies(8 * tokens * width))?;
+    let counts: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
+    let sizes = AttentionSizes { images: texts, heads, rows: longest, keys: longest, dims };
+    let padded = AttentionOperands {
+        sizes,
+        scale: operands.scale,
+        ahead: None,
+        values: &values,
+        qkv: [0, 1, 2].map(|which| at(which, longest)),
+        lengths: Some(&counts),
+        mask: None,
+        result: &result,
+        out: HeadsAt { first: 0, pitches: [dims, width, width * longest] },
+    };
+    let mut padded = AttentionRun::new(device, &padded, sizes.kernel(limits)?, copies(8 * texts * longest * width))?;
+    let micros = medians(2, rounds, |index, times| if index == 0 { packed.run(times) } else { padded.run(times) })?;
+    assert_written(&packed.result()?, tokens * width);
+    assert_written(&padded.result()?, texts * longest * width);
+    let flops = lengths.iter().map(|length| 4 * heads * length * length * dims).sum::<usize>() as f64;
+    let [rate, rate_padded] = [micros[0], micros[1]].map(|micros| 1e-6 * flops / micros);
+    println!(
+        "{texts} texts, {tokens} tokens, {heads} heads: end to end {:.1} us, {rate:.0} TFLOP/s; padded {:.1}, {rate_padded:.0}",
+        micros[0], micros[1]
+    );
     Ok(())
 }
 

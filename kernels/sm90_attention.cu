@@ -6,6 +6,7 @@
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
 // warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
 #include "element.cuh"
+#include "sm90_attention_packed.cuh"
 #include "sm90_attention_tail.cuh"
 
 // ---- loading -----------------------------------------------------------------------------------------------------
@@ -13,11 +14,12 @@
 // Tells a group, or a tail's warp, of rows, and brings them; or that there are no more.
 template <class Tile>
 TREFOIL_DEVICE void load_tile(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t reader, uint32_t use,
-                              const Record &record) {
+                              const Record &record, int32_t end = 0) {
   barrier_wait(shared.q_empty(reader, use), (use / Tile::kQs & 1) ^ 1);
   write_record(shared.record(reader, use), record);
+  if constexpr (Tile::kPacked) write_end(shared.record(reader, use), end);
   const uint32_t full = shared.q_full(reader, use);
-  const int32_t batch = divide(record.head, args.by_heads), head = record.head - batch * args.heads;
+  const int32_t batch = batch_of<Tile>(args, record.head), head = record.head - batch * args.heads;
   if (record.chunks == 0)
     barrier_arrive(full);
   else if (reader < Tile::kGroups)
@@ -38,7 +40,7 @@ template <class Tile> TREFOIL_DEVICE void load_rows(const Sm90AttentionArgs &arg
     for (int i = 1; i < Tile::kGroups; ++i) last[i - 1] = last[i];
     last[Tile::kGroups - 1] = walk.ring + chunks - 1;
     load_tile(args, shared, tile % Tile::kGroups, tile / Tile::kGroups,
-              {chunks, walk.ring, is_near, walk.keys, walk.head, walk.row()});
+              {chunks, walk.ring, is_near, walk.keys, walk.head, walk.row()}, walk.end());
     if (Tile::kTails && walk.has_tail() && walk.is_last_tile()) {
       load_tile(args, shared, Tile::kGroups + tail % 2, tail / 2,
                 {static_cast<uint32_t>(walk.block_chunks()), walk.ring, 0, walk.keys, walk.head,
@@ -108,8 +110,8 @@ TREFOIL_DEVICE void multiply_values(float (&o)[Tile::kDims / 2], const uint32_t 
 // The quotients of a warp's 16 rows by way of shared memory.
 template <class Tile>
 TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[Tile::kDims / 2], const float (&sums)[2],
-                               uint32_t shared_dst, int32_t head, int32_t row) {
-  if (row >= args.rows) return;
+                               uint32_t shared_dst, int32_t head, int32_t row, int32_t end) {
+  if (row >= end_of_rows<Tile>(args, end)) return;
   const int32_t lane = thread_idx_x() % 32;
   float factor[2];
 #pragma unroll
@@ -129,10 +131,15 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
     const int box = i / 4, chunk = i % 4 * 2 + lane / 16;
     stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, pairs);
   }
+  if (Tile::kPacked && end - row < kStoreRows) {
+    __syncwarp();
+    store_some_rows<Tile>(args, shared_dst, head, row, end - row);
+    return;
+  }
   fence_shared_for_copies();
   __syncwarp();
   if (lane == 0) {
-    const int32_t batch = divide(head, args.by_heads), of_batch = head - batch * args.heads;
+    const int32_t batch = batch_of<Tile>(args, head), of_batch = head - batch * args.heads;
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box)
       store_box_4d(&args.out, box * kBoxDims, of_batch, row, batch, shared_dst + box * kTileRows * kRowBytes);
@@ -144,8 +151,10 @@ TREFOIL_DEVICE int32_t warp_row() { return thread_idx_x() / 32 % 4 * kStoreRows;
 TREFOIL_DEVICE int32_t lane_row() { return thread_idx_x() % 32 / 4; }
 
 // Chunks of a tile that all rows of this warp see whole; -1: of the last tile some warps have no rows.
-template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArgs &args, const Record &tile) {
-  const int32_t row = tile.row + warp_row(), keys = max(min(tile.keys, row + args.ahead + 1), 0);
+template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArgs &args, const Record &tile, int32_t end) {
+  const int32_t row = tile.row + warp_row();
+  if constexpr (Tile::kPacked) return whole_chunks_packed<Tile>(row, end, tile.keys);
+  const int32_t keys = max(min(tile.keys, row + args.ahead + 1), 0);
   return row < args.rows ? static_cast<int32_t>(static_cast<uint32_t>(keys) / Tile::kKeys) : -1;
 }
 
@@ -157,13 +166,17 @@ TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, uint32_t recor
   const Record tile = read_record(record);
   const int32_t key = chunk * Tile::kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
   if constexpr (Tile::kMasked) {
-    const int32_t batch = divide(tile.head, args.by_heads), head = tile.head - batch * args.heads;
+    const int32_t batch = batch_of<Tile>(args, tile.head), head = tile.head - batch * args.heads;
     const uint16_t *of_head = args.mask + batch * args.mask_batch + head * args.mask_head + key;
     const int32_t last = args.rows - 1;
     const uint16_t *const mask[2] = {of_head + min(row, last) * args.mask_row,
                                      of_head + min(row + 8, last) * args.mask_row};
     add_mask<Tile::kKeys>(s, mask, args.keys - key, args.scale_log2);
     if (chunk < whole) return 1.0f;
+  }
+  if constexpr (Tile::kPacked) {
+    hide_packed<Tile::kKeys>(s, tile.keys - key, row, read_end(record));
+    return args.scale_log2;
   }
   const int32_t seen[2] = {min(tile.keys, row + args.ahead + 1) - key, min(tile.keys, row + 8 + args.ahead + 1) - key};
   hide<Tile::kKeys>(s, seen);
@@ -222,12 +235,13 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     barrier_arrive_once(shared.k_empty(at));
     if (chunks == 1) barrier_arrive_once(shared.q_empty(group, use));
     rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-    whole = whole_chunks<Tile>(args, tile);
+    whole = whole_chunks<Tile>(args, tile, end_of<Tile>(shared.record(group, use)));
     if (whole >= 0) weigh<kKeys>(s, rows, finish_scores<Tile>(args, shared.record(group, use), 0, whole, s));
   };
   auto store_tile = [&](uint32_t use, const float (&sums)[2]) {
     const Record tile = read_record(shared.record(group, use));
-    store_rows<Tile>(args, o, sums, shared.result(group) + warp_row() * kRowBytes, tile.head, tile.row + warp_row());
+    store_rows<Tile>(args, o, sums, shared.result(group) + warp_row() * kRowBytes, tile.head, tile.row + warp_row(),
+                     end_of<Tile>(shared.record(group, use)));
   };
 
   Record tile = await_tile();
@@ -332,6 +346,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out, &args.tail_q}) prefetch_tensor_map(map);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.k_full(stage), 1), barrier_init(shared.v_full(stage), 1);
+      if constexpr (Tile::kPacked) barrier_init(shared.v_landed(stage), 1);
       const int32_t warps = 4 * args.block_tiles + (args.tail > 0 ? 1 : 0);  // that read a chunk
       barrier_init(shared.k_empty(stage), warps), barrier_init(shared.v_empty(stage), warps);
     }
@@ -346,7 +361,13 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   if (group == Tile::kGroups) {
     give_registers_up<Tile::kLoadRegisters>();
     if (warp == 0 && threadIdx.x % 32 == 0) load_rows(args, shared);
-    if (warp == 1 && threadIdx.x % 32 == 0) load_chunks(args, shared);
+    if constexpr (Tile::kPacked) {
+      if (warp == 1 && threadIdx.x % 32 == 0) load_packed_chunks<Tile>(args, shared);
+      if (warp == 2) clear_others<Tile>(args, shared);
+      if (warp == 3) clear_rows<Tile>(args);
+    } else {
+      if (warp == 1 && threadIdx.x % 32 == 0) load_chunks(args, shared);
+    }
     if (warp >= 2 && Tile::kTails && args.tail > 0) attend_tails(args, shared, Tile::kGroups + warp - 2);
   } else {
     take_registers<Tile::kProductRegisters>();
@@ -392,3 +413,27 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 TREFOIL_SM90_ATTENTION(64, 104, 3, true)
 TREFOIL_SM90_ATTENTION(64, 128, 3, false)
 TREFOIL_SM90_ATTENTION(128, 112, 2, false)
+
+// Purpose    the same within rows of different lengths that lie end to end: out[i][h] = sum over j of w[j] * v[j][h], w
+//            being the softmax over j of scale * (q[i][h] . k[j][h]), over the tokens j of token i's row; zeros for a token
+//            in no row.
+// Operands   q, k, v, out  as above, of f16, of one image whose rows are the tokens. What lies in no row or in another
+//                     one may have any bits.
+//            table    read   int4 [1 + blocks], see PackedBlock: first the counts, then the blocks. Of a packed row a block
+//                     has block_tiles tiles, of its last maybe fewer, and of tokens in no row as many.
+//            result   write  what `out` shows: rows that a box would go beyond, and zeros
+// Arithmetic as above. A row's result depends on its own tokens alone, bit for bit.
+// Launch     as above; grid up to the blocks that the table has room for times the heads; dynamic shared memory with a
+//            barrier more for each stage.
+// Limits     as above, without mask, lengths, ahead and tail; rows of any length.
+// Ordering   as above.
+#define TREFOIL_SM90_ATTENTION_PACKED(dims, keys, groups)                                                             \
+  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, false, false, true>::kThreads, 1)    \
+      sm90_attention_##dims##_##keys##_packed(const __grid_constant__ Sm90AttentionArgs args) {                       \
+    attention<AttentionTile<dims, keys, groups, false, false, true>>(args);                                           \
+  }
+
+#ifndef TREFOIL_BF16
+TREFOIL_SM90_ATTENTION_PACKED(64, 104, 3)
+TREFOIL_SM90_ATTENTION_PACKED(128, 112, 2)
+#endif

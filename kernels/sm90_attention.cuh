@@ -36,15 +36,23 @@ struct Sm90AttentionArgs {
   int32_t heads;
   int32_t head_blocks;
   int32_t tail;           // rows of a head behind its tiles; 0: there are none
-  int32_t padding[8];
+  const int4 *table;      // the blocks of packed rows; the rest too is theirs
+  uint16_t *result;       // what `out` shows
+  int32_t result_row;     // halves from one row of it to the next
+  int32_t result_head;    // from one head's
+  int32_t dims;
+  int32_t padding;
 };
-static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, rows) == 680,
+static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, rows) == 680 &&
+                  offsetof(Sm90AttentionArgs, table) == 736,
               "mirrored in sm90_attention.rs");
 
-template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, bool kMasked_> struct AttentionTile {
+template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, bool kMasked_, bool kPacked_ = false>
+struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
-  static constexpr bool kMasked = kMasked_;
-  static constexpr bool kTails = kHasTails && !kMasked;  // whether tails have a warp: no registers beside a mask's
+  static constexpr bool kMasked = kMasked_, kPacked = kPacked_;
+  // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.
+  static constexpr bool kTails = kHasTails && !kMasked && !kPacked;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kBoxes = (kDims + kBoxDims - 1) / kBoxDims;  // side by side, of each operand
   static constexpr int kValues = (kKeys + 15) / 16 * 16;  // keys whose values a chunk has: the last may have no weights
@@ -62,12 +70,14 @@ template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, bool kMasked_> s
   static constexpr int kStages = kStagesThatFit < 6 ? kStagesThatFit : 6;  // each a chunk's keys and its values
   static constexpr int kTailAt = kGroups * kGroupBytes + kStages * kStageBytes;
   static constexpr int kBarriersAt = kTailAt + kTailBytes;
-  static constexpr int kRecordsAt = kBarriersAt + 8 * (4 * kStages + 2 * kReaders * kQs);
+  static constexpr int kLandedAt = kBarriersAt + 8 * (4 * kStages + 2 * kReaders * kQs);  // of packed rows' values
+  static constexpr int kRecordsAt = kLandedAt + (kPacked ? (8 * kStages + 15) / 16 * 16 : 0);
   static constexpr int kDynamicBytes = kRecordsAt + kReaders * kRecords * kRecordBytes + 16;
-  static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? 160 : 232;
-  static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? 32 : 40;
+  static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? (kPacked ? 152 : 160) : 232;
+  static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? (kPacked ? 56 : 32) : 40;
   static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
   static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kRecordsAt % 16 == 0 && kBarriersAt % 8 == 0, "read in one");
   static_assert(kStages >= 2 && kDynamicBytes <= kSharedBytes, "a ring");
 };
 
@@ -89,6 +99,10 @@ template <class Tile> struct Shared {
   __device__ __forceinline__ uint32_t v_full(uint32_t at) const { return k_full(at) + 8; }
   __device__ __forceinline__ uint32_t k_empty(uint32_t at) const { return k_full(at) + 16; }
   __device__ __forceinline__ uint32_t v_empty(uint32_t at) const { return k_full(at) + 24; }
+  // Where values land that are not all of the row that they are read for.
+  __device__ __forceinline__ uint32_t v_landed(uint32_t at) const {
+    return base + Tile::kLandedAt + 8 * (at % Tile::kStages);
+  }
   static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
   __device__ __forceinline__ uint32_t q_full(int32_t group, uint32_t use) const {
     return barriers(4 * Tile::kStages + (group * Tile::kQs + use % Tile::kQs) * 2);
@@ -109,7 +123,7 @@ template <class Tile> struct Shared {
 };
 
 // The way of a thread over the blocks of its part of the grid, and over the tiles of each.
-template <class Tile> struct Walk {
+template <class Tile, bool kPacked = Tile::kPacked> struct Walk {
   const Sm90AttentionArgs &args;
   int32_t block, slot;  // this tile's block, and which of its tiles it is
   int32_t head;         // of all images' heads
@@ -123,6 +137,7 @@ template <class Tile> struct Walk {
 
   __device__ __forceinline__ bool is_over() const { return block >= args.blocks; }
   __device__ __forceinline__ int32_t row() const { return (first_tile + slot) * kTileRows; }
+  __device__ __forceinline__ int32_t end() const { return 0; }
   __device__ __forceinline__ int32_t tiles() const { return min(args.block_tiles, args.row_tiles - first_tile); }
 
   // Keys that row `row` and those before it see.
@@ -181,6 +196,11 @@ TREFOIL_DEVICE Record read_record(uint32_t shared_src) {
   const uint4 first = load_shared_u32x4(shared_src), second = load_shared_u32x4(shared_src + 16);
   return {first.x, first.y, first.z, static_cast<int32_t>(first.w), static_cast<int32_t>(second.x),
           static_cast<int32_t>(second.y)};
+}
+
+// The image that one of all images' heads is of.
+template <class Tile> TREFOIL_DEVICE int32_t batch_of(const Sm90AttentionArgs &args, int32_t head) {
+  return Tile::kPacked ? 0 : divide(head, args.by_heads);
 }
 
 // The same for all lanes, and the compiler knows it.

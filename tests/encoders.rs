@@ -264,30 +264,12 @@ fn packed_texts_are_what_plain_loops_and_libraries_compute() {
     assert!(wrong.is_empty() && packed().count() == 10, "{wrong:#?}");
 }
 
-/// Random packs of texts of all lengths, from one token to the longest: alone, in full packs, first, last and in between.
 #[test]
 fn a_text_has_the_same_bits_in_every_pack() {
     let cpu = Device::cpu(2);
     for problem in packed() {
-        let engine = problem.packed(&cpu, Precision::F32, 50, 7).unwrap();
-        let longest = engine.size.longest;
-        let texts = [1, 2, 3, longest / 2, longest - 1, longest].map(|tokens| problem.text(tokens));
-        let alone = texts.each_ref().map(|text| engine.bits(&[text]).remove(0));
-        let mut random = Random::new(problem.name);
-        for _ in 0..6 {
-            let (mut order, mut left) = (Vec::new(), engine.size.tokens);
-            while order.len() < engine.size.rows && left > 0 {
-                let index = random.between(0, texts.len() - 1);
-                let tokens = [1, 2, 3, longest / 2, longest - 1, longest][index];
-                let index = if tokens <= left { index } else { 0 };
-                left -= if tokens <= left { tokens } else { 1 };
-                order.push(index);
-            }
-            let found = engine.bits(&order.iter().map(|&index| &texts[index]).collect::<Vec<_>>());
-            for (place, &index) in order.iter().enumerate() {
-                assert!(found[place] == alone[index], "{problem}: text {index} as row {place} of {order:?}");
-            }
-        }
+        let told = problem.has_one_answer_in_every_pack(&cpu, Precision::F32);
+        assert_eq!(told, Ok(()), "{problem}");
     }
 }
 

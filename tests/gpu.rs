@@ -119,7 +119,8 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
                 on_device(format!("packed texts, {problem}"), device, move |device| {
                     problem.run_packed(device, Precision::F32)?;
                     problem.run_packed(device, Precision::Bf16)?;
-                    problem.run_packed(device, Precision::F16)
+                    problem.run_packed(device, Precision::F16)?;
+                    problem.has_one_answer_in_every_pack(device, Precision::F16)
                 })
             }),
     );
@@ -171,7 +172,7 @@ fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
 #[cfg(feature = "cuda")]
 const LOOPS: usize = 50;
 
-/// Attention, matrix products, norms of rows and layers of bytes apart from any network, with each kernel; loops as PTX.
+/// Attention, also within packed rows, matrix products, norms of rows and layers of bytes apart from any network, with each kernel; loops as PTX.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in HALVES.into_iter().flat_map(support::attention::all) {
@@ -182,6 +183,11 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             let trial = on_device(name, device, move |device| problem.run(device, kernel));
             of_kernels.entry(of).or_default().push((values, trial));
         }
+    }
+    for problem in support::packed_attention::all() {
+        let (name, values) = (format!("packed attention, {problem}"), problem.values());
+        let trial = on_device(name, device, move |device| problem.run(device));
+        of_kernels.entry("packed attention".into()).or_default().push((values, trial));
     }
     for problem in HALVES.into_iter().flat_map(support::product::all) {
         for kernel in problem.kernels(limits) {

@@ -19,6 +19,15 @@ fn normalize() {
     check(operations::normalize());
 }
 
+#[cfg(feature = "cuda")] // whose kernel has the same problems
+#[test]
+fn packed_attention() {
+    let device = Device::cpu(2);
+    for problem in support::packed_attention::all() {
+        assert_eq!(problem.run(&device), Ok(()), "{problem}");
+    }
+}
+
 #[test]
 fn conv2d() {
     check(operations::conv2d());

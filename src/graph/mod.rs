@@ -42,7 +42,7 @@ pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce,
     ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
-pub(crate) use passes::batch_first;
+pub(crate) use passes::{batch_first, expand_but};
 pub use passes::{expand, simplify};
 pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

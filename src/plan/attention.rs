@@ -64,6 +64,13 @@ pub struct AttentionKernel {
     pub tails: bool,
 }
 
+impl HeadsAt {
+    /// Whether heads are at multiples of 16 bytes.
+    pub(super) fn is_aligned(self) -> bool {
+        self.pitches.iter().chain([&self.first]).all(|of| of.is_multiple_of(8))
+    }
+}
+
 impl AttentionTile {
     /// Every kernel.
     pub const ALL: [Self; 3] =

@@ -20,6 +20,7 @@ mod lanes;
 mod limits;
 mod lower;
 mod op;
+mod packed_attention;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
 mod product;
@@ -49,6 +50,7 @@ pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Ti
 pub use limits::{Family, Limits};
 pub(crate) use op::mean_factor;
 pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedStem, StepOp};
+pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::packed_attention::PackedAttentionOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
@@ -87,6 +88,8 @@ pub enum StepOp {
     Product(ProductOp),
     /// Attention of all heads.
     Attention(AttentionOp),
+    /// Attention of all heads within rows that lie end to end.
+    PackedAttention(PackedAttentionOp),
     /// LayerNorm or RMSNorm of rows.
     RowNorm(RowNormOp),
     /// Some operations of a graph of values, as one loop.
@@ -326,6 +329,7 @@ impl StepOp {
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
             Self::Product(of) => of.label(),
             Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
+            Self::PackedAttention(_) => "packed-attention".into(),
             Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
             Self::Loop(of) => of.kinds.clone(),
             Self::Hand(of) => of.op.kind().into(),
@@ -351,7 +355,7 @@ impl StepOp {
             Self::Tail(_) => "tail",
             Self::Emit(_) => "emit",
             Self::Product(_) => "product",
-            Self::Attention(_) => "attention",
+            Self::Attention(_) | Self::PackedAttention(_) => "attention",
             Self::RowNorm(_) => "row_norm",
             Self::Loop(_) => "loop",
             Self::Hand(_) => "by hand",
@@ -374,6 +378,7 @@ impl StepOp {
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
             Self::Product(of) => format!("{}x{} by {}", of.rows, of.terms, of.weights.out_channels),
             Self::Attention(of) => format!("{:?}", of.sizes),
+            Self::PackedAttention(of) => format!("{:?} by {} tiles", of.sizes, of.block_tiles),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
             Self::Normalize { .. }
             | Self::QuantizedMean(_)
@@ -433,6 +438,7 @@ impl StepOp {
             | Self::Add(_)
             | Self::Emit(_)
             | Self::Attention(_)
+            | Self::PackedAttention(_)
             | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => Vec::new(),
@@ -462,6 +468,7 @@ impl StepOp {
             | Self::Emit(_)
             | Self::Product(_)
             | Self::Attention(_)
+            | Self::PackedAttention(_)
             | Self::RowNorm(_)
             | Self::Hand(_) => 0,
         }
@@ -471,6 +478,7 @@ impl StepOp {
     pub(super) const fn flops_of_run(&self) -> [usize; 2] {
         match self {
             Self::Attention(of) => [of.flops(), 0],
+            Self::PackedAttention(of) => [of.flops(), 0],
             Self::RowNorm(of) => [0, of.flops()],
             _ => [0; 2],
         }
@@ -506,6 +514,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Product(_)
             | Self::Attention(_)
+            | Self::PackedAttention(_)
             | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
@@ -529,6 +538,7 @@ impl StepOp {
             | Self::Emit(_)
             | Self::Product(_)
             | Self::Attention(_)
+            | Self::PackedAttention(_)
             | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,

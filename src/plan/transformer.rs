@@ -119,8 +119,7 @@ impl AttentionOp {
     /// Whether heads are where a kernel can read and write them: at multiples of 16 bytes.
     pub(super) fn is_aligned(&self) -> bool {
         let [q, k, v] = self.qkv;
-        let is_aligned = |at: HeadsAt| at.pitches.iter().chain([&at.first]).all(|of| of.is_multiple_of(8));
-        [q, k, v, self.out].into_iter().all(is_aligned)
+        [q, k, v, self.out].into_iter().all(HeadsAt::is_aligned)
     }
 }
 

@@ -254,7 +254,7 @@ const MOST_PRODUCTS: usize = 8 << 20;
 /// reference that it is compared with, which is a score too; its error makes a weight wrong by that factor. A weight
 /// has two errors of the exponential and is rounded; f16 has subnormal ones from 2^-14 of a reference on that is in the
 /// sum. Weights in numerator and denominator are of the same scores.
-fn attend<'a, T: Half>(
+pub fn attend<'a, T: Half>(
     q: &[T],
     kv: impl Fn(usize) -> (&'a [T], &'a [T]),
     added: impl Fn(usize) -> f64,

@@ -17,6 +17,8 @@ pub mod loops;
 pub mod loops_on_gpu;
 pub mod nodes;
 pub mod operations;
+#[cfg(feature = "cuda")]
+pub mod packed_attention;
 pub mod precision;
 pub mod problem;
 #[cfg(feature = "cuda")]

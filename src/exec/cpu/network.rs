@@ -289,9 +289,12 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
         }
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
-        StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_) | StepOp::Loop(_) | StepOp::Hand(_) => {
-            unreachable!("of no network of images")
-        }
+        StepOp::Product(_)
+        | StepOp::Attention(_)
+        | StepOp::PackedAttention(_)
+        | StepOp::RowNorm(_)
+        | StepOp::Loop(_)
+        | StepOp::Hand(_) => unreachable!("of no network of images"),
     })
 }
 

@@ -6,9 +6,11 @@ use half::f16;
 
 use super::alone::{Alone, check_lengths};
 use super::sm90_attention::{AttentionProblem, Mask, launch};
+use super::sm90_attention_packed;
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::{AttentionKernel, AttentionSizes, HeadsAt};
+use crate::plan::values::blocks_of;
+use crate::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits, PackedAttentionOp, PackedSizes};
 use crate::tensor::Element;
 
 /// An attention operation and its operands, of f16 or bf16, in host memory.
@@ -79,17 +81,94 @@ impl<T: Element> AttentionRun<T> {
     }
 }
 
+/// Attention within rows that lie end to end, and its operands, in host memory.
+#[derive(Clone, Debug)]
+pub struct PackedAttentionOperands<'a> {
+    /// How much of it there is.
+    pub sizes: PackedSizes,
+    /// What scores are multiplied by; positive.
+    pub scale: f32,
+    /// What has queries, keys and values.
+    pub values: &'a [f16],
+    /// Where in it the queries, the keys and the values are.
+    pub qkv: [HeadsAt; 3],
+    /// Where rows begin and end, in any order: see [`PackedAttention`](crate::graph::PackedAttention).
+    pub starts: &'a [i64],
+    /// What the result is written into.
+    pub result: &'a [f16],
+    /// Where in it.
+    pub out: HeadsAt,
+}
+
+/// Attention within rows that lie end to end, on a GPU, ready to run.
+pub struct PackedAttentionRun(Alone);
+
+impl PackedAttentionRun {
+    /// Uploads `copies` of the operands, one or more, and loads the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
+    /// long as its sizes; any of the device.
+    pub fn new(device: &Device, operands: &PackedAttentionOperands<'_>, copies: usize) -> Result<Self, Error> {
+        let &PackedAttentionOperands { sizes, scale, values, qkv, starts, result, out } = operands;
+        let PackedSizes { tokens, rows, heads, dims, .. } = sizes;
+        let [q, k, v] = qkv.map(|at| end(at, [heads, tokens, 1], dims));
+        check_lengths([
+            ("q", values.len(), q),
+            ("k", values.len(), k),
+            ("v", values.len(), v),
+            ("result", result.len(), end(out, [heads, tokens, 1], dims)),
+        ])?;
+        if starts.len() != rows + 1 {
+            return Err(Error::option(
+                "starts",
+                format!("{} numbers", starts.len()),
+                format!("{} of {rows} rows", rows + 1),
+            ));
+        }
+        let info = device.info();
+        let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
+        let kernel = sizes.kernel(&limits)?;
+        let op = PackedAttentionOp { sizes, block_tiles: kernel.block_tiles, scale, qkv, out };
+        let blocks = blocks_of(&op, starts)?;
+        let bytes = [bytemuck::cast_slice(values), bytemuck::cast_slice(&blocks), bytemuck::cast_slice(result)];
+        let launched = |[values, blocks, result]: [u64; 3]| {
+            let launch =
+                sm90_attention_packed::launch(&op, [values, values, values, blocks], result, kernel, info.units);
+            Ok(vec![launch?])
+        };
+        Alone::new(device, "attention of packed rows", bytes, copies, launched).map(Self)
+    }
+
+    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn run(&mut self, times: usize) -> Result<f64, Error> {
+        // SAFETY: `new` and the launcher held the sizes and pitches against the operands, and the blocks are of these sizes.
+        unsafe { self.0.run(0, times) }
+    }
+
+    /// The buffer that the first copy's result is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn result(&self) -> Result<Vec<f16>, Error> {
+        self.0.result()
+    }
+}
+
+/// One behind the last value of so many heads, rows and images, if there can be so many.
+fn end(at: HeadsAt, counts: [usize; 3], dims: usize) -> Option<usize> {
+    let last = counts.into_iter().zip(at.pitches).map(|(count, pitch)| count.saturating_sub(1).checked_mul(pitch));
+    last.chain([Some(at.first), Some(dims)]).try_fold(0_usize, |sum, part| sum.checked_add(part?))
+}
+
 impl<T: Element> AttentionOperands<'_, T> {
     /// An error unless every operand is as long as what is read or written of it.
     fn check(&self) -> Result<(), Error> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
-        let end = |at: HeadsAt, rows: usize, dims: usize| {
-            let last = [heads, rows, images]
-                .into_iter()
-                .zip(at.pitches)
-                .map(|(count, pitch)| count.saturating_sub(1).checked_mul(pitch));
-            last.chain([Some(at.first), Some(dims)]).try_fold(0_usize, |sum, part| sum.checked_add(part?))
-        };
+        let end = |at: HeadsAt, rows: usize, dims: usize| end(at, [heads, rows, images], dims);
         let [q, k, v] = self.qkv;
         let mask = self.mask.map(|(values, pitches)| (values.len(), HeadsAt { first: 0, pitches }));
         check_lengths([

@@ -8,6 +8,7 @@ use super::entries::{Entry, Launcher, of_half};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
+use super::sm90_attention_packed;
 use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
 use crate::device::cuda::TensorMap;
@@ -43,14 +44,20 @@ kernel_args! {
         heads: i32,
         head_blocks: i32,
         tail: i32,
-        padding: [i32; 8],
+        table: u64,
+        result: u64,
+        result_row: i32,
+        result_head: i32,
+        dims: i32,
+        padding: i32,
     }
 }
 
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_attention", "sm90_attention_bf16"];
 
-/// The kernels of a tile in both modules: without a mask, and with one.
+/// The kernels of a tile in both modules: without a mask, and with one. Those of packed rows are in
+/// `sm90_attention_packed.rs`.
 macro_rules! names {
     ($tile:literal) => {
         [
@@ -83,14 +90,21 @@ impl Launcher for Sm90Attention {
             };
             MODULES.into_iter().zip(of_types).flat_map(of_type)
         };
-        ENTRIES.into_iter().flat_map(of_tile).collect()
+        ENTRIES.into_iter().flat_map(of_tile).chain(sm90_attention_packed::entries()).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) = (step.op(), step.kernel()) else {
-            return Err(step.wrong_kernel());
-        };
-        launch(&AttentionProblem::of(of, step), kernel, step.limits().units)
+        let units = step.limits().units;
+        match (step.op(), step.kernel()) {
+            (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) => {
+                launch(&AttentionProblem::of(of, step), kernel, units)
+            }
+            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) => {
+                let inputs = [0, 1, 2, 3].map(|part| step.input_address(part));
+                sm90_attention_packed::launch(of, inputs, step.pointers().2, kernel, units)
+            }
+            _ => Err(step.wrong_kernel()),
+        }
     }
 
     #[cfg(test)]
@@ -232,10 +246,10 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
 }
 
 /// What rows, keys and how far a row sees stay below.
-const MOST: usize = 1 << 28;
+pub(super) const MOST: usize = 1 << 28;
 
 /// Boxes of 64 values of one head, `box_rows` rows at a time.
-fn boxes(
+pub(super) fn boxes(
     what: &'static str,
     at: &Heads,
     sizes: &AttentionSizes,

@@ -8,6 +8,7 @@ mod views;
 
 pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
+pub(crate) use self::expand::expand_but;
 use self::rebuild::Rebuild;
 use super::value::Graph;
 

@@ -85,9 +85,8 @@ const MOST_MADE: usize = 1 << 28;
 /// [`Error::Format`] with every tensor that does not fit; those of [`Encoder::computed`]; [`Error::Graph`]; of packed rows
 /// those of [`Text::packed`].
 pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights, packed: Option<Packing>) -> Result<Model, Error> {
-    let texts = |encoder: &dyn Encoder, of: Packing| encoder.texts().expect("it was seen to be one").packed(of);
     let block = match packed {
-        Some(of) => texts(&*encoder, of)?,
+        Some(of) => packed_block(&*encoder, of)?,
         None => encoder.block(1),
     };
     check(weights, &block.needs(), &encoder.layers())?;
@@ -96,13 +95,22 @@ pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights, packed: Option
     g.finish()?;
     let weights =
         weights.with(encoder.computed(weights)?)?.with(absent(weights, &zeros, &joins)?)?.with_joined(&joins)?;
-    let values = match packed {
+    Model::of_values(values(encoder, packed)?, weights.into())
+}
+
+/// Its network for rows of one length, or for rows that lie end to end.
+pub(super) fn values(encoder: Box<dyn Encoder>, packed: Option<Packing>) -> Result<Values, Error> {
+    match packed {
         Some(of) => Values::unbatched(of.dims(), move |size| {
-            texts(&*encoder, Packing::of(size.dims()).expect("the model's own dimensions"))?.g.finish()
+            let of = Packing::of(size.dims()).expect("the model's own dimensions");
+            packed_block(&*encoder, of)?.g.finish()
         }),
         None => Values::built(Dims::new(), move |size: &Size| encoder.block(size.batch()).g.finish()),
-    };
-    Model::of_values(values?, weights.into())
+    }
+}
+
+fn packed_block(encoder: &dyn Encoder, of: Packing) -> Result<Block, Error> {
+    encoder.texts().expect("it was seen to be one").packed(of)
 }
 
 /// Biases that are not stored, in the type of those that they are joined with, or of their matrices.

@@ -15,8 +15,6 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::model::weights::Weights;
 use crate::tensor::Packing;
-#[cfg(test)]
-use crate::tensor::{Dims, Size};
 
 /// The families, for messages.
 pub(in crate::model) fn known() -> impl Iterator<Item = String> {
@@ -130,8 +128,8 @@ pub(crate) fn network(config: &Value, asked: &Embedding) -> crate::model::Values
     let weights = Weights::from_tensors(Vec::<(String, _, _)>::new()).expect("none");
     let encoder = encoder(folder, &settings, &weights, asked, &kind).expect("an encoder");
     settings.check().expect("settings that fit");
-    let build = move |size: &Size| encoder.block(size.batch()).g.finish();
-    crate::model::Values::built(Dims::new(), build).expect("a graph")
+    let packed = packing(&*encoder, asked, &kind).expect("rows that may lie end to end");
+    encoder::values(encoder, packed).expect("a graph")
 }
 
 /// The longest texts that sentence-transformers says beside a model.

@@ -5,7 +5,8 @@ use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
-use crate::plan::{AttentionSizes, Limits, StepOp};
+use crate::plan::{AttentionSizes, Limits, PackedAttentionOp, StepOp};
+use crate::tensor::Dtype;
 
 /// `kernels/sm90_attention.cu`.
 pub(super) struct Sm90Attention;
@@ -16,7 +17,7 @@ impl KernelDef for Sm90Attention {
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
-        sizes(work).is_some()
+        of(work).is_some()
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -24,15 +25,28 @@ impl KernelDef for Sm90Attention {
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        let Some(sizes) = sizes(work) else { return Vec::new() };
-        let clocks = |kernel| STEP_CLOCKS * sizes.clocks(kernel, limits);
-        let of = |kernel| Variant::modelled((Kernel::Sm90Attention(kernel), clocks(kernel)));
-        sizes.kernels(limits).into_iter().map(of).collect()
+        let modelled = |(kernel, clocks)| Variant::modelled((Kernel::Sm90Attention(kernel), STEP_CLOCKS * clocks));
+        match of(work) {
+            Some(Of::Images(sizes)) => {
+                let kernels = sizes.kernels(limits).into_iter();
+                kernels.map(|kernel| modelled((kernel, sizes.clocks(kernel, limits)))).collect()
+            }
+            Some(Of::Packed(of)) => {
+                let kernel = of.kernel(limits).into_iter();
+                kernel.map(|kernel| modelled((kernel, of.sizes.clocks(kernel, limits)))).collect()
+            }
+            None => Vec::new(),
+        }
     }
 
-    fn check(&self, work: &Work<'_>, kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
-        match (kernel, sizes(work)) {
-            (Kernel::Sm90Attention(kernel), Some(sizes)) => sizes.check(kernel),
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        match (kernel, of(work)) {
+            (Kernel::Sm90Attention(kernel), Some(Of::Images(sizes))) => sizes.check(kernel),
+            (Kernel::Sm90Attention(chosen), Some(Of::Packed(of)))
+                if of.kernel(limits).is_some_and(|of| of == chosen) =>
+            {
+                Ok(())
+            }
             _ => Err(not_a_choice(work.name, kernel)),
         }
     }
@@ -43,10 +57,21 @@ impl KernelDef for Sm90Attention {
     }
 }
 
-/// Of attention of f16 or bf16, all operands of one type.
-fn sizes(work: &Work<'_>) -> Option<AttentionSizes> {
+/// What it computes.
+enum Of<'a> {
+    Images(AttentionSizes),
+    Packed(&'a PackedAttentionOp),
+}
+
+/// Of attention of f16 or bf16, all operands of one type; within packed rows of f16 alone.
+fn of<'a>(work: &Work<'a>) -> Option<Of<'a>> {
     match work.op {
-        StepOp::Attention(of) if work.half().is_some_and(|of| work.is_in(of, of)) => Some(of.sizes),
+        StepOp::Attention(of) if work.half().is_some_and(|of| work.is_in(of, of)) => Some(Of::Images(of.sizes)),
+        StepOp::PackedAttention(of) => {
+            let [qkv @ .., blocks] = &work.inputs[..] else { return None };
+            let is_one = qkv.iter().all(|operand| operand.dtype == Dtype::F16) && blocks.dtype == Dtype::I32;
+            (is_one && work.writes(Dtype::F16)).then_some(Of::Packed(of))
+        }
         _ => None,
     }
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::model::{Embedding, Tower, network_of_encoder};
 use crate::plan::Rates;
 
-/// Rows of a batch.
+/// Rows of a batch; packed texts are one.
 const ROWS: usize = 32;
 /// What the plans are kept in.
 const KEPT: &str = "tests/golden/plans-of-encoders-h200.txt";
@@ -35,6 +35,12 @@ fn encoders() -> Vec<(&'static str, Value, Embedding)> {
         ("SigLIP-B/16, images", siglip.clone(), plain()),
         ("SigLIP-B/16, texts", siglip, plain().tower(Tower::Texts)),
         ("BERT-base, 128 tokens", json!({"model_type": "bert"}), plain().sequence(128)),
+        (
+            "BERT-large, 64 packed texts of up to 384 tokens",
+            json!({"model_type": "bert", "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
+                "intermediate_size": 4096}),
+            plain().sequence(384).packed(8192, 64),
+        ),
         ("ModernBERT-base, 512 tokens", json!({"model_type": "modernbert"}), plain().sequence(512)),
         (
             "Whisper-base",
@@ -48,8 +54,8 @@ fn encoders() -> Vec<(&'static str, Value, Embedding)> {
 
 fn plan_of(config: &Value, asked: &Embedding, precision: Dtype) -> Plan {
     let of = network_of_encoder(config, asked);
-    let rows = [of.input(), of.output()];
-    let plan = tests::planned(&of.graph(ROWS).unwrap(), &Limits::h200(), ROWS, rows, precision);
+    let (rows, batch) = ([of.input(), of.output()], if of.is_batched() { ROWS } else { 1 });
+    let plan = tests::planned(&of.graph(batch).unwrap(), &Limits::h200(), batch, rows, precision);
     plan.check().unwrap();
     plan
 }

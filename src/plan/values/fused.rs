@@ -26,6 +26,7 @@ impl Split<'_> {
             Read::Half(value) => self.dense_half(*value, name),
             Read::Constant(value) => *value,
             Read::Patches { value, size } => self.patches(*value, *size, name),
+            Read::Blocks(blocks) => self.push_blocks(blocks, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
                 Some(&(_, there)) => there,
                 None => self.push_mask(mask, name),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::blocks::Blocks;
 use super::layers::image;
 use super::patterns::{self, Mask};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
@@ -116,6 +117,8 @@ pub(super) struct Split<'a> {
     pub halves: HashMap<ValueId, ValueId>,
     /// Masks that steps read.
     pub masks: Vec<(Mask, ValueId)>,
+    /// Blocks of packed rows that steps read.
+    pub blocks: Vec<(Blocks, ValueId)>,
     /// Operands of layers in their type, by what they are of the graph.
     pub operands: HashMap<ValueId, ValueId>,
 }
@@ -134,8 +137,8 @@ impl<'a> Split<'a> {
         };
         let sources = vec![BTreeSet::new(); from.values.len()];
         let (images, halves, operands) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let (readers, stored, masks) = (from.readers(), Vec::new(), Vec::new());
-        Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, operands }
+        let (readers, stored, masks, blocks) = (from.readers(), Vec::new(), Vec::new(), Vec::new());
+        Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, blocks, operands }
     }
 
     /// With the node that stands for all outputs.

@@ -1,6 +1,7 @@
 //! The plan of a graph of values: the steps of a network of images, and a step for each loop of its schedule, which reads and
 //! writes rows in place.
 
+mod blocks;
 #[cfg(test)]
 mod encoder_tests;
 mod fused;
@@ -19,7 +20,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::layered::Layered;
@@ -32,11 +33,13 @@ use super::{
     cover, kernels,
 };
 use crate::error::Error;
-use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
+use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand_but};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
 use crate::tensor::{Dtype, RowPort, RowSpec, Shape};
 
+#[cfg(feature = "cuda")]
+pub(crate) use blocks::blocks_of;
 pub(crate) use rounded::{Rounded, exact, rounded};
 
 /// Plans a graph for `batch` rows.
@@ -47,7 +50,10 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
-        true => with_rows(&expand(graph), batch, rows[0]), // a GPU computes nothing by hand
+        true => {
+            let in_kernels = patterns::packed(graph, precision, limits, in_f32);
+            with_rows(&expand_but(graph, &in_kernels), batch, rows[0]) // a GPU computes nothing by hand
+        }
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {

@@ -56,8 +56,9 @@ fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
     assert!(cpu.steps.iter().all(|step| step.kernel == Kernel::Loop), "{cpu}");
 }
 
-/// On a CPU packed attention is a step of its own; on a GPU a few loops for each layer, which read keys and values where they
-/// lie: nothing has an element for each token, key and feature. Where keys are is computed once for all layers.
+/// On a CPU packed attention is a step of its own. On a GPU it is a kernel, or a few loops for each layer, which read keys and
+/// values where they lie: nothing has an element for each token, key and feature. Where keys are is computed once for all
+/// layers.
 #[test]
 fn packed_attention_reads_keys_where_they_lie() {
     let (dims, longest) = ([256, 4, 32], 64);
@@ -74,9 +75,26 @@ fn packed_attention_reads_keys_where_they_lie() {
     });
     let cpu = planned(&graph, &Limits::cpu(2), 1, [&input, &output], Dtype::F32);
     assert!(cpu.steps.len() == 2 && cpu.steps.iter().all(|step| step.kernel == Kernel::Hand), "{cpu}");
-    for (limits, precision) in
-        [(Limits::h200(), Dtype::F16), (Limits::h200(), Dtype::F32), (Limits::a100(), Dtype::F16)]
-    {
+    let plan = planned(&graph, &Limits::h200(), 1, [&input, &output], Dtype::F16);
+    plan.check().unwrap();
+    let kernels: Vec<_> = plan.steps.iter().filter(|step| step.kernel != Kernel::Loop).collect();
+    let is_packed = |step: &&&Step| matches!(step.op, StepOp::PackedAttention(_));
+    assert_eq!((kernels.len(), kernels.iter().filter(is_packed).count()), (2, 2), "{plan}");
+    assert_eq!(kernels[0].inputs[3], kernels[1].inputs[3], "blocks are those of both layers");
+    assert!(plan.steps.len() <= 12, "{plan}");
+    let in_f32 = &BTreeSet::from(["first".to_owned()]);
+    let request = ValuesRequest {
+        limits: &Limits::h200(),
+        batch: 1,
+        rows: [&input, &output],
+        states: &[],
+        precision: Dtype::F16,
+        in_f32,
+        choices: &Choices::new(),
+    };
+    let plan = super::plan(&graph, &request).unwrap();
+    assert_eq!(plan.steps.iter().filter(|step| step.kernel != Kernel::Loop).count(), 1, "one is in f32\n{plan}");
+    for (limits, precision) in [(Limits::h200(), Dtype::F32), (Limits::a100(), Dtype::F16)] {
         let plan = planned(&graph, &limits, 1, [&input, &output], precision);
         plan.check().unwrap();
         assert!(plan.steps.iter().all(|step| step.kernel == Kernel::Loop), "{plan}");
@@ -84,6 +102,50 @@ fn packed_attention_reads_keys_where_they_lie() {
         assert!(most <= 8 * dims[0] * longest * dims[1], "{most} bytes\n{plan}");
         let counts = plan.steps.iter().filter(|step| step.name.starts_with("second")).count();
         assert!(counts <= 3 && plan.steps.len() - counts <= 8, "{plan}");
+    }
+}
+
+/// Queries, keys and values are read where they lie side by side, and a factor of queries is one of scores. A bias by distance,
+/// values of another width than keys, or with a factor, are for loops.
+#[test]
+fn the_kernel_of_packed_attention_reads_views() {
+    let plan = |has_bias: bool, values: usize, factor_at: usize| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[128, 192]);
+        let starts = g.input("starts", Dtype::I32, &[9]);
+        let bias = has_bias.then(|| g.input("bias", Dtype::F32, &[1, 99]));
+        let mut part = |name: &str, index: usize, dims: usize| {
+            let cut = Slice { start: vec![0, 64 * index], step: vec![1; 2], dims: vec![128, 2 * dims] };
+            let cut = g.node(&format!("{name}.cut"), Op::Slice(cut), &[x]);
+            let apart = g.node(name, Op::Reshape(vec![128, 2, dims]), &[cut]);
+            let half = Expr::arg(0) * Expr::float(Dtype::F32, 0.5);
+            if factor_at == index { g.map(&format!("{name}.half"), half, &[apart]) } else { apart }
+        };
+        let qkv = [part("q", 0, 32), part("k", 1, 32), part("v", 2, values)];
+        let y = g.packed_attention("attention", qkv, starts, bias, 50);
+        g.output("y", y);
+        let graph = g.finish().unwrap();
+        let [input, output] = [&graph.inputs, &graph.outputs].map(|ports| {
+            let port = |port: &crate::graph::Port| (port.name.clone(), graph.value(port.value).clone());
+            RowSpec::new(ports.iter().map(port).map(|(name, of)| (name, of.dtype, of.dims)))
+        });
+        planned(&graph, &Limits::h200(), 1, [&input, &output], Dtype::F16)
+    };
+    let op = |plan: &Plan| {
+        plan.steps.iter().find_map(|step| match step.op {
+            StepOp::PackedAttention(of) => Some(of),
+            _ => None,
+        })
+    };
+    let of = op(&plan(false, 32, 0)).unwrap();
+    assert_eq!(
+        of.qkv.map(|at| (at.first, at.pitches[0], at.pitches[1])),
+        [(0, 32, 192), (64, 32, 192), (128, 32, 192)]
+    );
+    assert_eq!((of.out.first, of.out.pitches[0], of.out.pitches[1]), (0, 32, 64));
+    assert_eq!((of.scale, of.sizes.rows, of.sizes.longest), (0.5 / 32_f32.sqrt(), 8, 50));
+    for (has_bias, values, factor_at) in [(true, 32, 3), (false, 24, 3), (false, 32, 2)] {
+        assert_eq!(op(&plan(has_bias, values, factor_at)), None);
     }
 }
 

@@ -61,6 +61,31 @@ impl Problem {
         }
         Ok(())
     }
+
+    /// Random packs of texts of all lengths, from one token to the longest: alone, in full packs, first, last and in
+    /// between. Each text has the same bits in all of them.
+    pub fn has_one_answer_in_every_pack(&self, device: &Device, precision: Precision) -> Result<(), String> {
+        let engine = self.packed(device, precision, 50, 7).map_err(|error| error.to_string())?;
+        let longest = engine.size.longest;
+        let lengths = [1, 2, 3, longest / 2, longest - 1, longest];
+        let texts = lengths.map(|tokens| self.text(tokens));
+        let alone = texts.each_ref().map(|text| engine.bits(&[text]).remove(0));
+        let mut random = Random::new(self.name);
+        for _ in 0..6 {
+            let (mut order, mut left) = (Vec::new(), engine.size.tokens);
+            while order.len() < engine.size.rows && left > 0 {
+                let index = random.between(0, texts.len() - 1);
+                let index = if lengths[index] <= left { index } else { 0 };
+                left -= lengths[index];
+                order.push(index);
+            }
+            let found = engine.bits(&order.iter().map(|&index| &texts[index]).collect::<Vec<_>>());
+            if let Some(place) = order.iter().zip(&found).position(|(&index, found)| *found != alone[index]) {
+                return Err(format!("text {} has other bits as row {place} of {order:?}", order[place]));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl PackedEngine {

@@ -6,6 +6,8 @@ mod packed_attention;
 mod scatter;
 mod top_k;
 
+use std::collections::HashSet;
+
 use super::rebuild::{Draft, Rebuild};
 use crate::graph::expr::{Expr, Number};
 use crate::graph::op::{Op, Pad, PadMode, Reduce, ReduceOp};
@@ -44,8 +46,15 @@ use crate::tensor::Dtype;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 pub fn expand(graph: &Graph) -> Graph {
-    let rewritten =
-        Rebuild::new(graph).with(|rebuild, node| expanded(rebuild, &node).unwrap_or_else(|| rebuild.add(node)));
+    expand_but(graph, &HashSet::new())
+}
+
+/// The same, but nodes of these names stay.
+pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
+    let rewritten = Rebuild::new(graph).with(|rebuild, node| match kept.contains(&node.name) {
+        true => rebuild.add(node),
+        false => expanded(rebuild, &node).unwrap_or_else(|| rebuild.add(node)),
+    });
     Rebuild::new(&rewritten).needed()
 }
 

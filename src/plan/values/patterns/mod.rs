@@ -5,6 +5,7 @@ mod attention;
 mod epilogue;
 mod expr;
 mod norm;
+mod packed;
 mod pieces;
 mod product;
 mod strided;
@@ -13,6 +14,7 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::blocks::Blocks;
 use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
 use crate::tensor::Dtype;
@@ -48,6 +50,8 @@ pub(super) enum Read {
     },
     /// What is added to scores.
     Mask(Mask),
+    /// As blocks of packed rows.
+    Blocks(Blocks),
 }
 
 /// What an expression makes of values of some dimensions.
@@ -69,6 +73,7 @@ impl Read {
         match self {
             Self::Half(value) | Self::Constant(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
             Self::Mask(mask) => &mask.values,
+            Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),
         }
     }
 }
@@ -86,7 +91,12 @@ struct Context<'a> {
     shown: HashSet<ValueId>,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    fn new(graph: &'a Graph, dtype: Dtype, limits: &'a Limits, batch: usize) -> Self {
+        let shown = graph.outputs.iter().map(|port| port.value).collect();
+        Self { graph, dtype, limits, batch, readers: graph.readers(), shown }
+    }
+
     /// The one node that reads a value, if nobody else does.
     fn reader(&self, id: ValueId) -> Option<NodeId> {
         match self.readers[id.0][..] {
@@ -109,22 +119,35 @@ pub(super) fn find(
     if !limits.has_sm90_kernels() {
         return all;
     }
-    let shown = graph.outputs.iter().map(|port| port.value).collect();
-    let context = Context { graph, dtype, limits, batch, readers: graph.readers(), shown };
+    let context = Context::new(graph, dtype, limits, batch);
     let mut halves = HashSet::new();
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
-        let is_in_halves = |(_, found): &(NodeId, Found)| {
-            covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
-        };
-        let found = attention::find(&context, at).or_else(|| norm::find(&context, at));
-        let found = found.or_else(|| product::find(&context, at, &halves));
-        if let Some((last, found)) = found.filter(is_in_halves) {
+        let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
+        let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
             halves.insert(found.writes);
             all.insert(last, found);
         }
     }
     all
+}
+
+/// The nodes that are attention within rows end to end and that a kernel computes, by their names.
+pub(super) fn packed(
+    graph: &Graph,
+    dtype: Dtype,
+    limits: &Limits,
+    in_f32: &BTreeSet<String>,
+) -> HashSet<String> {
+    let context = Context::new(graph, dtype, limits, 1);
+    let nodes = (0..graph.nodes.len()).filter_map(|index| packed::find(&context, NodeId(index)));
+    let in_halves = nodes.filter(|(_, found)| is_in_halves(graph, found, in_f32));
+    in_halves.map(|(_, found)| graph.nodes[found.named.0].name.clone()).collect()
+}
+
+fn is_in_halves(graph: &Graph, found: &Found, in_f32: &BTreeSet<String>) -> bool {
+    covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
 }
 
 /// The nodes that a step computes: what it writes depends on them, and what it reads does not.
