@@ -46,7 +46,7 @@
 #define TREFOIL_ABI_MAJOR 2
 
 /* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
-#define TREFOIL_ABI_MINOR 2
+#define TREFOIL_ABI_MINOR 3
 
 /* The status that a call returns. The numbers never change. */
 enum trefoil_status
@@ -673,6 +673,36 @@ typedef struct trefoil_device_output_info {
  must not call the library, and must not throw or jump out.
  */
 typedef void (*trefoil_log_callback)(void *user, uint32_t level, const char *message);
+
+/* The same engine on several devices. */
+typedef uint64_t trefoil_fleet;
+
+/* What one device of a fleet has done, and how it is. */
+typedef struct trefoil_fleet_stats {
+    /* sizeof(trefoil_fleet_stats), set by the caller. */
+    size_t size;
+    /* Batches submitted to the device. */
+    uint64_t batches;
+    /* Rows of these batches. */
+    uint64_t rows;
+    /* Batches that ran here because another device, or this one before its engine was built again, did not answer them. */
+    uint64_t run_again;
+    /* How often its engine was built again after a fault. */
+    uint64_t rebuilt;
+    /* Batches that it has now, in flight or being filled. */
+    size_t load;
+    /* 1 if the device takes no more batches. */
+    uint32_t faulted;
+    /* 1 if its engine is being built again now, or will be. */
+    uint32_t rebuilding;
+    /*
+     How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class. REQUEST if
+     there was none.
+     */
+    uint32_t fault_class;
+    /* Zero. */
+    uint32_t reserved;
+} trefoil_fleet_stats;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1448,6 +1478,88 @@ trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t ca
  `callback` may be called with `user`, from any thread.
  */
 trefoil_status trefoil_log(uint32_t level, trefoil_log_callback callback, void *user);
+
+/*
+ Builds the same engine on each of `count` devices, as trefoil_engine_build() builds one; `device` of the options has to be
+ 0. A batch goes to the device that has the fewest. If a device fails, the others run its unanswered batches again, and
+ their tickets get results as if nothing had happened.
+
+ With `rebuilds`, a device that fails is opened again and its engine built again, up to so many times for each device, so
+ that even a fleet of one device survives a fault. The devices then must not be in contexts of the program's own. A fault of
+ class PROCESS is not survived.
+
+ Batches, tickets, callbacks and outputs are used as those of an engine. Tickets of several devices may become ready in any
+ order.
+
+ Pointers:
+ As for trefoil_engine_build(), and `devices` has `count` handles; `fleet` can be written or is null.
+ */
+trefoil_status trefoil_fleet_build(trefoil_model model,
+                                   const struct trefoil_engine_options *options,
+                                   const trefoil_device *devices,
+                                   size_t count,
+                                   size_t rebuilds,
+                                   trefoil_fleet *fleet);
+
+/*
+ Lends a batch of the least loaded device, as trefoil_acquire() does of an engine.
+
+ Pointers:
+ `batch` can be written or is null.
+ */
+trefoil_status trefoil_fleet_acquire(trefoil_fleet fleet, trefoil_batch *batch);
+
+/*
+ The same with a limit of its own.
+
+ Pointers:
+ `batch` can be written or is null.
+ */
+trefoil_status trefoil_fleet_acquire_within(trefoil_fleet fleet, uint64_t limit_ns, trefoil_batch *batch);
+
+/*
+ The same for rows of the dimensions in `wanted`, as trefoil_acquire_for() does of an engine.
+
+ Pointers:
+ As for trefoil_acquire_for().
+ */
+trefoil_status trefoil_fleet_acquire_for(trefoil_fleet fleet,
+                                         const struct trefoil_size *wanted,
+                                         uint64_t limit_ns,
+                                         trefoil_batch *batch);
+
+/*
+ The number of devices.
+
+ Pointers:
+ `count` can be written or is null.
+ */
+trefoil_status trefoil_fleet_devices(trefoil_fleet fleet, size_t *count);
+
+/*
+ The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When it is
+ built again, a new engine takes its place, and the handle stays that of the failed one.
+
+ Pointers:
+ `engine` can be written or is null.
+ */
+trefoil_status trefoil_fleet_engine(trefoil_fleet fleet,
+                                    size_t index,
+                                    trefoil_engine *engine);
+
+/*
+ What device `index` has done and how it is. Never waits for a device, and does not fail after a fault.
+
+ Pointers:
+ `stats` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_fleet_get_stats(trefoil_fleet fleet, size_t index, struct trefoil_fleet_stats *stats);
+
+/*
+ Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again any
+ more. The call waits until the callbacks of the fleet's tickets have returned, also of engines that failed.
+ */
+trefoil_status trefoil_fleet_close(trefoil_fleet fleet, uint32_t abort, uint64_t limit_ns);
 
 #ifdef __cplusplus
 }  // extern "C"

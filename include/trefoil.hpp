@@ -513,8 +513,9 @@ private:
 /// A model on a device behind a ring.
 class engine : public handle {
 public:
-    explicit engine(const model &model, const engine_options &options = {})
-        : handle(build(model, options)),
+    explicit engine(const model &model, const engine_options &options = {}) : engine(build(model, options)) {}
+    explicit engine(std::uint64_t raw)
+        : handle(raw),
           input_(detail::ask<trefoil_tensor>(trefoil_engine_input, get())),
           output_(detail::ask<trefoil_tensor>(trefoil_engine_output, get())) {
         check(trefoil_engine_capacity(get(), &capacity_));
@@ -633,6 +634,62 @@ private:
 
     trefoil_tensor input_, output_;
     std::size_t capacity_ = 0;
+};
+
+/// The same engine on several devices, used as one; with `rebuilds`, an engine whose device failed is built again, up to so many
+/// times.
+class fleet : public handle {
+public:
+    fleet(const model &model, const std::vector<device> &devices, const engine_options &options = {},
+          std::size_t rebuilds = 0)
+        : handle(build(model, devices, options, rebuilds)) {}
+    batch acquire() const {
+        trefoil_batch raw = 0;
+        check(trefoil_fleet_acquire(get(), &raw));
+        return batch(raw);
+    }
+    batch acquire_within(std::chrono::nanoseconds limit) const {
+        trefoil_batch raw = 0;
+        check(trefoil_fleet_acquire_within(get(), detail::nanoseconds(limit), &raw));
+        return batch(raw);
+    }
+    batch acquire_for(const sized &wanted, std::chrono::nanoseconds limit = std::chrono::seconds(10)) const {
+        trefoil_batch raw = 0;
+        check(trefoil_fleet_acquire_for(get(), detail::raw_size(wanted).get(), detail::nanoseconds(limit), &raw));
+        return batch(raw);
+    }
+    /// The number of devices.
+    std::size_t devices() const {
+        std::size_t count = 0;
+        check(trefoil_fleet_devices(get(), &count));
+        return count;
+    }
+    /// The engine that a device has now.
+    trefoil::engine engine(std::size_t index) const {
+        trefoil_engine raw = 0;
+        check(trefoil_fleet_engine(get(), index, &raw));
+        return trefoil::engine(raw);
+    }
+    /// What a device has done, and how it is.
+    trefoil_fleet_stats stats(std::size_t index) const {
+        trefoil_fleet_stats now = {};
+        now.size = sizeof now;
+        check(trefoil_fleet_get_stats(get(), index, &now));
+        return now;
+    }
+    void close(std::chrono::nanoseconds limit, bool abort = false) const {
+        check(trefoil_fleet_close(get(), abort, detail::nanoseconds(limit)));
+    }
+
+private:
+    static std::uint64_t build(const model &model, const std::vector<device> &devices, const engine_options &options,
+                               std::size_t rebuilds) {
+        std::vector<trefoil_device> raws;
+        for (const device &one : devices) raws.push_back(one.get());
+        trefoil_fleet raw = 0;
+        check(trefoil_fleet_build(model.get(), &options, raws.data(), raws.size(), rebuilds, &raw));
+        return raw;
+    }
 };
 
 /// A row of a batcher that is being written. If it is destroyed without submit(), its memory is free again.

@@ -95,8 +95,8 @@ class Work:
         return not self.ended and bool(re.search(said, text, re.M)) and bool(ERRORS.search(text))
 
     def errors(self):
-        found = ERRORS.findall(self.text())
-        return sum(int(number) for number in found[-1] if number) if found else 0
+        found = ERRORS.findall(self.text())  # a second one counts those that were not printed
+        return sum(int(number) for number in found[0] if number) if found else 0
 
     def reports(self):
         """What was reported first, and in which kernels."""

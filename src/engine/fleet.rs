@@ -114,8 +114,22 @@ impl Fleet {
     /// # Errors
     /// As for [`Engine::acquire_for`] and [`Fleet::acquire`].
     pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
+        self.acquire_for_within(size, self.acquire_limit)
+    }
+
+    /// Like [`Fleet::acquire_for`] with a limit of its own.
+    ///
+    /// # Errors
+    /// As for [`Fleet::acquire_for`].
+    pub fn acquire_for_within(&self, size: &Size, limit: Duration) -> Result<Batch, Error> {
         let bucket = self.peers.rings().now()[0].spec().buckets.holding(size)?;
-        Ok(self.peers.acquire(self.acquire_limit)?.in_bucket(bucket))
+        Ok(self.peers.acquire(limit)?.in_bucket(bucket))
+    }
+
+    /// Which fleet its tickets are of.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> crate::ring::Origin {
+        crate::ring::Origin::of_ring(&self.peers.rings().now()[0])
     }
 
     /// The engines that are in use now, in the order of the devices. When an engine is rebuilt, a new one takes its

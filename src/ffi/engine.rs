@@ -42,7 +42,7 @@ pub unsafe extern "C" fn trefoil_engine_build(
 
 /// # Safety
 /// The batch sizes and sizes are as many as the options say.
-unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
+pub(super) unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
     let mut builder = Engine::builder(model).input(input(options.input)?).output(output(options)?);
     builder = builder.waiting(waiting(options.waiting)?).precision(precision(options.precision)?);
     unused(options.reserved)?;

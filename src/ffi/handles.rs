@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::device::Device;
-use crate::engine::Engine;
+use crate::engine::{Engine, Fleet};
 use crate::model::Model;
 use crate::ring::{Batcher, DeviceOutput};
 use crate::sync::{Mutex, lock};
@@ -34,6 +34,8 @@ pub type trefoil_batcher = u64;
 pub type trefoil_row = u64;
 /// A result that stays on the device.
 pub type trefoil_device_output = u64;
+/// The same engine on several devices.
+pub type trefoil_fleet = u64;
 
 /// Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
 /// and batches, tickets and outputs outlive the engine they came from.
@@ -59,6 +61,7 @@ pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
             Kind::Batcher => take::<Arc<Batcher>>(handle)?.object().stop(),
             Kind::Row => drop(take::<super::batcher::Writing>(handle)?),
             Kind::DeviceOutput => drop(take::<DeviceOutput>(handle)?),
+            Kind::Fleet => drop(take::<Arc<Fleet>>(handle)?),
             Kind::Pending => return Err(invalid(handle)), // never given out
         }
         Ok(())
@@ -79,6 +82,7 @@ pub(super) enum Kind {
     /// A ticket with a callback; nobody outside has its handle.
     Pending = 9,
     DeviceOutput = 10,
+    Fleet = 11,
 }
 
 const PLACE_BITS: u32 = 20;
@@ -86,7 +90,7 @@ const GENERATION_BITS: u32 = 40;
 const LAST_GENERATION: u64 = (1 << GENERATION_BITS) - 1;
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Device,
         Self::Model,
         Self::Engine,
@@ -97,6 +101,7 @@ impl Kind {
         Self::Row,
         Self::Pending,
         Self::DeviceOutput,
+        Self::Fleet,
     ];
 
     fn of(handle: u64) -> Answer<Self> {
@@ -134,6 +139,7 @@ object!(Model, Model);
 object!(Arc<Engine>, Engine);
 object!(Arc<Batcher>, Batcher);
 object!(DeviceOutput, DeviceOutput);
+object!(Arc<Fleet>, Fleet);
 
 /// The places of one kind, in chunks that double, so that none ever moves.
 pub(super) struct Table<T> {

@@ -381,6 +381,33 @@ pub struct trefoil_health {
     pub results: usize,
 }
 
+/// What one device of a fleet has done, and how it is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_fleet_stats {
+    /// sizeof(trefoil_fleet_stats), set by the caller.
+    pub size: usize,
+    /// Batches submitted to the device.
+    pub batches: u64,
+    /// Rows of these batches.
+    pub rows: u64,
+    /// Batches that ran here because another device, or this one before its engine was built again, did not answer them.
+    pub run_again: u64,
+    /// How often its engine was built again after a fault.
+    pub rebuilt: u64,
+    /// Batches that it has now, in flight or being filled.
+    pub load: usize,
+    /// 1 if the device takes no more batches.
+    pub faulted: u32,
+    /// 1 if its engine is being built again now, or will be.
+    pub rebuilding: u32,
+    /// How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class. REQUEST if
+    /// there was none.
+    pub fault_class: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// The options of a batcher. Zeros are the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -550,6 +577,18 @@ growing! {
         staging: 56,
         results: 64,
     } 72
+    trefoil_fleet_stats {
+        size: 0,
+        batches: 8,
+        rows: 16,
+        run_again: 24,
+        rebuilt: 32,
+        load: 40,
+        faulted: 48,
+        rebuilding: 52,
+        fault_class: 56,
+        reserved: 60,
+    } 64
     trefoil_batcher_options {
         size: 0,
         max_delay_ns: 8,

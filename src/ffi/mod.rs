@@ -12,6 +12,7 @@ mod batcher;
 mod callback;
 mod device;
 mod engine;
+mod fleet;
 mod growing;
 mod handles;
 mod layout;

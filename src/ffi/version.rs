@@ -8,7 +8,7 @@ use super::status::{Failure, guard, trefoil_status};
 /// be compiled anew; then the library's file gets another name too.
 pub const TREFOIL_ABI_MAJOR: u32 = 2;
 /// Grows when something is added. A library runs every program that was compiled for a minor version up to its own.
-pub const TREFOIL_ABI_MINOR: u32 = 2;
+pub const TREFOIL_ABI_MINOR: u32 = 3;
 
 /// Whether this library can run a program that was compiled with a header of this version. Call it first, as
 /// `trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)`.

@@ -10,11 +10,14 @@ use super::Core;
 pub(crate) struct Origin {
     ring: usize,
     batcher: Option<NonZeroUsize>,
+    /// What all rings of a fleet share, those too that were built again.
+    fleet: Option<NonZeroUsize>,
 }
 
 impl Origin {
     pub fn of_ring(ring: &Arc<Core>) -> Self {
-        Self { ring: Arc::as_ptr(ring).addr(), batcher: None }
+        let fleet = ring.spec.freed.as_ref().and_then(|freed| NonZeroUsize::new(Arc::as_ptr(freed).addr()));
+        Self { ring: Arc::as_ptr(ring).addr(), batcher: None, fleet }
     }
 
     /// `batcher` is what a batcher and its tickets share.
@@ -25,5 +28,10 @@ impl Origin {
     /// Whether both are of one ring, whatever their batchers.
     pub fn shares_ring(&self, other: Self) -> bool {
         self.ring == other.ring
+    }
+
+    /// Whether both are of one fleet, whatever their rings.
+    pub fn shares_fleet(&self, other: Self) -> bool {
+        self.fleet.is_some() && self.fleet == other.fleet
     }
 }

@@ -238,6 +238,84 @@ static void on_device(trefoil_model model, trefoil_device device, trefoil_engine
 
 /* Releases a batch that the main thread is about to submit. */
 static trefoil_batch shared_batch;
+static void count_calls(void *user, trefoil_status status, trefoil_output output)
+{
+    if (status == TREFOIL_STATUS_OK && trefoil_release(output) == TREFOIL_STATUS_OK)
+        __atomic_add_fetch((int *)user, 1, __ATOMIC_SEQ_CST);
+}
+
+/* the same engine on two devices */
+static void fleets(trefoil_model model)
+{
+    trefoil_device devices[2] = {0, 0};
+    trefoil_fleet fleet = 0;
+    trefoil_engine engine = 0;
+    trefoil_batch batches[2] = {0, 0};
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    size_t count = 0;
+    OK(trefoil_device_open_cpu(1, &devices[0]));
+    OK(trefoil_device_open_cpu(1, &devices[1]));
+    EXPECT(trefoil_fleet_build(model, NULL, NULL, 2, 0, &fleet), NULL_POINTER, "devices is null");
+    EXPECT(trefoil_fleet_build(model, NULL, devices, 0, 0, &fleet), INVALID_ARGUMENT, "devices is an empty list");
+    EXPECT(trefoil_fleet_build(model, NULL, &model, 1, 0, &fleet), WRONG_KIND, "of a model, not of a device");
+    EXPECT(trefoil_fleet_build(model, NULL, devices, 2, 0, NULL), NULL_POINTER, "fleet is null");
+    trefoil_engine_options options = {.size = sizeof options, .device = devices[0]};
+    EXPECT(trefoil_fleet_build(model, &options, devices, 2, 0, &fleet), INVALID_ARGUMENT, "device is set");
+    options.device = 0, options.batch = 2, options.staging = 2;
+    OK(trefoil_fleet_build(model, &options, devices, 2, 1, &fleet));
+
+    EXPECT(trefoil_acquire(fleet, &batches[0]), WRONG_KIND, "is a handle of a fleet, not of a ");
+    EXPECT(trefoil_fleet_acquire(devices[0], &batches[0]), WRONG_KIND, "is a handle of a device, not of a fleet");
+    EXPECT(trefoil_fleet_acquire(fleet, NULL), NULL_POINTER, "batch is null");
+    EXPECT(trefoil_fleet_acquire_within(0, 0, &batches[0]), INVALID_HANDLE, NULL);
+    EXPECT(trefoil_fleet_acquire_for(fleet, NULL, 0, &batches[0]), NULL_POINTER, "wanted is null");
+    EXPECT(trefoil_fleet_devices(fleet, NULL), NULL_POINTER, "count is null");
+    OK(trefoil_fleet_devices(fleet, &count));
+    EXPECT(trefoil_fleet_engine(fleet, count, &engine), INVALID_ARGUMENT, "index is 2: expected a device of 2");
+    trefoil_fleet_stats stats = {.size = 1};
+    EXPECT(trefoil_fleet_get_stats(fleet, 0, &stats), ABI_MISMATCH, "sizeof(trefoil_fleet_stats)");
+    EXPECT(trefoil_fleet_get_stats(fleet, 2, &stats), INVALID_ARGUMENT, "index is 2");
+
+    /* two batches at once go to two devices */
+    for (int at = 0; at < 2; at++)
+        OK(trefoil_fleet_acquire_within(fleet, 1000000000, &batches[at]));
+    for (int at = 0; at < 2; at++) {
+        OK(trefoil_submit(batches[at], 1, &ticket));
+        OK(trefoil_wait(ticket, &output));
+        OK(trefoil_release(output));
+    }
+    for (size_t at = 0; at < count; at++) {
+        stats.size = sizeof stats;
+        OK(trefoil_fleet_get_stats(fleet, at, &stats));
+        if (stats.batches != 1 || stats.rows != 1 || stats.load != 0 || stats.rebuilt != 0 || stats.faulted != 0 ||
+            stats.rebuilding != 0 || stats.fault_class != TREFOIL_FAULT_CLASS_REQUEST)
+            wrong++, printf("a device of a fleet has done something else\n");
+    }
+    OK(trefoil_fleet_engine(fleet, 1, &engine));
+    OK(trefoil_engine_capacity(engine, &count));
+    if (count != 2)
+        wrong++, printf("an engine of a fleet takes %zu rows\n", count);
+
+    /* closing waits for the callbacks of all devices */
+    int calls = 0;
+    for (int at = 0; at < 4; at++) {
+        OK(trefoil_fleet_acquire(fleet, &batches[0]));
+        OK(trefoil_submit(batches[0], 1, &ticket));
+        OK(trefoil_on_ready(ticket, count_calls, &calls));
+    }
+    EXPECT(trefoil_fleet_close(fleet, 2, 0), INVALID_ARGUMENT, "abort is 2");
+    OK(trefoil_fleet_close(fleet, 0, UINT64_C(20000000000)));
+    if (calls != 4)
+        wrong++, printf("%d of 4 callbacks\n", calls);
+    EXPECT(trefoil_fleet_acquire(fleet, &batches[0]), CLOSED, NULL);
+    OK(trefoil_release(fleet));
+    EXPECT(trefoil_fleet_close(fleet, 0, 0), RELEASED, NULL);
+    OK(trefoil_release(engine));
+    OK(trefoil_release(devices[0]));
+    OK(trefoil_release(devices[1]));
+}
+
 static void *submit_shared(void *status)
 {
     trefoil_ticket ticket = 0;
@@ -468,6 +546,7 @@ int main(int argc, char **argv)
 
     /* rows and results on the device */
     on_device(model, device, engine);
+    fleets(model);
 
     /* batchers */
     trefoil_batcher_options few = {.size = sizeof few, .rows = 1, .when_full = 7};

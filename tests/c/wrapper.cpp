@@ -309,6 +309,27 @@ int main(int argc, char **argv) {
     batcher.close(10s, true);
     THROWS(CLOSED, batcher.row());
 
+    // the same engine on two devices
+    std::vector<trefoil::device> devices;
+    for (int at = 0; at < 2; at++) devices.push_back(trefoil::device::cpu(1));
+    trefoil::engine_options of_two;
+    of_two.batch = 2;
+    trefoil::fleet fleet(model, devices, of_two, 1);
+    REQUIRE(fleet.devices() == 2 && fleet.engine(1).capacity() == 2);
+    std::vector<trefoil::ticket> tickets;
+    for (int number = 0; number < 4; number++) {
+        trefoil::batch batch = number % 2 == 0 ? fleet.acquire() : fleet.acquire_within(10s);
+        std::memcpy(batch.row(0).data(), pixels.data(), row_bytes);
+        tickets.push_back(std::move(batch).submit(1));
+    }
+    for (trefoil::ticket &one : tickets)
+        REQUIRE(std::move(one).wait().top_k<1>(0)[0].index == best[0].index);
+    REQUIRE(fleet.stats(0).batches + fleet.stats(1).batches == 4 && fleet.stats(0).rebuilt == 0);
+    THROWS(INVALID_ARGUMENT, fleet.stats(2));
+    THROWS(INVALID_ARGUMENT, trefoil::fleet(model, {}, of_two));
+    fleet.close(10s);
+    THROWS(CLOSED, fleet.acquire());
+
     // what it did
     REQUIRE(engine.trace_report().size() > 40);
     engine.trace_write(argv[3]);

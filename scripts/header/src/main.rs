@@ -5,9 +5,9 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The files with parts of the interface, in the order that the header has them.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 19] = [
     "version", "status", "layout", "handles", "device", "model", "engine", "port", "batch", "callback", "ticket",
-    "output", "batcher", "sizes", "states", "on_device", "trace", "log",
+    "output", "batcher", "sizes", "states", "on_device", "trace", "log", "fleet",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
