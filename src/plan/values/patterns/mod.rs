@@ -134,12 +134,7 @@ pub(super) fn find(
 }
 
 /// The nodes that are attention within rows end to end and that a kernel computes, by their names.
-pub(super) fn packed(
-    graph: &Graph,
-    dtype: Dtype,
-    limits: &Limits,
-    in_f32: &BTreeSet<String>,
-) -> HashSet<String> {
+pub(super) fn packed(graph: &Graph, dtype: Dtype, limits: &Limits, in_f32: &BTreeSet<String>) -> HashSet<String> {
     let context = Context::new(graph, dtype, limits, 1);
     let nodes = (0..graph.nodes.len()).filter_map(|index| packed::find(&context, NodeId(index)));
     let in_halves = nodes.filter(|(_, found)| is_in_halves(graph, found, in_f32));
