@@ -1038,7 +1038,8 @@ trefoil_status trefoil_wait_for(trefoil_ticket ticket, uint64_t limit_ns, trefoi
 
 /*
  OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
- otherwise NOT_READY. Never blocks, and the ticket stays valid.
+ otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows again,
+ for which it waits. Never blocks, and the ticket stays valid.
  */
 trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 
@@ -1055,8 +1056,8 @@ trefoil_status trefoil_is_ready(trefoil_ticket ticket);
  throw or jump out.
 
  `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
- engine, and with a failure after a fault or a close. When trefoil_engine_close() or trefoil_batcher_close() has
- returned OK, every callback that was registered before has returned.
+ engine, and with a failure after a fault or a close. When trefoil_engine_close(), trefoil_batcher_close() or
+ trefoil_fleet_close() has returned OK, every callback that was registered before has returned.
 
  Pointers:
  `callback` may be called with `user`, from another thread.
@@ -1557,7 +1558,7 @@ trefoil_status trefoil_fleet_get_stats(trefoil_fleet fleet, size_t index, struct
 
 /*
  Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again any
- more. The call waits until the callbacks of the fleet's tickets have returned, also of engines that failed.
+ more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
  */
 trefoil_status trefoil_fleet_close(trefoil_fleet fleet, uint32_t abort, uint64_t limit_ns);
 

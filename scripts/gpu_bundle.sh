@@ -11,7 +11,7 @@
 # .gpu/benches/*. Ends with the sizes of what is in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lib_tests=false models='' examples=(run_tensor) # which benches/ needs
+lib_tests=false models='' examples=(run_tensor in_turns) # which benches/ needs
 while [ $# -gt 0 ]; do
     argument=$1
     shift

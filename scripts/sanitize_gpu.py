@@ -165,7 +165,7 @@ def run_all(waiting, args):
 def kernels(args):
     binary = str(args.bin / "gpu_tests")
     command = [binary, "--test-threads=1"] + ([args.filter] if args.filter else [])
-    variables = {"TREFOIL_SAMPLE": args.what[0]} if args.what else {}
+    variables = {"TREFOIL_REQUIRE_GPU": "1"} | ({"TREFOIL_SAMPLE": args.what[0]} if args.what else {})
     listed = subprocess.run([binary, "--list"] + command[2:], env=dict(os.environ, **variables), check=True,
                             capture_output=True, text=True).stdout
     count = listed.count(": test")
@@ -194,6 +194,7 @@ def table(done, tools):
         passed = sum(work.cases() for work in started)
         print(f"{tool:<10} {len(of):>9} {finished:>8} {passed:>7} {errors:>7} {most:>8.1f} GiB")
     bad = [line for line in map(wrong, done) if line]
+    bad += [f"{tool}: no case ran" for tool in tools if not sum(work.cases() for work in done if work.tool == tool and work.process)]
     print("\n".join(bad[:SHOWN] + [f"and {len(bad) - SHOWN} more"] * (len(bad) > SHOWN)))
     return not bad
 

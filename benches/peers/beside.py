@@ -53,7 +53,7 @@ class Worker:
         self.network, self.rows, self.said, self.is_ready, self.failed = network, rows, {}, False, ""
         context = multiprocessing.get_context("fork")  # which imports nothing again
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=workers.serve, args=(other, network, rows, given))
+        self.process = context.Process(target=workers.serve, args=(other, network, rows, given), daemon=True)
         self.process.start()
         other.close()
 
@@ -80,7 +80,13 @@ class Worker:
         self.pipe.send((side, seconds))
         if not self.pipe.poll(60):
             raise RuntimeError(f"{side}: no answer")
-        return self.pipe.recv()[1]
+        try:
+            kind, answer = self.pipe.recv()[:2]
+        except EOFError:
+            raise RuntimeError(f"{side}: the process ended") from None
+        if kind != "ms":
+            raise RuntimeError(f"{side}: {answer}")
+        return answer
 
     def close(self):
         self.process.kill()

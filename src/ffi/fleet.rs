@@ -172,7 +172,7 @@ pub unsafe extern "C" fn trefoil_fleet_get_stats(
 }
 
 /// Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again any
-/// more. The call waits until the callbacks of the fleet's tickets have returned, also of engines that failed.
+/// more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_fleet_close(fleet: trefoil_fleet, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::callback::{self, trefoil_callback};
-use super::handles::{insert, look, object, take, take_if, trefoil_output, trefoil_ticket};
+use super::handles::{insert, look, object, take, trefoil_output, trefoil_ticket};
 use super::output::Landed;
 use super::pointers::Out;
 use super::rows::Rows;
@@ -79,14 +79,19 @@ pub unsafe extern "C" fn trefoil_wait(ticket: trefoil_ticket, output: *mut trefo
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
-        let mut taken = take_if::<Flying>(ticket, |flying| {
-            if callback::running() && !flying.is_ready() {
+        let mut taken = take::<Flying>(ticket)?;
+        if !callback::running() {
+            to.set(insert(taken.object().wait()?)?);
+            return Ok(());
+        }
+        match taken.object().wait_for(Duration::ZERO)? {
+            Ok(landed) => to.set(insert(landed)?),
+            Err(flying) => {
+                taken.put_back(flying);
                 let what = "the result is not there, and a callback does not wait: ask for another callback";
                 return Err(Failure::new(trefoil_status::InCallback, what));
             }
-            Ok(())
-        })?;
-        to.set(insert(taken.object().wait()?)?);
+        }
         Ok(())
     })
 }
@@ -117,7 +122,8 @@ pub unsafe extern "C" fn trefoil_wait_for(
 }
 
 /// OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
-/// otherwise NOT_READY. Never blocks, and the ticket stays valid.
+/// otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows again,
+/// for which it waits. Never blocks, and the ticket stays valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
     guard(|| match look(ticket, Flying::is_ready)? {
@@ -138,8 +144,8 @@ pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
 /// throw or jump out.
 ///
 /// `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
-/// engine, and with a failure after a fault or a close. When trefoil_engine_close() or trefoil_batcher_close() has
-/// returned OK, every callback that was registered before has returned.
+/// engine, and with a failure after a fault or a close. When trefoil_engine_close(), trefoil_batcher_close() or
+/// trefoil_fleet_close() has returned OK, every callback that was registered before has returned.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from another thread.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use half::f16;
 use trefoil::graph::{GraphBuilder, Op, Slice, ValueId};
 use trefoil::model::{Model, Weights};
+use trefoil::plan::StepOp;
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::attention::attend;
@@ -83,6 +84,10 @@ impl Problem {
         let model = self.model().map_err(|error| error.to_string())?;
         let builder = Engine::builder(&model).on(device).batch(1).precision(Precision::F16).check(true);
         let engine = builder.build().map_err(|error| error.to_string())?;
+        let has_kernel = engine.plans()[0].steps.iter().any(|step| matches!(step.op, StepOp::PackedAttention(_)));
+        if device.info().compute_capability == [9, 0] && !has_kernel {
+            return Err("loops compute it on a GPU that has a kernel for it".into());
+        }
         let mut random = Random::new(&self.to_string());
         let width = self.heads * self.dims;
         let qkv: Vec<f32> = (0..self.tokens * 3 * width)

@@ -137,7 +137,8 @@ pub(super) mod tests {
         module.strip_suffix("_bf16").unwrap_or(module)
     }
 
-    /// A kernel of f16 and bf16 is compiled twice from one source: each entry point is there for both.
+    /// A kernel of f16 and bf16 is compiled twice from one source: each entry point is there for both. Attention within packed
+    /// rows is of f16 alone.
     #[test]
     fn entries_of_bf16_are_those_of_f16() {
         let entries = entries();
@@ -150,7 +151,7 @@ pub(super) mod tests {
             let name = format!("{}_bf16", entry.name);
             let twin = entries.iter().find(|other| other.name == name);
             let same = |of: &Entry| (of.threads, of.shared_bytes, of.cluster);
-            let needs_twin = has_both && !entry.name.ends_with("_bf16");
+            let needs_twin = has_both && !entry.name.ends_with("_bf16") && !entry.name.ends_with("_packed");
             assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
         }
     }

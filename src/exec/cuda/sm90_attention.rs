@@ -99,7 +99,7 @@ impl Launcher for Sm90Attention {
             (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) => {
                 launch(&AttentionProblem::of(of, step), kernel, units)
             }
-            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) => {
+            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) if step.x().dtype == Dtype::F16 => {
                 let inputs = [0, 1, 2, 3].map(|part| step.input_address(part));
                 sm90_attention_packed::launch(of, inputs, step.pointers().2, kernel, units)
             }

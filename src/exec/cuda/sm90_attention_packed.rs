@@ -63,7 +63,7 @@ pub(super) fn launch(
         table: aligned("blocks", table, 16)?,
         result: aligned("out", out.address, 16)?,
         result_row: in_range("halves between tokens", of_row, 0, INDEX_LIMIT)?,
-        result_head: in_range("halves between heads", of_head, 0, INDEX_LIMIT)?,
+        result_head: in_range("halves between heads", of_head, 0, INDEX_LIMIT / heads)?,
         dims: dims as i32,
         ..Zeroable::zeroed()
     };

@@ -7,9 +7,9 @@ use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::graph::Tensor;
 use crate::graph::{
-    Binary, Expr, Graph, GraphBuilder, Node, Number, Op, Origin, Pad, PadMode, Reduce, ReduceOp, Slice,
+    Binary, Expr, Graph, GraphBuilder, Node, Number, Op, Origin, Pad, PadMode, Reduce, ReduceOp, Slice, ValueId,
+    ValueType,
 };
-use crate::graph::{ValueId, ValueType};
 #[cfg(feature = "cuda")]
 use crate::loops;
 use crate::plan::PackedAttentionOp;
@@ -222,7 +222,8 @@ impl Split<'_> {
 mod tests {
     use super::*;
     #[cfg(not(feature = "cuda"))]
-    use crate::{graph::Tensor, loops};
+    use crate::graph::Tensor;
+    use crate::loops;
 
     /// The blocks with keys, and those of tokens in no row, by plain loops, as `graph` says.
     fn expected(of: &Blocks, starts: &[i64]) -> [Vec<[i32; 4]>; 2] {
@@ -235,7 +236,7 @@ mod tests {
         let rows: Vec<_> = places.windows(2).map(|row| row[0]..row[1].min(row[0] + of.longest)).collect();
         let mut others = Vec::new();
         let mut last = 0;
-        for row in rows.iter().cloned().chain([of.tokens..of.tokens]) {
+        for row in rows.iter().cloned().chain(std::iter::once(of.tokens..of.tokens)) {
             others.push(last..row.start);
             last = row.end;
         }

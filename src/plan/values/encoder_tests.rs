@@ -102,6 +102,9 @@ fn encoders_in_bf16_are_the_same_kernels() {
             steps.map(|step| (step.name.clone(), step.op.clone(), step.kernel, step.weight_bytes)).collect()
         };
         assert!(fused(&of_f16).len() > 10 && fused(&of_f16) == fused(&of_bf16), "{name}\n{of_f16}\n{of_bf16}");
+        let is_packed = |step: &&Step| matches!(step.op, StepOp::PackedAttention(_));
+        let packed = [&of_f16, &of_bf16].map(|plan| plan.steps.iter().filter(is_packed).count());
+        assert_eq!(packed, if name.contains("packed") { [24, 0] } else { [0, 0] }, "{name}");
         assert!(of_bf16.tensors.iter().all(|tensor| tensor.dtype != Dtype::F16), "{name}\n{of_bf16}");
         let key = |plan: &Plan, step: &Step| {
             let index = plan.steps.iter().position(|of| of.name == step.name && of.op == step.op).unwrap();

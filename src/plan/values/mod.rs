@@ -20,7 +20,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::layered::Layered;
@@ -50,10 +50,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
-        true => {
-            let in_kernels = patterns::packed(graph, precision, limits, in_f32);
-            with_rows(&expand_but(graph, &in_kernels), batch, rows[0]) // a GPU computes nothing by hand
-        }
+        true => expanded(graph, request),
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
@@ -89,6 +86,18 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     }
     plan.place(true);
     Ok(plan)
+}
+
+/// The graph for a GPU, which computes nothing by hand: with the inputs as they lie in rows, and every operation that no
+/// kernel takes as loops.
+fn expanded(graph: &Graph, request: &ValuesRequest<'_>) -> Graph {
+    let &ValuesRequest { limits, batch, rows, precision, in_f32, .. } = request;
+    let in_kernels = |graph: &Graph| patterns::packed(graph, precision, limits, in_f32);
+    let without = |kept: &HashSet<String>| with_rows(&expand_but(graph, kept), batch, rows[0]);
+    let kept = in_kernels(&with_rows(graph, batch, rows[0]));
+    let graph = without(&kept);
+    // What reads views of an operation that loops compute may lie otherwise now.
+    if kept.is_empty() || in_kernels(&graph) == kept { graph } else { without(&HashSet::new()) }
 }
 
 /// Refuses a plan for a GPU that has steps which no kernel computes.

@@ -15,7 +15,7 @@ mod tests;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
-use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
+use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
 use crate::tensor::Dtype;
 
@@ -135,6 +135,9 @@ pub(super) fn find(
 
 /// The nodes that are attention within rows end to end and that a kernel computes, by their names.
 pub(super) fn packed(graph: &Graph, dtype: Dtype, limits: &Limits, in_f32: &BTreeSet<String>) -> HashSet<String> {
+    if !graph.nodes.iter().any(|node| matches!(node.op, Op::PackedAttention(_))) {
+        return HashSet::new();
+    }
     let context = Context::new(graph, dtype, limits, 1);
     let nodes = (0..graph.nodes.len()).filter_map(|index| packed::find(&context, NodeId(index)));
     let in_halves = nodes.filter(|(_, found)| is_in_halves(graph, found, in_f32));
