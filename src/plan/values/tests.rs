@@ -105,6 +105,37 @@ fn packed_attention_reads_keys_where_they_lie() {
     }
 }
 
+/// Where an input lies in rows at places that no kernel reads from, loops compute packed attention; elsewhere a kernel does.
+#[test]
+fn packed_attention_of_inputs_in_rows_is_computed() {
+    for (starts, kernels) in [(9, 0), (8, 2)] {
+        let mut g = GraphBuilder::new();
+        let ports = [g.input("starts", Dtype::I64, &[2, starts]), g.input("x", Dtype::F32, &[2, 256, 128])];
+        let rows = [0, 1].map(|row| {
+            let cut = Slice { start: vec![row, 0], step: vec![1; 2], dims: vec![1, starts] };
+            let at = g.node(&format!("starts {row}, cut"), Op::Slice(cut), &ports[..1]);
+            let at = g.node(&format!("starts {row}"), Op::Reshape(vec![starts]), &[at]);
+            let cut = Slice { start: vec![row, 0, 0], step: vec![1; 3], dims: vec![1, 256, 128] };
+            let x = g.node(&format!("x {row}, cut"), Op::Slice(cut), &ports[1..]);
+            let x = g.node(&format!("x {row}"), Op::Reshape(vec![256, 4, 32]), &[x]);
+            let y = g.packed_attention(&format!("attention {row}"), [x; 3], at, None, 64);
+            g.node(&format!("tokens {row}"), Op::Reshape(vec![1, 256, 128]), &[y])
+        });
+        let y = g.node("rows", Op::Concat(0), &rows);
+        g.output("y", y);
+        let graph = g.finish().unwrap();
+        let input = RowSpec::new([
+            ("starts".to_owned(), Dtype::I64, vec![starts]),
+            ("x".to_owned(), Dtype::F32, vec![256, 128]),
+        ]);
+        let output = RowSpec::new([("y".to_owned(), Dtype::F32, vec![256, 128])]);
+        let plan = planned(&graph, &Limits::h200(), 2, [&input, &output], Dtype::F16);
+        plan.check().unwrap();
+        let found = plan.steps.iter().filter(|step| matches!(step.op, StepOp::PackedAttention(_))).count();
+        assert_eq!((input.ports()[1].offset % 32, found), (if starts == 9 { 16 } else { 0 }, kernels), "{plan}");
+    }
+}
+
 /// Queries, keys and values are read where they lie side by side, and a factor of queries is one of scores. A bias by distance,
 /// values of another width than keys, or with a factor, are for loops.
 #[test]
