@@ -23,7 +23,8 @@ use crate::model::Model;
 /// class PROCESS is not survived.
 ///
 /// Batches, tickets, callbacks and outputs are used as those of an engine. Tickets of several devices may become ready in any
-/// order.
+/// order. After a fault a call that hands over a ticket or a batch of the failed device (trefoil_submit(), trefoil_on_ready(),
+/// the waits) also waits until another device has room for its rows, at most the acquire limit of the options.
 ///
 /// # Safety
 /// As for trefoil_engine_build(), and `devices` has `count` handles; `fleet` can be written or is null.
@@ -117,7 +118,8 @@ pub unsafe extern "C" fn trefoil_fleet_devices(fleet: trefoil_fleet, count: *mut
 }
 
 /// The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When it is
-/// built again, a new engine takes its place, and the handle stays that of the failed one.
+/// built again, a new engine takes its place, and the handle stays that of the failed one. Close the fleet, not this engine:
+/// a closed engine makes the fleet refuse new batches.
 ///
 /// # Safety
 /// `engine` can be written or is null.
