@@ -129,7 +129,7 @@ fn short(name: &str) -> &str {
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
 
-/// What the driver's own thread takes for an operation, and who asks whether one is done that is not.
+/// What the driver's own thread takes for an operation.
 const MOMENT: Duration = Duration::from_micros(20);
 
 thread_local! {
@@ -179,10 +179,8 @@ pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String,
     let mut driver = DRIVER.lock().expect("no call panics");
     let call = driver.count(name);
     let late = driver.lateness(&call);
-    let own = driver.config.own;
     let code = done(driver, &call, body);
-    let asked = if own && code == NOT_READY { MOMENT } else { Duration::ZERO };
-    thread::sleep(late + asked); // other threads' calls go on
+    thread::sleep(late); // other threads' calls go on
     code
 }
 
