@@ -139,18 +139,27 @@ impl fmt::Display for AttentionKernel {
     }
 }
 
+/// Of these kernels the one with the fewest clocks; an error that names what none is for.
+pub(super) fn best(
+    kernels: Vec<AttentionKernel>,
+    clocks: impl Fn(AttentionKernel) -> f64,
+    sizes: &impl fmt::Debug,
+    limits: &Limits,
+) -> Result<AttentionKernel, Error> {
+    let best = kernels.into_iter().min_by(|a, b| clocks(*a).total_cmp(&clocks(*b)));
+    best.ok_or_else(|| Error::Unsupported {
+        what: format!("attention of {sizes:?} on {limits}"),
+        instead: "use heads of a multiple of 8 values up to 128, on compute capability 9.0".into(),
+    })
+}
+
 impl AttentionSizes {
     /// The kernel with the least predicted time.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is none: on hardware without sm90 kernels, or for longer heads.
     pub fn kernel(&self, limits: &Limits) -> Result<AttentionKernel, Error> {
-        let kernels = self.kernels(limits).into_iter();
-        let best = kernels.min_by(|a, b| self.clocks(*a, limits).total_cmp(&self.clocks(*b, limits)));
-        best.ok_or_else(|| Error::Unsupported {
-            what: format!("attention of {self:?} on {limits}"),
-            instead: "use heads of a multiple of 8 values up to 128, on compute capability 9.0".into(),
-        })
+        best(self.kernels(limits), |kernel| self.clocks(kernel, limits), self, limits)
     }
 
     /// Every kernel that computes it.

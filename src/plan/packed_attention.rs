@@ -1,7 +1,7 @@
 //! Attention within rows of different lengths that lie end to end: its sizes, its kernels, and the blocks of tiles that they
 //! compute.
 
-use super::attention::TILE_ROWS;
+use super::attention::{TILE_ROWS, best};
 use super::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt, Limits};
 use crate::error::Error;
 
@@ -69,12 +69,7 @@ impl PackedSizes {
     /// # Errors
     /// [`Error::Unsupported`] if there is none: on hardware without sm90 kernels, or for longer heads.
     pub fn kernel(&self, limits: &Limits) -> Result<AttentionKernel, Error> {
-        let kernels = self.kernels(limits).into_iter();
-        let best = kernels.min_by(|a, b| self.clocks(*a, limits).total_cmp(&self.clocks(*b, limits)));
-        best.ok_or_else(|| Error::Unsupported {
-            what: format!("attention of {self:?} on {limits}"),
-            instead: "use heads of a multiple of 8 values up to 128, on compute capability 9.0".into(),
-        })
+        best(self.kernels(limits), |kernel| self.clocks(kernel, limits), self, limits)
     }
 
     /// Every kernel: the narrowest tile, and blocks of some numbers of tiles.
