@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -12,10 +13,13 @@ use std::time::{Duration, Instant};
 use trefoil::{Batcher, CallerStream, Close, Device, Engine, Error, FaultClass, Waiting, WhenFull};
 
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
-use crate::what::{Built, LONG, What};
+use crate::what::{Built, LONG, What, hang_is_logged, hangs};
 
 /// What is in use, for another thread to use it too.
 pub static IN_USE: OnceLock<(Weak<Built>, Weak<Batcher>)> = OnceLock::new();
+
+/// Whether the use is over, and closing begins.
+pub static CLOSES: AtomicBool = AtomicBool::new(false);
 
 fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     struct Unpark(thread::Thread);
@@ -79,6 +83,9 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     });
     drop(engine.trace().map(|trace| trace.to_chrome_json()));
     errors.extend(first.and_then(|()| submit(1)?.wait().map(drop)).err());
+    if hangs() {
+        close_unless_hanging();
+    }
     for closed in [batcher.close(Close::Drain, LONG), built.close(LONG)] {
         match closed {
             Err(error @ Error::Timeout { .. }) => panic!("{error}: {}", engine.health()),
@@ -91,6 +98,18 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     }
     mark("end");
     if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// Says that closing begins, unless a call hangs already: then nothing more is done here, for who asks meanwhile finds
+/// everything in use. The flag stands before the log is read, so that a call which hangs later finds it.
+fn close_unless_hanging() {
+    CLOSES.store(true, Ordering::SeqCst);
+    if hang_is_logged() {
+        CLOSES.store(false, Ordering::SeqCst);
+        loop {
+            thread::park();
+        }
+    }
 }
 
 /// A result that is read on the device; every other one is waited for as well.

@@ -21,6 +21,12 @@ pub fn hangs() -> bool {
     std::env::var_os("HANGS").is_some()
 }
 
+/// In a child: whether the stand-in says that a call does not return.
+pub fn hang_is_logged() -> bool {
+    let log = std::env::var("FAKE_CUDA_LOG").unwrap();
+    std::fs::read_to_string(log).unwrap_or_default().lines().any(|line| line.starts_with("late "))
+}
+
 /// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet; an
 /// engine of a model of values, whose kernels are written when it is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

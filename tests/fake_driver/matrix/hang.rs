@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
-use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,10 +13,12 @@ use trefoil::{Batcher, Close, Device, Engine, Error, Target, Waiting};
 use super::Cell;
 use super::table::Hangs;
 use crate::engine::small_model;
-use crate::faults::{IN_USE, live};
+use crate::faults::{CLOSES, IN_USE, live};
 use crate::harness::{ChildReport, mark};
-use crate::what::{Built, LONG, MOMENT, What};
+use crate::what::{Built, LONG, MOMENT, What, hang_is_logged};
 
+/// What a child says whose call hung when nothing was in use any more.
+const TOO_LATE: &str = "the call hung in closing";
 /// What is asked for, each in a thread of its own; closing at last.
 const ASKED: [&str; 6] = ["acquire", "close", "close batcher", "health", "row", "submit"];
 /// How long an answer may take whose limit is a moment.
@@ -30,6 +32,7 @@ pub fn live_beside() {
     thread::spawn(live);
     wait_for_hang();
     match IN_USE.get().filter(|_| env::var("HANGS").unwrap() == "use") {
+        Some(_) if CLOSES.load(Ordering::SeqCst) => println!("{TOO_LATE}"),
         Some((built, batcher)) => {
             Beside { built: built.upgrade().unwrap(), batcher: batcher.upgrade().unwrap() }.ask();
         }
@@ -40,8 +43,8 @@ pub fn live_beside() {
 
 /// Waits until the stand-in says that a call does not return.
 fn wait_for_hang() {
-    let (log, end) = (env::var("FAKE_CUDA_LOG").unwrap(), Instant::now() + LONG);
-    while !fs::read_to_string(&log).unwrap_or_default().lines().any(|line| line.starts_with("late ")) {
+    let end = Instant::now() + LONG;
+    while !hang_is_logged() {
         assert!(Instant::now() < end, "no call hangs");
         thread::sleep(Duration::from_millis(1));
     }
@@ -115,6 +118,12 @@ impl Questions {
             }
         }
     }
+}
+
+/// Whether the call hung while what it is a call of was in use.
+pub fn is_in_use(cell: &Cell, report: &ChildReport) -> bool {
+    let late = format!("late {}", cell.call);
+    report.log.contains(&late) && !report.stdout.contains(TOO_LATE)
 }
 
 /// What a child said. Of a ring that a call holds up, everybody who submits to it or closes it hears of the call by its name;
