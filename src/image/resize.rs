@@ -1,7 +1,8 @@
 //! Resize and centre crop in one step, with the values that Pillow has.
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
 use super::{Area, Picture, memory};
 use crate::model::{Interpolation, Preprocessing};
@@ -61,22 +62,25 @@ fn resize(
     interpolation: Interpolation,
     span: [f64; 4],
 ) -> Result<(), String> {
-    let resized = try_resize(source, target, channels, interpolation, span);
+    let resized = match channels {
+        1 => resize_typed::<U8>(source, target, interpolation, span),
+        _ => resize_typed::<U8x3>(source, target, interpolation, span),
+    };
     resized.map_err(|error| format!("cannot be resized: {error}"))
 }
 
-fn try_resize(
+/// The same, of pixels of a type. [`Resizer::resize`] would be compiled for each of the 13 types that there are, which was an
+/// eighth of this crate's code.
+fn resize_typed<P: PixelTrait>(
     source: Side,
     target: (usize, usize, &mut [u8]),
-    channels: usize,
     interpolation: Interpolation,
     [left, top, width, height]: [f64; 4],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let pixel = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
     let options = ResizeOptions::new().resize_alg(algorithm(interpolation)).crop(left, top, width, height);
-    let source = ImageRef::new(u32::try_from(source.0)?, u32::try_from(source.1)?, source.2, pixel)?;
-    let mut target = Image::from_slice_u8(u32::try_from(target.0)?, u32::try_from(target.1)?, target.2, pixel)?;
-    Ok(Resizer::new().resize(&source, &mut target, &options)?)
+    let source = TypedImageRef::<P>::from_buffer(u32::try_from(source.0)?, u32::try_from(source.1)?, source.2)?;
+    let mut target = TypedImage::<P>::from_buffer(u32::try_from(target.0)?, u32::try_from(target.1)?, target.2)?;
+    Ok(Resizer::new().resize_typed(&source, &mut target, &options)?)
 }
 
 /// Along one axis: where in the source the crop begins and how long it is, in source pixels.
