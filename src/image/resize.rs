@@ -69,8 +69,8 @@ fn resize(
     resized.map_err(|error| format!("cannot be resized: {error}"))
 }
 
-/// The same, of pixels of a type. [`Resizer::resize`] would be compiled for each of the 13 types that there are, which was an
-/// eighth of this crate's code.
+/// Resizes the span [left, top, width, height] of one picture to another, both of pixels of the type `P`. [`Resizer::resize`]
+/// would be compiled for all 13 types of pixels, which was an eighth of this crate's code.
 fn resize_typed<P: PixelTrait>(
     source: Side,
     target: (usize, usize, &mut [u8]),

@@ -100,8 +100,8 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// Says that closing begins, unless a call hangs already: then nothing more is done here, for who asks meanwhile finds
-/// everything in use. The flag stands before the log is read, so that a call which hangs later finds it.
+/// Sets [`CLOSES`], unless a call hangs already: then this thread stops, and the thread that asks finds everything in use. The
+/// flag is set before the log is read, so that the thread that asks sees the flag if the call hangs later.
 fn close_unless_hanging() {
     CLOSES.store(true, Ordering::SeqCst);
     if hang_is_logged() {

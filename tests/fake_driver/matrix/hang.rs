@@ -17,10 +17,10 @@ use crate::faults::{CLOSES, IN_USE, live};
 use crate::harness::{ChildReport, mark};
 use crate::what::{Built, LONG, MOMENT, What, hang_is_logged};
 
-/// What a child says whose call hung when nothing was in use any more.
-const TOO_LATE: &str = "the call hung in closing";
 /// What is asked for, each in a thread of its own; closing at last.
 const ASKED: [&str; 6] = ["acquire", "close", "close batcher", "health", "row", "submit"];
+/// What a child says whose call hung when closing had begun.
+const TOO_LATE: &str = "the call hung in closing";
 /// How long an answer may take whose limit is a moment.
 const PATIENCE: Duration = Duration::from_secs(5);
 

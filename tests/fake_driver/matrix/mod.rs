@@ -95,7 +95,7 @@ fn failed(report: &ChildReport) -> Fails {
     }
 }
 
-/// The first call of each name in each phase.
+/// The names of the calls in each phase.
 fn calls_of(report: &ChildReport) -> BTreeSet<(&'static str, String)> {
     let (mut phase, mut calls) = ("", BTreeSet::new());
     for line in &report.log {
@@ -121,8 +121,8 @@ fn all_cells(scenario: &Scenario) -> Vec<Cell> {
     };
     let mut known = BTreeSet::new();
     let mut is_new = |cell: &Cell| known.insert((cell.phase, cell.call.clone())) || cell.phase == "use";
-    let is_listed = |cell: &Cell| !SOMETIMES.contains(&(cell.phase, &*cell.call));
-    What::ALL.into_iter().flat_map(clean).filter(|cell| is_listed(cell) && is_new(cell)).collect()
+    let is_always = |cell: &Cell| !SOMETIMES.contains(&(cell.phase, &*cell.call));
+    What::ALL.into_iter().flat_map(clean).filter(|cell| is_always(cell) && is_new(cell)).collect()
 }
 
 #[test]
