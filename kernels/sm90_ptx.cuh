@@ -422,6 +422,16 @@ TREFOIL_WGMMA_FROM_ROWS(128, 7, "%64, %65, %66, %67", "%68", "%69")
 
 // ---- order of launches -------------------------------------------------------------------------------------------
 
+TREFOIL_DEVICE uint2 load_shared_u32x2(uint32_t shared_src) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE void store_shared_u32x2(uint32_t shared_dst, uint2 value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" :: "r"(shared_dst), "r"(value.x), "r"(value.y) : "memory");
+}
+
 // Lets the launch after this one start once every block has said so or ended, where that launch allows it. It says
 // nothing about what can be read.
 TREFOIL_DEVICE void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -30,6 +30,7 @@ mod sm90_attention;
 mod sm90_attention_packed;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
+mod sm90_conv2d_few;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
@@ -93,6 +94,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_attention::Sm90Attention,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_few::Sm90Conv2dFew,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,
     &sm90_conv2d_s8::Sm90Conv2dS8,
