@@ -13,7 +13,7 @@ use crate::ring::batch::Gathered;
 use crate::ring::waiting::pause;
 use crate::ring::{Batch, Waiting};
 use crate::sync::thread::Thread;
-use crate::sync::{MutexGuard, lock, wait, wait_until};
+use crate::sync::{MutexGuard, be_punctual, lock, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
@@ -22,6 +22,7 @@ const LOOKS: u32 = 32;
 
 /// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
 pub(super) fn batch(shared: &Shared) {
+    be_punctual();
     shared.or_fail("the batching thread panicked", || batch_until_closed(shared));
     // What a thread that commits is sending is among the flights then, and no other follows.
     let sending = lock(&shared.sender);
@@ -75,6 +76,7 @@ fn batch_until_closed(shared: &Shared) {
 /// The thread `trefoil-rows-N`. It ends after the other one, when everything in flight is delivered.
 pub(super) fn deliver(shared: &Shared) {
     let mut wakes = Vec::with_capacity(shared.bounds.full);
+    be_punctual();
     while let Some(flight) = shared.next_flight() {
         match flight.ticket.wait() {
             Ok(output) => {

@@ -151,6 +151,28 @@ fn who_commits_sends_what_leaves_at_once() {
     answer(ticket).unwrap();
 }
 
+/// Other threads of the process have Linux's 50 us.
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[test]
+fn timed_waits_of_a_batchers_threads_end_when_they_are_over() {
+    let (core, _held) = ring(4);
+    let _batcher = batcher(&core, HOUR).build().unwrap();
+    for name in ["trefoil-batch-", "trefoil-rows-"] {
+        let of_threads = || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().file_name());
+            let named = threads.filter(|thread| {
+                let path = format!("/proc/self/task/{}/comm", thread.display());
+                std::fs::read_to_string(path).is_ok_and(|comm| comm.starts_with(name))
+            });
+            let slack = |thread: std::ffi::OsString| {
+                std::fs::read_to_string(format!("/proc/{}/timerslack_ns", thread.display())).ok()
+            };
+            named.filter_map(slack).map(|slack| slack.trim().parse::<u64>().unwrap()).collect::<Vec<_>>()
+        };
+        until(|| of_threads().contains(&1));
+    }
+}
+
 fn until(condition: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !condition() {
