@@ -202,6 +202,12 @@ impl Pace {
             && (self.comes_back() || is_large)
     }
 
+    /// Whether a batch that leaves now is computed at once, and no client is expected who could be back with a row for it
+    /// before a thread has woken to send it.
+    pub fn waits_for_nobody(&self, now: Instant) -> bool {
+        self.flights.len() < self.streams && self.returns.due(now).next().is_none()
+    }
+
     /// Whether batches of a size gain beside those that are in flight.
     fn gains_side_by_side(&self, size: usize) -> bool {
         let mut all = self.flights.iter().map(|flight| flight.size).chain([size]);

@@ -124,8 +124,8 @@ impl Row {
         self
     }
 
-    /// Commits the row to the queue. Never waits for the device. If nothing is in flight, the calling thread submits
-    /// the batch itself, which takes the time of some driver calls.
+    /// Commits the row to the queue. Never waits for the device. If nothing is in flight, or a compute stream is
+    /// free for the batch, the calling thread may submit it itself, which takes the time of some driver calls.
     ///
     /// # Errors
     /// [`Error::Closed`] if the batcher was dropped; [`Error::Fault`] if the device is out of use.

@@ -103,8 +103,8 @@ pub(crate) enum News {
     Nothing,
     /// The batching thread has to look at the queue.
     Look,
-    /// A batch leaves now, nothing about it is to be measured, and none is in flight whose clients could be back before
-    /// it: whoever commits sends it.
+    /// A batch leaves now, nothing about it is to be measured, and no client could be back before it: whoever commits
+    /// sends it.
     Leave,
 }
 
@@ -227,8 +227,9 @@ impl BatcherState {
             return News::Nothing;
         }
         if self.next(bounds, now) == Next::Leave {
-            let is_alone = self.in_flight == 0 && !self.pace.measures(queued.min(bounds.full));
-            return if is_alone { News::Leave } else { News::Look };
+            let is_alone = self.in_flight == 0 || self.pace.waits_for_nobody(now);
+            let at_once = is_alone && !self.pace.measures(queued.min(bounds.full));
+            return if at_once { News::Leave } else { News::Look };
         }
         let grown = before < bounds.full && self.pace.size_of(queued) > self.pace.size_of(before);
         if before == 0 || grown || has_deadline { News::Look } else { News::Nothing }

@@ -231,6 +231,24 @@ fn rows_that_are_due_are_waited_for_if_that_shortens_the_round() {
 }
 
 #[test]
+fn whoever_completes_a_group_sends_it_if_a_stream_is_free() {
+    let (mut pace, mut at) = two_streams();
+    at = closed_loop(&mut pace, at);
+    assert!(pace.waits_for_nobody(at), "all are back");
+    pace.sent(8, at);
+    assert!(pace.waits_for_nobody(at), "one stream is free");
+    pace.sent(8, at);
+    assert!(!pace.waits_for_nobody(at), "none is");
+    pace.done(at + US(300));
+    let now = at + US(350);
+    let free = [0, 7, 1].map(|rows| {
+        (0..rows).for_each(|_| pace.came(now));
+        pace.waits_for_nobody(now)
+    });
+    assert_eq!(free, [false, false, true], "eight are due, one is, none");
+}
+
+#[test]
 fn a_round_is_shared_between_those_that_run_and_those_that_wait() {
     let (mut pace, mut at) = two_streams();
     at = closed_loop(&mut pace, at);

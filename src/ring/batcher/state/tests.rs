@@ -136,3 +136,27 @@ fn who_commits_sends_a_batch_with_none_beside_it() {
     send(&mut state, 0, now + MS(20));
     assert_eq!(news_of(&mut state, 0..1, &BOUNDS, now + MS(29)), [News::Look], "one is in flight");
 }
+
+/// Clients that come back 3 ms after their answers, each alone on a stream of its own.
+#[test]
+fn who_completes_a_group_sends_it_beside_another() {
+    let mut now = Instant::now();
+    let mut state = BatcherState::new(64, &[1, 4], 2);
+    let bounds = Bounds { max_delay: MS(1_000), ..BOUNDS };
+    for _ in 0..40 {
+        send(&mut state, 1, now);
+        state.uploaded(1, MS(0));
+        done(&mut state, now + MS(10));
+        now += MS(13);
+    }
+    send(&mut state, 1, now);
+    let comes = |state: &mut BatcherState, at| news_of(state, 0..1, &bounds, now + MS(at));
+    assert_eq!(comes(&mut state, 5), [News::Leave], "a stream is free, and nobody is due");
+    send(&mut state, 0, now + MS(5));
+    assert_eq!(comes(&mut state, 9), [News::Look], "no stream is free");
+    done(&mut state, now + MS(10));
+    send(&mut state, 0, now + MS(10));
+    done(&mut state, now + MS(12));
+    assert_eq!(comes(&mut state, 12), [News::Look], "two were answered, and one of them is due");
+    assert_eq!(state.next(&bounds, now + MS(12)), Next::Leave);
+}
