@@ -490,6 +490,16 @@ fn two_compute_streams_serve_few_clients_better_and_no_others_worse() {
     }
 }
 
+/// The delivering thread is awake when a batch is done whose end was foreseen, so that of the way of one client one wake-up is
+/// left, its own, of 10 us.
+#[test]
+fn a_batch_whose_end_is_foreseen_is_heard_of_at_once() {
+    let p50_us = clients(1, 1, 0.0).latency.p50_us;
+    let computed_us = 20.0 + 160.0; // filled and run
+    let copied_us = 2.0 * 10.0 + 150_528.0 / 55e3 + 4_000.0 / 55e3;
+    assert!((p50_us - computed_us - copied_us - 10.0).abs() < 1.0, "{p50_us} us");
+}
+
 /// Clients that do not come back together fall into smaller groups; the jitter is the same in each run.
 #[test]
 fn jitter_splits_groups_of_clients() {

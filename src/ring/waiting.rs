@@ -30,7 +30,9 @@ pub enum Waiting {
     /// A waiting thread polls its event, which keeps a core busy and has the lowest latency. The completion thread
     /// polls too while a ticket is awaited as a future.
     Spin,
-    /// A waiting thread sleeps in the driver until its event is done (`cuEventSynchronize` on a blocking-sync event).
+    /// A waiting thread sleeps in the driver until its event is done (`cuEventSynchronize` on a blocking-sync event). The
+    /// thread that waits for a batcher's batches polls for at most 0.1 ms about the time at which a short one is expected to
+    /// be done.
     #[default]
     Block,
     /// The driver runs a callback after each download (`cuLaunchHostFunc`, one more call for each batch). The callback

@@ -264,8 +264,12 @@ impl Player<'_> {
                 self.looks = Some(wakes);
                 self.books.uploaded(flight.rows.len(), Duration::from_nanos((wakes - flight.sent) / 1_000));
             }
+        }
+        for (index, flight) in flights.iter_mut().enumerate() {
             if flight.heard.is_none() && flight.ticket.is_ready()? {
-                flight.heard = Some(now + self.late(self.wake));
+                let looks_out = self.books.looks_out().filter(|_| index == 0);
+                let is_awake = looks_out.is_some_and(|[from, until]| (from..until).contains(&self.instant()));
+                flight.heard = Some(if is_awake { now } else { now + self.late(self.wake) });
             }
         }
         self.flights = flights;

@@ -43,6 +43,10 @@ pub(super) struct Pace {
 /// A run that is heard of so soon after another, as a part of its time, may have been over before: answers are in order.
 const TOGETHER: u32 = 16;
 
+/// How long before a batch may be done it is looked for, and how long at most: longer than timers are late and runs differ.
+const EARLY: Duration = Duration::from_micros(40);
+const LOOK_OUT: Duration = Duration::from_micros(100);
+
 /// A batch that was sent and is not done.
 struct Flight {
     size: usize,
@@ -293,7 +297,8 @@ impl Pace {
         for index in 0..self.flights.len() {
             let begins = self.begins(index);
             self.flights[index].begins = begins;
-            self.flights[index].ends = begins.and_then(|begins| self.ends(index, begins));
+            let run = self.sizes[self.flights[index].size].alone.low();
+            self.flights[index].ends = begins.zip(run).map(|(begins, run)| self.ends(index, begins, run));
         }
     }
 
@@ -308,10 +313,9 @@ impl Pace {
         Some(free.map_or(flight.uploaded, |free| free.max(flight.uploaded)))
     }
 
-    /// When a run ends that begins then: it is slower while another is beside it.
-    fn ends(&self, index: usize, begins: Instant) -> Option<Instant> {
-        let size = &self.sizes[self.flights[index].size];
-        let (run, speed) = (size.alone.low()?, size.speed_beside());
+    /// When a run ends that begins then and takes so long alone: it is slower while another is beside it.
+    fn ends(&self, index: usize, begins: Instant, run: Duration) -> Instant {
+        let speed = self.sizes[self.flights[index].size].speed_beside();
         let before = match index.checked_sub(1) {
             Some(before) => self.flights[before].ends,
             None => self.done.back().map(|before| before.0),
@@ -320,10 +324,19 @@ impl Pace {
         let left = run.saturating_sub((from - begins).mul_f64(speed));
         let follows = self.flights.get(index + 1).is_some_and(|next| !next.in_turn);
         let next = follows.then(|| self.begins(index + 1)).flatten().map(|next| next.max(from));
-        Some(match next.filter(|&next| next < from + left) {
+        match next.filter(|&next| next < from + left) {
             Some(next) => next + (left - (next - from)).div_f64(speed),
             None => from + left,
-        })
+        }
+    }
+
+    /// Between which moments the oldest batch is looked for: from a little before it is done, if not earlier than any of its
+    /// size lately; nothing where that is not known.
+    pub fn looks_out(&self) -> Option<[Instant; 2]> {
+        let first = self.flights.front()?;
+        let soonest = self.ends(0, first.begins?, self.sizes[first.size].soonest?);
+        let from = soonest.checked_sub(EARLY)?;
+        Some([from, from + LOOK_OUT])
     }
 
     /// What the upload of so many rows takes.

@@ -11,12 +11,14 @@ use crate::device::Note;
 use crate::error::Error;
 use crate::ring::batch::Gathered;
 use crate::ring::waiting::pause;
-use crate::ring::{Batch, Waiting};
+use crate::ring::{Batch, Ticket, Waiting};
 use crate::sync::thread::Thread;
-use crate::sync::{MutexGuard, be_punctual, lock, wait, wait_until};
+use crate::sync::{MutexGuard, be_punctual, lock, thread, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
+/// Of a batch that takes longer, an answer that is late by a thread's waking is not late.
+const LONG_RUN: Duration = Duration::from_millis(5);
 /// Pauses between two looks at the queue.
 const LOOKS: u32 = 32;
 
@@ -78,6 +80,7 @@ pub(super) fn deliver(shared: &Shared) {
     let mut wakes = Vec::with_capacity(shared.bounds.full);
     be_punctual();
     while let Some(flight) = shared.next_flight() {
+        shared.look_out(&flight.ticket);
         match flight.ticket.wait() {
             Ok(output) => {
                 let output = Arc::new(output);
@@ -240,6 +243,30 @@ impl Shared {
                 return None;
             }
             state = wait(&self.flown, state);
+        }
+    }
+
+    /// Sleeps until the oldest batch may be done, then looks a moment whether it is: a thread that sleeps in the driver
+    /// wakes late. Where nothing is known of such a batch, or it takes long, the driver is left to wait for it.
+    fn look_out(&self, ticket: &Ticket) {
+        let is_under_way = || matches!(ticket.is_ready(), Ok(false));
+        if cfg!(shuttle) || self.core.spec.waiting != Waiting::Block {
+            return; // a model checker knows no time
+        }
+        let mut looks = 0;
+        while is_under_way() {
+            let now = Instant::now();
+            let looks_out = lock(&self.state).looks_out();
+            match looks_out {
+                Some([from, _]) if now + LONG_RUN < from => return,
+                Some([from, _]) if now < from => thread::sleep(from - now),
+                Some([_, until]) if now < until => {
+                    while is_under_way() && Instant::now() < until {
+                        pause(&mut looks);
+                    }
+                }
+                _ => return,
+            }
         }
     }
 

@@ -318,6 +318,11 @@ impl BatcherState {
         self.pace.sent(rows.len(), now)
     }
 
+    /// Between which moments the delivering thread looks for the oldest batch, instead of sleeping in the driver, if any.
+    pub fn looks_out(&self) -> Option<[Instant; 2]> {
+        self.pace.looks_out()
+    }
+
     /// The batching thread woke so long after the time of [`Next::LookAt`].
     pub fn overslept(&mut self, by: Duration) {
         self.pace.overslept(by);

@@ -10,10 +10,15 @@ pub(super) const SAMPLE: u32 = 16;
 /// not.
 pub(super) const FORGET: u32 = 256;
 
+/// The part of a run by which [`Size::soonest`] follows a longer one.
+const FOLLOWS: u32 = 32;
+
 pub(super) struct Size {
     pub rows: usize,
     /// A run with nothing beside it.
     pub alone: Estimate,
+    /// What few such runs are shorter than; it follows a shorter one at once, and a longer one slowly.
+    pub soonest: Option<Duration>,
     /// A run with another of the size beside it all the time.
     side_by_side: Estimate,
     /// Runs alone since the last one beside another.
@@ -32,6 +37,7 @@ impl Size {
         Self {
             rows,
             alone: Estimate::default(),
+            soonest: None,
             side_by_side: Estimate::default(),
             runs_alone: 0,
             upload: Estimate::default(),
@@ -57,7 +63,7 @@ impl Size {
     pub fn passed(&mut self) {
         self.unused += 1;
         if self.unused == FORGET {
-            (self.alone, self.side_by_side, self.unused) = Default::default();
+            (self.alone, self.soonest, self.side_by_side, self.unused) = Default::default();
         }
     }
 
@@ -77,6 +83,7 @@ impl Size {
     pub fn took(&mut self, took: Duration, alone: Duration, others_alike: bool) {
         if 8 * alone >= 7 * took {
             self.alone.add(took);
+            self.soonest = Some(self.soonest.map_or(took, |soonest| took.min(soonest + soonest / FOLLOWS)));
             self.runs_alone = self.runs_alone.saturating_add(1);
             if self.runs_alone == FORGET {
                 self.side_by_side = Estimate::default();

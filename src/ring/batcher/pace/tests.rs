@@ -249,6 +249,26 @@ fn whoever_completes_a_group_sends_it_if_a_stream_is_free() {
 }
 
 #[test]
+fn the_earliest_end_follows_shorter_runs_at_once_and_longer_ones_slowly() {
+    let mut pace = Pace::new(&[8], 1);
+    let mut at = Instant::now();
+    let mut soonest = |run| {
+        at = alone(&mut pace, at, 8, Duration::ZERO, run) + US(500);
+        pace.sent(8, at);
+        let soonest = pace.looks_out().map(|[from, _]| from + EARLY - at);
+        pace.done(at + run);
+        at += run + US(500);
+        soonest
+    };
+    assert_eq!(soonest(US(320)), Some(US(320)));
+    assert_eq!(soonest(US(90_000)), Some(US(330)), "one that took long makes no answer late");
+    assert_eq!(soonest(US(300)), Some(US(300)));
+    let last = (0..100).map(|_| soonest(US(640))).last();
+    assert_eq!(last, Some(Some(US(640))));
+    assert_eq!(pace.looks_out(), None, "nothing is in flight");
+}
+
+#[test]
 fn a_round_is_shared_between_those_that_run_and_those_that_wait() {
     let (mut pace, mut at) = two_streams();
     at = closed_loop(&mut pace, at);
