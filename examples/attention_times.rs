@@ -1,12 +1,14 @@
 //! Times each attention kernel alone, on queries, keys and values that one layer has written into one buffer.
 //!
-//! usage: attention_times [ROUNDS] [packed]
+//! usage: attention_times [ROUNDS] [packed|masked]
 //!
 //! For each size of a known network it prints the microseconds of each kernel and the TFLOP/s of the fastest one, and
 //! marks the planner's choice. A figure is the median of rounds in which all kernels run in turn. Operands are random
 //! and rotate over more memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
-//! The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their lengths told;
-//! `packed` prints these alone.
+//! Then come texts with what is added to their scores: nothing; zeros for every key, as for texts without padding; a
+//! value that hides the padding of texts of half the length on the average; a value for each pair of tokens. `masked`
+//! prints these alone. The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their
+//! lengths told; `packed` prints these alone.
 
 mod alone;
 
@@ -26,14 +28,17 @@ const SIZES: [[usize; 4]; 7] = [
     [8, 12, 1500, 64],
     [16, 16, 577, 128],
 ];
+/// Of texts: BERT-large, BERT-base.
+const MASKED: [[usize; 4]; 3] = [[32, 16, 384, 64], [32, 12, 128, 64], [1, 12, 128, 64]];
 
 fn main() -> Result<(), Error> {
     let rounds = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
     let device = Device::open(Target::Cuda(0))?;
     let info = device.info();
     let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-    let others = if std::env::args().nth(2).is_some_and(|only| only == "packed") { &[][..] } else { &SIZES };
-    for &[images, heads, rows, dims] in others {
+    let only = std::env::args().nth(2);
+    let prints = |part: &str| only.as_ref().is_none_or(|only| only == part);
+    for &[images, heads, rows, dims] in if only.is_none() { &SIZES[..] } else { &[] } {
         let sizes = AttentionSizes { images, heads, rows, keys: rows, dims };
         let chosen = sizes.kernel(&limits)?;
         let mut times = time(&device, &sizes, &sizes.kernels(&limits), rounds)?;
@@ -47,9 +52,56 @@ fn main() -> Result<(), Error> {
         }
         println!();
     }
-    for (heads, texts) in [(16, 46), (12, 46), (12, 8)] {
-        time_packed(&device, &limits, heads, texts, rounds)?;
+    for &[images, heads, rows, dims] in if prints("masked") { &MASKED[..] } else { &[] } {
+        let sizes = AttentionSizes { images, heads, rows, keys: rows, dims };
+        for kernel in sizes.kernels(&limits) {
+            time_masked(&device, &sizes, kernel, rounds)?;
+        }
     }
+    for (heads, texts) in if prints("packed") { &[(16, 46), (12, 46), (12, 8)][..] } else { &[] } {
+        time_packed(&device, &limits, *heads, *texts, rounds)?;
+    }
+    Ok(())
+}
+
+/// Prints the microseconds of a kernel without a mask and with each of several, by turns.
+fn time_masked(device: &Device, sizes: &AttentionSizes, kernel: AttentionKernel, rounds: usize) -> Result<(), Error> {
+    let &AttentionSizes { images, heads, rows, keys, dims } = sizes;
+    let width = heads * dims;
+    let values = Random(1).halves(images * rows * 3 * width, 2.0);
+    let result = vec![f16::NAN; images * rows * width];
+    let zeros = vec![f16::ZERO; images * keys];
+    let is_padding = |i: usize| i % keys >= (i / keys + 1) * keys / (images + 1);
+    let padding: Vec<_> = (0..images * keys).map(|i| if is_padding(i) { f16::MIN } else { f16::ZERO }).collect();
+    let pairs = Random(2).halves(heads * rows * keys, 1.0);
+    let masks = [
+        ("no mask", None),
+        ("zeros", Some((&zeros[..], [0, 0, keys]))),
+        ("padding", Some((&padding[..], [0, 0, keys]))),
+        ("pairs", Some((&pairs[..], [rows * keys, keys, 0]))),
+    ];
+    let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
+    let operands = |mask| AttentionOperands {
+        sizes: *sizes,
+        scale: (dims as f32).sqrt().recip(),
+        ahead: None,
+        values: &values,
+        qkv: [at(0), at(1), at(2)],
+        lengths: None,
+        mask,
+        result: &result,
+        out: HeadsAt { first: 0, pitches: [dims, width, width * rows] },
+    };
+    let copies = copies(8 * images * rows * width);
+    let runs = masks.iter().map(|(_, mask)| AttentionRun::new(device, &operands(*mask), kernel, copies));
+    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
+    print!("{images:4} x {heads} x {rows} x {dims}, {kernel}:");
+    for ((name, _), (run, micros)) in masks.iter().zip(runs.iter().zip(micros)) {
+        assert_written(&run.result()?, result.len());
+        print!(" {name} {micros:.1};");
+    }
+    println!();
     Ok(())
 }
 

@@ -38,14 +38,17 @@ const EXPORTED: [(&str, Encoder); 3] = [
 
 /// The size of ViT-B/16 and of BERT-base.
 const BASE: Size = Size { width: 768, heads: 12, inner: 3072, layers: 12, words: 30_522, side: 224, patch: 16 };
+/// The size of BERT-large.
+const LARGE: Size = Size { width: 1024, heads: 16, inner: 4096, layers: 24, ..BASE };
 /// The size of all-MiniLM-L6.
 const MINI: Size = Size { width: 384, inner: 1536, layers: 6, ..BASE };
 
-/// Name, folder: whether it is one of texts, and its size.
-const FOLDERS: [(&str, bool, Size); 3] = [
-    ("ViT-B/16 from a folder", false, BASE),
-    ("BERT-base from a folder, 128 tokens", true, BASE),
-    ("MiniLM from a folder, 128 tokens", true, MINI),
+/// Name, folder: of texts of how many tokens, if not of images, and its size.
+const FOLDERS: [(&str, Option<usize>, Size); 4] = [
+    ("ViT-B/16 from a folder", None, BASE),
+    ("BERT-base from a folder, 128 tokens", Some(128), BASE),
+    ("BERT-large from a folder, 384 tokens", Some(384), LARGE),
+    ("MiniLM from a folder, 128 tokens", Some(128), MINI),
 ];
 
 /// Turns in which the precisions are measured.
@@ -57,14 +60,14 @@ type Open = Box<dyn Fn() -> Result<Model, Error>>;
 /// All networks by their names.
 fn networks() -> Vec<(&'static str, Open)> {
     let exported = EXPORTED.into_iter().map(|(name, of)| (name, Box::new(move || of.model()) as Open));
-    let open = |is_text, size| {
-        let (config, stored) = if is_text { folder::bert(size, "", 512) } else { folder::vit(size, 1000) };
+    let open = |tokens: Option<usize>, size| {
+        let (config, stored) = if tokens.is_some() { folder::bert(size, "", 512) } else { folder::vit(size, 1000) };
         let folder = Folder::new(&config, &stored.tensors);
-        let asked = if is_text { Embedding::new().sequence(128) } else { Embedding::new() };
+        let asked = tokens.map_or_else(Embedding::new, |tokens| Embedding::new().sequence(tokens));
         Model::open_encoder(&folder.0, &asked)
     };
     let of_folders =
-        FOLDERS.into_iter().map(|(name, is_text, size)| (name, Box::new(move || open(is_text, size)) as Open));
+        FOLDERS.into_iter().map(|(name, tokens, size)| (name, Box::new(move || open(tokens, size)) as Open));
     exported.chain(of_folders).collect()
 }
 

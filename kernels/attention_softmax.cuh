@@ -36,26 +36,6 @@ template <int kKeys> TREFOIL_DEVICE void hide(float (&s)[kKeys / 2], const int32
   }
 }
 
-// Scales the scores and adds the mask of this chunk: of two rows, from this thread's first key on. A mask that rows share
-// is read once.
-template <int kKeys>
-TREFOIL_DEVICE void add_mask(float (&s)[kKeys / 2], const uint16_t *const (&mask)[2], int32_t keys, float scale_log2) {
-  const bool is_shared = mask[0] == mask[1];
-#pragma unroll
-  for (int i = 0; i < kKeys / 2; i += 4) {
-    const int key = i * 2;
-    uint32_t bits[2] = {};
-    if (key < keys) bits[0] = bits[1] = __ldcg(reinterpret_cast<const uint32_t *>(mask[0] + key));
-    if (key < keys && !is_shared) bits[1] = __ldcg(reinterpret_cast<const uint32_t *>(mask[1] + key));
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float2 added = unpack_elements(bits[r]);
-      s[i + 2 * r] = fmaf(s[i + 2 * r], scale_log2, added.x * kLog2E);
-      s[i + 2 * r + 1] = fmaf(s[i + 2 * r + 1], scale_log2, added.y * kLog2E);
-    }
-  }
-}
-
 // Makes weights of the scores from `kFirst` to `kEnd`: 2^(score * scale - top). Adds them up, each thread its part of
 // two rows.
 template <int kFirst, int kEnd, int kCount>

@@ -6,6 +6,7 @@
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
 // warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
 #include "element.cuh"
+#include "sm90_attention_mask.cuh"
 #include "sm90_attention_packed.cuh"
 #include "sm90_attention_tail.cuh"
 
@@ -158,21 +159,19 @@ template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArg
   return row < args.rows ? static_cast<int32_t>(static_cast<uint32_t>(keys) / Tile::kKeys) : -1;
 }
 
-// Adds the mask to the scores of a chunk, and hides keys that are not seen. Returns what is left to scale them by.
+// Adds the mask to the scores of a chunk, `at` of all that come through the ring, and hides keys that are not seen. Returns
+// what is left to scale them by.
 template <class Tile>
-TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, uint32_t record, int32_t chunk, int32_t whole,
-                                   float (&s)[Tile::kKeys / 2]) {
-  if (!Tile::kMasked && chunk < whole) return args.scale_log2;
+TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record,
+                                   uint32_t at, int32_t chunk, int32_t whole, float (&s)[Tile::kKeys / 2]) {
+  float scale = args.scale_log2;
+  if constexpr (Tile::kMask == MaskOf::kKeys) scale = add_key_mask<Tile>(args, shared, at, s);
+  if (Tile::kMask != MaskOf::kRows && chunk < whole) return scale;
   const Record tile = read_record(record);
   const int32_t key = chunk * Tile::kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
-  if constexpr (Tile::kMasked) {
-    const int32_t batch = batch_of<Tile>(args, tile.head), head = tile.head - batch * args.heads;
-    const uint16_t *of_head = args.mask + batch * args.mask_batch + head * args.mask_head + key;
-    const int32_t last = args.rows - 1;
-    const uint16_t *const mask[2] = {of_head + min(row, last) * args.mask_row,
-                                     of_head + min(row + 8, last) * args.mask_row};
-    add_mask<Tile::kKeys>(s, mask, args.keys - key, args.scale_log2);
-    if (chunk < whole) return 1.0f;
+  if constexpr (Tile::kMask == MaskOf::kRows) {
+    add_row_mask<Tile>(args, tile.head, row, key, s), scale = 1.0f;
+    if (chunk < whole) return scale;
   }
   if constexpr (Tile::kPacked) {
     hide_packed<Tile::kKeys>(s, tile.keys - key, row, read_end(record));
@@ -180,7 +179,7 @@ TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, uint32_t recor
   }
   const int32_t seen[2] = {min(tile.keys, row + args.ahead + 1) - key, min(tile.keys, row + 8 + args.ahead + 1) - key};
   hide<Tile::kKeys>(s, seen);
-  return Tile::kMasked ? 1.0f : args.scale_log2;
+  return scale;
 }
 
 template <int kKeys> TREFOIL_DEVICE void to_elements(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
@@ -232,11 +231,14 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   // Weights of this tile's first chunk, whose scores are there.
   auto begin_tile = [&](const Record &tile) {
     at = tile.ring;
-    barrier_arrive_once(shared.k_empty(at));
+    if constexpr (Tile::kMask != MaskOf::kKeys) barrier_arrive_once(shared.k_empty(at));
     if (chunks == 1) barrier_arrive_once(shared.q_empty(group, use));
     rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     whole = whole_chunks<Tile>(args, tile, end_of<Tile>(shared.record(group, use)));
-    if (whole >= 0) weigh<kKeys>(s, rows, finish_scores<Tile>(args, shared.record(group, use), 0, whole, s));
+    const uint32_t record = shared.record(group, use);
+    const float scale = whole >= 0 ? finish_scores<Tile>(args, shared, record, at, 0, whole, s) : 0.0f;
+    if constexpr (Tile::kMask == MaskOf::kKeys) barrier_arrive_once(shared.k_empty(at));  // and its mask
+    if (whole >= 0) weigh<kKeys>(s, rows, scale);
   };
   auto store_tile = [&](uint32_t use, const float (&sums)[2]) {
     const Record tile = read_record(shared.record(group, use));
@@ -272,7 +274,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
         float2 sum = {};
         constexpr int kHalf = kKeys / 16 * 4;
         if (whole >= 0) {
-          scale = finish_scores<Tile>(args, record, chunk, whole, s);
+          scale = finish_scores<Tile>(args, shared, record, at + 1, chunk, whole, s);
           exponentiate<0, kHalf>(s, scale, rows.top[0], rows.top[1], sum);
         }
         wgmma_wait<0>();
@@ -289,7 +291,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
               shrink = lower<kKeys>(s, rows, sum);
             } else {
               multiply_keys_again<Tile>(s, shared.q(group, use), shared.k(at + 1));
-              finish_scores<Tile>(args, record, chunk, whole, s);
+              finish_scores<Tile>(args, shared, record, at + 1, chunk, whole, s);
               shrink = weigh<kKeys>(s, rows, scale);
             }
             to_elements<kKeys>(p, s);
@@ -345,7 +347,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     allow_next_launch();
     for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out, &args.tail_q}) prefetch_tensor_map(map);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
-      barrier_init(shared.k_full(stage), 1), barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.k_full(stage), Tile::kMask == MaskOf::kKeys ? 2 : 1), barrier_init(shared.v_full(stage), 1);
       if constexpr (Tile::kPacked) barrier_init(shared.v_landed(stage), 1);
       const int32_t warps = 4 * args.block_tiles + (args.tail > 0 ? 1 : 0);  // that read a chunk
       barrier_init(shared.k_empty(stage), warps), barrier_init(shared.v_empty(stage), warps);
@@ -367,6 +369,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
       if (warp == 3) clear_rows<Tile>(args);
     } else {
       if (warp == 1 && threadIdx.x % 32 == 0) load_chunks(args, shared);
+      if (warp == 2 && Tile::kMask == MaskOf::kKeys) load_key_masks(args, shared);
     }
     if (warp >= 2 && Tile::kTails && args.tail > 0) attend_tails(args, shared, Tile::kGroups + warp - 2);
   } else {
@@ -383,7 +386,8 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            out      write  as q, by its map; overlaps nothing
 //            lengths  read   int32 [batch], or null: all keys count
 //            mask     read   by *_masked entries: elements, a row's keys next to each other, rows at multiples of 4 bytes
-//                            with room for an even number of keys; strides of 0 share rows
+//                            with room for an even number of keys; strides of 0 share rows. Entries *_key_masked read a
+//                            head's first row for all.
 //            The maps swizzle by 128 bytes and fill with zeros; their boxes are {64, 1, 64, 1} for q, {64, 1, kKeys, 1}
 //            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. Values
 //            are finite, also those behind a length. Elements are f16, or bf16 by entries *_bf16.
@@ -400,15 +404,16 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Ordering   may be launched before its predecessors have ended, and lets its successor be: reads and writes only
 //            after griddepcontrol.wait.
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).
-#define TREFOIL_SM90_ATTENTION(dims, keys, groups, tails)                                                       \
-  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, false>::kThreads, 1)    \
-      TREFOIL_ENTRY(sm90_attention_##dims##_##keys)(const __grid_constant__ Sm90AttentionArgs args) {           \
-    attention<AttentionTile<dims, keys, groups, tails, false>>(args);                                           \
-  }                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, true>::kThreads, 1)     \
-      TREFOIL_ENTRY(sm90_attention_##dims##_##keys##_masked)(const __grid_constant__ Sm90AttentionArgs args) {  \
-    attention<AttentionTile<dims, keys, groups, tails, true>>(args);                                            \
+#define TREFOIL_SM90_ATTENTION_OF(name, Tile)                                                                      \
+  extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)                                                  \
+      TREFOIL_ENTRY(name)(const __grid_constant__ Sm90AttentionArgs args) {                                        \
+    attention<Tile>(args);                                                                                         \
   }
+#define TREFOIL_SM90_ATTENTION(dims, keys, groups, tails)                                                          \
+  template <MaskOf kMask> using Tile_##dims##_##keys = AttentionTile<dims, keys, groups, tails, kMask>;            \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys, Tile_##dims##_##keys<MaskOf::kNothing>)                \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_key_masked, Tile_##dims##_##keys<MaskOf::kKeys>)      \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_masked, Tile_##dims##_##keys<MaskOf::kRows>)
 
 TREFOIL_SM90_ATTENTION(64, 104, 3, true)
 TREFOIL_SM90_ATTENTION(64, 128, 3, false)
@@ -427,10 +432,11 @@ TREFOIL_SM90_ATTENTION(128, 112, 2, false)
 //            barrier more for each stage.
 // Limits     as above, without mask, lengths, ahead and tail; rows of any length.
 // Ordering   as above.
-#define TREFOIL_SM90_ATTENTION_PACKED(dims, keys, groups)                                                             \
-  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, false, false, true>::kThreads, 1)    \
-      sm90_attention_##dims##_##keys##_packed(const __grid_constant__ Sm90AttentionArgs args) {                       \
-    attention<AttentionTile<dims, keys, groups, false, false, true>>(args);                                           \
+#define TREFOIL_SM90_ATTENTION_PACKED(dims, keys, groups)                                                        \
+  using Tile_##dims##_##keys##_packed = AttentionTile<dims, keys, groups, false, MaskOf::kNothing, true>;        \
+  extern "C" __global__ void __launch_bounds__(Tile_##dims##_##keys##_packed::kThreads, 1)                       \
+      sm90_attention_##dims##_##keys##_packed(const __grid_constant__ Sm90AttentionArgs args) {                  \
+    attention<Tile_##dims##_##keys##_packed>(args);                                                              \
   }
 
 #ifndef TREFOIL_BF16

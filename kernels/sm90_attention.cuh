@@ -47,12 +47,16 @@ static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, ro
                   offsetof(Sm90AttentionArgs, table) == 736,
               "mirrored in sm90_attention.rs");
 
-template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, bool kMasked_, bool kPacked_ = false>
+// What is added to scores: nothing, a value for each key, or one for each row and key.
+enum class MaskOf { kNothing, kKeys, kRows };
+
+template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, MaskOf kMask_, bool kPacked_ = false>
 struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
-  static constexpr bool kMasked = kMasked_, kPacked = kPacked_;
+  static constexpr bool kPacked = kPacked_;
+  static constexpr MaskOf kMask = kMask_;
   // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.
-  static constexpr bool kTails = kHasTails && !kMasked && !kPacked;
+  static constexpr bool kTails = kHasTails && kMask == MaskOf::kNothing && !kPacked;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kBoxes = (kDims + kBoxDims - 1) / kBoxDims;  // side by side, of each operand
   static constexpr int kValues = (kKeys + 15) / 16 * 16;  // keys whose values a chunk has: the last may have no weights
@@ -72,7 +76,9 @@ struct AttentionTile {
   static constexpr int kBarriersAt = kTailAt + kTailBytes;
   static constexpr int kLandedAt = kBarriersAt + 8 * (4 * kStages + 2 * kReaders * kQs);  // of packed rows' values
   static constexpr int kRecordsAt = kLandedAt + (kPacked ? (8 * kStages + 15) / 16 * 16 : 0);
-  static constexpr int kDynamicBytes = kRecordsAt + kReaders * kRecords * kRecordBytes + 16;
+  static constexpr int kMaskAt = kRecordsAt + kReaders * kRecords * kRecordBytes;
+  static constexpr int kMaskBytes = kMask == MaskOf::kKeys ? kKeys * 4 + 16 : 0;  // of a stage
+  static constexpr int kDynamicBytes = kMaskAt + kStages * kMaskBytes + 16;
   static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? (kPacked ? 152 : 160) : 232;
   static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? (kPacked ? 56 : 32) : 40;
   static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
@@ -115,6 +121,11 @@ template <class Tile> struct Shared {
   __device__ __forceinline__ uint32_t tail_result(uint32_t reader) const {
     return tail_q(reader, 0) + Tile::kQs * Tile::kTailQBytes * Tile::kBoxes;
   }
+  // What is added to the scores of a chunk's keys, and whether that is more than zeros.
+  __device__ __forceinline__ uint32_t mask(uint32_t at) const {
+    return base + Tile::kMaskAt + at % Tile::kStages * Tile::kMaskBytes;
+  }
+  __device__ __forceinline__ uint32_t is_masked(uint32_t at) const { return mask(at) + Tile::kKeys * 4; }
   // Where it is told how many chunks have been started.
   __device__ __forceinline__ uint32_t started() const { return base + Tile::kDynamicBytes - 16; }
   __device__ __forceinline__ uint32_t record(int32_t group, uint32_t use) const {

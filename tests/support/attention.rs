@@ -51,6 +51,11 @@ enum MaskOf {
     FirstKeys,
     /// Of some rows all keys hidden, by -infinity.
     WholeRows,
+    /// A value for each head and key, some of them -infinity, for all rows.
+    EachKey,
+    /// The same keys hidden for all rows of an image: none of one image, by zeros; the last ones of the next, by a large
+    /// number; all keys of the one behind it by -infinity, and of the one behind that by a large number.
+    LastKeys,
 }
 
 /// Every problem of a type.
@@ -98,6 +103,16 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         all.extend([49, 197, 451].map(|rows| Problem { mask, ..plain(name, rows, 64) }));
         all.push(Problem { mask, causal: true, ..plain(name, 333, 96) });
     }
+    for rows in [1, 128, 197, 384] {
+        all.push(Problem { mask: MaskOf::EachKey, ..plain("a mask of keys", rows, 64) });
+        all.push(Problem { mask: MaskOf::LastKeys, ..of(plain("a mask of the last keys", rows, 64), 5, 3, rows) });
+    }
+    all.push(Problem { mask: MaskOf::EachKey, causal: true, ..plain("a mask of keys, causal", 333, 96) });
+    let lengths = Some(vec![0, 699, 113, 1, 700]);
+    let many = Problem { lengths, mask: MaskOf::EachKey, ..plain("a mask of keys, lengths", 700, 64) };
+    all.push(of(many, 5, 2, 700));
+    let few = Problem { mask: MaskOf::EachKey, ..plain("a mask of an odd number of keys", 70, 64) };
+    all.push(of(few, 50, 7, 301));
     all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
     if dtype == Dtype::Bf16 {
         all.extend([69, 450].map(|rows| Problem { most: 1e30, ..plain("values beyond f16", rows, 64) }));
@@ -238,6 +253,19 @@ impl Problem {
             MaskOf::WholeRows => {
                 let mut value = |i: usize| if i / pitch % 3 == 1 { f64::NEG_INFINITY } else { some(0.0, 0.0) };
                 Some((T::all((0..rows * pitch).map(&mut value)), [0, pitch, 0]))
+            }
+            MaskOf::EachKey => {
+                let values = (0..images * heads * pitch).map(|_| some(0.2, f64::NEG_INFINITY));
+                Some((T::all(values), [pitch, 0, heads * pitch]))
+            }
+            MaskOf::LastKeys => {
+                let hidden = |i: usize| match i / pitch % 4 {
+                    1 if i % pitch >= keys * 2 / 3 => -10_000.0,
+                    2 => f64::NEG_INFINITY,
+                    3 => -10_000.0,
+                    _ => 0.0,
+                };
+                Some((T::all((0..images * pitch).map(hidden)), [0, 0, pitch]))
             }
         }
     }

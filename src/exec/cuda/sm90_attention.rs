@@ -56,19 +56,27 @@ kernel_args! {
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_attention", "sm90_attention_bf16"];
 
-/// The kernels of a tile in both modules: without a mask, and with one. Those of packed rows are in
-/// `sm90_attention_packed.rs`.
+/// The kernels of a tile in both modules: without a mask, with one that all rows share, and with any other. Those of packed
+/// rows are in `sm90_attention_packed.rs`.
 macro_rules! names {
     ($tile:literal) => {
         [
-            [concat!("sm90_attention_", $tile), concat!("sm90_attention_", $tile, "_masked")],
-            [concat!("sm90_attention_", $tile, "_bf16"), concat!("sm90_attention_", $tile, "_masked_bf16")],
+            [
+                concat!("sm90_attention_", $tile),
+                concat!("sm90_attention_", $tile, "_key_masked"),
+                concat!("sm90_attention_", $tile, "_masked"),
+            ],
+            [
+                concat!("sm90_attention_", $tile, "_bf16"),
+                concat!("sm90_attention_", $tile, "_key_masked_bf16"),
+                concat!("sm90_attention_", $tile, "_masked_bf16"),
+            ],
         ]
     };
 }
 
 /// The kernels of each tile.
-pub(super) const ENTRIES: [(AttentionTile, [[&str; 2]; 2]); AttentionTile::ALL.len()] = [
+pub(super) const ENTRIES: [(AttentionTile, [[&str; 3]; 2]); AttentionTile::ALL.len()] = [
     (AttentionTile { dims: 64, keys: 104 }, names!("64_104")),
     (AttentionTile { dims: 64, keys: 128 }, names!("64_128")),
     (AttentionTile { dims: 128, keys: 112 }, names!("128_112")),
@@ -83,10 +91,12 @@ impl Launcher for Sm90Attention {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 2]; 2])| {
-            let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
-            let of_type = move |(module, names): (&'static str, [&'static str; 2])| {
-                names.map(|name| Entry { module, name, threads, shared_bytes, cluster: 1 })
+        let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 3]; 2])| {
+            let threads = threads(tile);
+            let of_type = move |(module, names): (&'static str, [&'static str; 3])| {
+                let entry =
+                    move |(name, bytes)| Entry { module, name, threads, shared_bytes: bytes as u32, cluster: 1 };
+                names.into_iter().zip(shared_bytes(tile)).map(entry)
             };
             MODULES.into_iter().zip(of_types).flat_map(of_type)
         };
@@ -116,6 +126,11 @@ impl Launcher for Sm90Attention {
 /// Threads of a block: its warpgroups that multiply, and one that loads.
 pub(super) const fn threads(tile: AttentionTile) -> u32 {
     (tile.groups() as u32 + 1) * 128
+}
+
+/// Dynamic shared memory of each kernel of a tile.
+const fn shared_bytes(tile: AttentionTile) -> [usize; 3] {
+    [tile.shared_bytes(), tile.key_masked_shared_bytes(), tile.shared_bytes()]
 }
 
 /// Where an operand's heads are: the address of the first, and values from one head, row and image to the next.
@@ -199,8 +214,12 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
     }
     let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| *names);
     let names = names.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
-    let [plain, masked] = of_half(*dtype, names)?;
-    let entry = if mask.is_some() { masked } else { plain };
+    let kind = match mask {
+        None => 0,
+        Some(Mask { pitches: [_, of_row, _], .. }) if *of_row == 0 || sizes.rows == 1 => 1,
+        Some(_) => 2,
+    };
+    let (entry, shared_bytes) = (of_half(*dtype, names)?[kind], shared_bytes(tile)[kind] as u32);
     let (row_tiles, tail) = sizes.tiles_and_tail(tails && mask.is_none());
     let head_blocks = row_tiles.div_ceil(block_tiles);
     product("tiles", &[sizes.images, sizes.heads, row_tiles])?;
@@ -238,7 +257,7 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         grid: [blocks.min(units.max(1) as u32), 1, 1],
         cluster: 1,
         block: [threads(tile), 1, 1],
-        shared_bytes: tile.shared_bytes() as u32,
+        shared_bytes,
         args: ArgBytes::new(&args),
         maps,
         waits_itself: true,
@@ -302,7 +321,8 @@ mod tests {
         let listed = ENTRIES.map(|(tile, of_types)| {
             let AttentionTile { dims, keys } = tile;
             let stem = format!("sm90_attention_{dims}_{keys}");
-            assert_eq!(of_types, ["", "_bf16"].map(|of| ["", "_masked"].map(|masked| format!("{stem}{masked}{of}"))));
+            let names = |of| ["", "_key_masked", "_masked"].map(|masked| format!("{stem}{masked}{of}"));
+            assert_eq!(of_types, ["", "_bf16"].map(names));
             format!("{dims}, {keys}, {}, {}", tile.groups(), tile.tail_warps() > 0)
         });
         assert!(found.eq(listed));
@@ -355,6 +375,19 @@ mod tests {
         let args: Sm90AttentionArgs = launch.args.read();
         assert_eq!((args.lengths, args.mask, args.ahead), (0, 0, (1 << 28) - 1));
         assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_attention_128_112", [132, 1, 1], [384, 1, 1]));
+    }
+
+    #[test]
+    fn a_mask_that_all_rows_share_has_a_kernel_of_its_own() {
+        let launched = |rows, of_row| {
+            let mask = Some(Mask { address: 0x608, pitches: [202, of_row, 1212] });
+            let problem = AttentionProblem { sizes: AttentionSizes { rows, ..SIZES }, mask, ..PROBLEM };
+            let launch = launch(&problem, KERNEL, 132).unwrap();
+            (launch.entry.to_string(), launch.shared_bytes)
+        };
+        let of_keys = ("sm90_attention_64_104_key_masked".to_owned(), 223_296);
+        assert_eq!([launched(300, 0), launched(1, 202)], [of_keys.clone(), of_keys]);
+        assert_eq!(launched(2, 202), ("sm90_attention_64_104_masked".to_owned(), 221_136));
     }
 
     #[test]
