@@ -95,7 +95,7 @@ impl LoopRun<'_> {
         let kernel = &self.module.kernels[self.number];
         let shape = LaunchShape {
             grid: [kernel.blocks, 1, 1],
-            cluster: 1,
+            cluster: kernel.cluster,
             block: [kernel.threads, 1, 1],
             shared_bytes: 0,
             waits_itself: false,

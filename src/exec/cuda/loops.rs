@@ -95,7 +95,7 @@ impl Launcher for Loops {
         Ok(Launch {
             entry: kernel.entry.clone().into(),
             grid: [kernel.blocks, 1, 1],
-            cluster: 1,
+            cluster: kernel.cluster,
             block: [kernel.threads, 1, 1],
             shared_bytes: 0,
             args,

@@ -225,7 +225,8 @@ impl<'n> Emitter<'n> {
             (true, false) => Dtype::I32,
             _ => from[0],
         };
-        let known = Known { divisor: nest.constant(of[1]), positive: is_index && nest.is_positive(of[0]) };
+        let rounded = of.iter().any(|&of| nest.is_rounded(of));
+        let known = Known { rounded, divisor: nest.constant(of[1]), positive: is_index && nest.is_positive(of[0]) };
         let shrinks = inner == Dtype::I64 && to == Dtype::I32;
         self.each(of, |text, [a, b]| {
             let of = [convert(text, [from[0], inner], a), convert(text, [from[1], inner], b)];
@@ -247,11 +248,44 @@ impl<'n> Emitter<'n> {
             return None;
         }
         let [a, b] = [word(of[0])?, word(of[1])?];
+        let alike = match (op, a, b) {
+            (Binary::Less, Ok(id), Err(end)) => nest.linear(id).map_or(0, |sum| self.alike(sum, end)),
+            _ => 0,
+        };
         let [a, b] = [a, b].map(|side| match side {
             Ok(id) => self.value(id),
             Err(bits) => self.number(Dtype::U32, bits as i64),
         });
+        let a = self.first_of(&a, alike);
         Some(self.zip([&a, &b], |text, of| function::binary(text, op, Dtype::U32, of, Known::default())))
+    }
+
+    /// The dimensions of lanes at all of which a sum is below an end, and not below 0, or at none.
+    fn alike(&self, sum: &Sum, end: u64) -> u32 {
+        let is_alike = |(dim, of_dim): &(usize, &Lanes)| {
+            let period = sum.stride(of_dim.axis).saturating_mul(of_dim.len() as i64);
+            let multiple = |of: i64| of % period == 0;
+            let aligned = |(&axis, &stride): (&usize, &i64)| {
+                let at = self.state.at[axis].expect("an axis that is bound");
+                let others = at.lanes.filter(|other| other != dim);
+                let offsets = others.map_or(&[][..], |other| &self.state.lanes[other].offsets[..]);
+                (at.first.is_none() || multiple(stride.wrapping_mul(at.step)))
+                    && offsets.iter().all(|&by| multiple(stride.wrapping_mul(by)))
+            };
+            period > 0
+                && of_dim.run == of_dim.len()
+                && multiple(sum.base)
+                && multiple(end as i64)
+                && sum.axes.iter().all(aligned)
+                && sum.terms.values().all(|&stride| multiple(stride))
+        };
+        self.state.lanes.iter().enumerate().filter(is_alike).fold(0, |lanes, (dim, _)| lanes | 1 << dim)
+    }
+
+    /// What a value is at the first lane of some dimensions.
+    fn first_of(&self, value: &Value, lanes: u32) -> Value {
+        let lanes = value.lanes & !lanes;
+        Value { lanes, regs: self.points(lanes).iter().map(|at| self.pick(value, at)).collect() }
     }
 
     /// What a function makes of terms, at each lane.

@@ -8,6 +8,8 @@ use crate::tensor::Dtype;
 /// What is known about the operands of a division.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
+    /// Whether one is rounded to a few units of the last place: then the quotient may be, by 2 units.
+    pub rounded: bool,
     /// The divisor.
     pub divisor: Option<i64>,
     /// Whether the dividend is at least 0.
@@ -34,6 +36,7 @@ pub(super) fn binary(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2]
     match dtype {
         Dtype::Bool => binary_bool(text, op, [a, b]),
         _ if !compared.is_empty() => text.op(Class::Pred, &format!("setp.{compared}.{}", kind(dtype)), &[&a, &b]),
+        Dtype::F32 if op == Binary::Div && known.rounded => text.op(Class::Word, "div.full.f32", &[&a, &b]),
         Dtype::F32 | Dtype::F64 => binary_float(text, op, dtype, [a, b]),
         _ => binary_int(text, op, dtype, [a, b], known),
     }

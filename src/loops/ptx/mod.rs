@@ -22,6 +22,8 @@
 //! - `bra` under predicates and without, `ret`, `call`.
 //! - What the functions of `kernels/functions/math.ptx` have, in place or called.
 
+mod choose;
+mod columns;
 mod emit;
 mod fold;
 mod function;
@@ -83,6 +85,8 @@ pub struct Kernel {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
+    /// Blocks of a cluster; 1 where they have nothing to do with each other.
+    pub cluster: u32,
 }
 
 /// Operands of a loop: a kernel has the address of each in its argument.
@@ -106,7 +110,8 @@ pub(crate) const MOST_OPERANDS: usize = 128;
 /// a GPU has threads.
 pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
     check(of)?;
-    let (nest, schedule) = schedule(of, target.units);
+    let (nest, schedule) = schedule(of, target);
+    let cluster = if let Schedule::Rows(rows) = &schedule { rows.cluster() } else { 1 };
     let mut emitter = Emitter::new(&nest);
     emitter.parameters();
     let [blocks, threads] = match schedule {
@@ -119,7 +124,7 @@ pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
     let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     let blocks =
         blocks.ok_or_else(|| unsupported(format!("a loop of {} results", of.elems()), "divide the operation"))?;
-    Ok(finished(&emitter, blocks, threads as u32))
+    Ok(finished(&emitter, [blocks, threads as u32, cluster as u32]))
 }
 
 /// How threads share a loop.
@@ -137,16 +142,17 @@ enum Schedule {
 }
 
 /// How threads share a loop, and the loop as they do.
-fn schedule(of: &Loop, units: usize) -> (Nest, Schedule) {
+fn schedule(of: &Loop, target: &Target) -> (Nest, Schedule) {
+    let of = &choose::inside(of);
     let nest = Nest::new(of.clone());
     if of.elems() == 0 {
         return (nest, Schedule::Nothing);
     }
-    if let Some(product) = Product::find(&nest, units) {
+    if let Some(product) = Product::find(&nest, target.units) {
         return (nest, Schedule::Product(product));
     }
     let unified = Nest::new(unify::unified(of));
-    match Rows::plan(&unified, units) {
+    match Rows::plan(&unified, target) {
         Some(rows) => (unified, Schedule::Rows(rows)),
         None => match Turn::find(&nest) {
             Some(turn) => (nest, Schedule::Turn(turn)),
@@ -177,7 +183,7 @@ fn unsupported(what: String, instead: &str) -> Error {
     Error::Unsupported { what, instead: instead.into() }
 }
 
-fn finished(emitter: &Emitter<'_>, blocks: u32, threads: u32) -> Kernel {
+fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3]) -> Kernel {
     let bytes = 8 * (emitter.operands().len() + 1);
     let body = format!(
         "(\n\t.param .align 8 .b8 args[{bytes}]\n)\n.maxntid {threads}, 1, 1\n{{\n{}\tret;\n}}\n",
@@ -186,7 +192,7 @@ fn finished(emitter: &Emitter<'_>, blocks: u32, threads: u32) -> Kernel {
     let entry = format!("loop_{}", fnv1a64(body.as_bytes()));
     let text = format!(".visible .entry {entry}{body}");
     let (functions, operands) = (emitter.text.functions().clone(), emitter.operands().to_vec());
-    Kernel { entry, text, functions, operands, blocks, threads }
+    Kernel { entry, text, functions, operands, blocks, threads, cluster }
 }
 
 /// The text of a module that has these kernels, each once, and the functions that they call.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::sum::{Range, Sum, ranges, sums};
+use crate::graph::{Binary, Unary};
 use crate::loops::ir::{Loop, Monoid, Term, TermId, TermKind};
 use crate::tensor::Dtype;
 
@@ -18,6 +19,7 @@ pub(super) struct Nest {
     pub deps: Vec<BTreeSet<usize>>,
     ranges: Vec<Range>,
     needed: Vec<bool>,
+    rounded: Vec<bool>,
 }
 
 impl Nest {
@@ -32,8 +34,8 @@ impl Nest {
 
     fn of(of: Loop, collapses: bool) -> Self {
         let (extents, sums) = (of.axes.clone(), sums(&of));
-        let mut nest =
-            Self { extents, sums, deps: Vec::new(), ranges: Vec::new(), needed: vec![false; of.terms.len()], of };
+        let (rounded, needed) = (rounded(&of), vec![false; of.terms.len()]);
+        let mut nest = Self { extents, sums, deps: Vec::new(), ranges: Vec::new(), needed, rounded, of };
         nest.find_needed();
         if collapses {
             nest.collapse();
@@ -74,6 +76,11 @@ impl Nest {
     /// Whether an integer is never negative.
     pub fn is_positive(&self, id: TermId) -> bool {
         self.ranges[id.0][0] >= 0
+    }
+
+    /// Whether a number follows from one that is only rounded to a few units of the last place.
+    pub fn is_rounded(&self, id: TermId) -> bool {
+        self.rounded[id.0]
     }
 
     /// The number that an integer always is.
@@ -188,6 +195,23 @@ impl Nest {
         }
         self.deps = all;
     }
+}
+
+/// Which terms follow from transcendental functions of f32.
+fn rounded(of: &Loop) -> Vec<bool> {
+    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign, Sqrt};
+    let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
+    for term in &of.terms {
+        let itself = match &term.kind {
+            TermKind::Unary(op, _) => {
+                !matches!(op, Abs | Ceil | Floor | IsInf | IsNan | Neg | Not | Round | Sign | Sqrt)
+            }
+            TermKind::Binary(op, _) => *op == Binary::Pow && term.dtype.is_float(),
+            _ => false,
+        };
+        all.push(itself || term.reads().iter().any(|read| all[read.0]));
+    }
+    all
 }
 
 /// A reduction of a nest.

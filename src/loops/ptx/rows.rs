@@ -3,6 +3,8 @@
 //! A row is the axes of the result that reductions depend on. Where a row has as many elements as its reductions have
 //! points, and the threads have registers for all of them, each is read once and held.
 
+use super::Target;
+use super::columns::Columns;
 use super::emit::{Emitter, Lanes};
 use super::memory::WIDEST;
 use super::nest::{Nest, Reduction};
@@ -19,6 +21,8 @@ const SIDE: usize = 8;
 /// Shorter reductions are computed by each thread for itself.
 const SHORT: usize = 16;
 
+/// Threads of a unit: where rows have so many, few threads share each.
+const OF_UNIT: usize = 2048;
 /// Of fewer rows for each unit several threads compute each, even if they read the same.
 const FEW: usize = 64;
 
@@ -37,7 +41,8 @@ pub(super) struct Rows {
 
 impl Rows {
     /// How, if it is worth it.
-    pub fn plan(nest: &Nest, units: usize) -> Option<Self> {
+    pub fn plan(nest: &Nest, target: &Target) -> Option<Self> {
+        let units = target.units;
         let (tops, [rows, inner]) = (outermost(nest), rows(nest));
         let extent = |axes: &[usize]| -> usize { axes.iter().map(|&axis| nest.extents[axis]).product() };
         let longest = tops.iter().map(|of| of.points).max()?;
@@ -51,7 +56,10 @@ impl Rows {
         }
         let along =
             tops.iter().filter_map(|of| of.axes.last()).chain(inner.last()).any(|&axis| reads_along(nest, axis));
-        let team = if along { side_by_side(count, longest, units) } else { across(count, longest, units) };
+        let team = match along {
+            true => side_by_side(count, longest, units),
+            false => Columns::plan(nest, &tops, &rows, longest, target).map_or(Team::Thread, Team::Columns),
+        };
         if team == Team::Thread && inner.is_empty() {
             return None; // which a thread for some neighbouring results does better
         }
@@ -63,17 +71,34 @@ impl Rows {
     /// Writes it out; blocks, and threads of each.
     pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
         let nest = emitter.nest;
-        let extents: Vec<usize> = self.rows.iter().map(|&axis| nest.extents[axis]).collect();
+        let mut extents: Vec<usize> = self.rows.iter().map(|&axis| nest.extents[axis]).collect();
+        let side = self.team.side();
+        if let Some(last) = extents.last_mut() {
+            *last /= side;
+        }
         let rows: usize = extents.iter().product();
         let member = self.team.member(&mut emitter.text, rows);
         let indices = unravelled(emitter, member.row, &extents);
-        self.rows.iter().zip(indices).for_each(|(&axis, index)| emitter.bind(axis, Some(index), 1));
+        for (place, (&axis, index)) in self.rows.iter().zip(indices).enumerate() {
+            if side == 1 || place + 1 < self.rows.len() {
+                emitter.bind(axis, Some(index), 1);
+                continue;
+            }
+            let first = emitter.text.op(Class::Word, "mul.lo.s32", &[&index, &side]);
+            emitter.bind_lanes(Some(first), side as i64, Lanes::neighbours(axis, side));
+        }
         match self.held {
             Some(axis) => self.hold(emitter, axis, &member),
             None => self.pass(emitter, &member),
         }
+        self.team.finish(&mut emitter.text);
         let [threads, of_block] = self.team.block();
-        [rows.div_ceil(of_block), threads]
+        [rows.div_ceil(of_block) * self.team.cluster(), threads]
+    }
+
+    /// Blocks of a cluster.
+    pub const fn cluster(&self) -> usize {
+        self.team.cluster()
     }
 
     /// Binds all points of the row at once.
@@ -128,11 +153,11 @@ impl Rows {
         through: impl FnOnce(&mut Emitter<'n>, &mut dyn FnMut(&mut Emitter<'n>)),
     ) {
         let fold = emitter.fold(of);
-        let parts = fold.start(&mut emitter.text);
-        let so_far = [parts];
-        through(emitter, &mut |emitter| emitter.combine(of, &fold, 0, &so_far));
-        self.team.join(emitter, &fold, &so_far[0]);
-        let value = emitter.folded(of, &so_far, 0);
+        let lanes = if self.team.side() > 1 { emitter.lanes_of(self.rows.last()) } else { 0 };
+        let so_far: Vec<Vec<Reg>> = emitter.points(lanes).iter().map(|_| fold.start(&mut emitter.text)).collect();
+        through(emitter, &mut |emitter| emitter.combine(of, &fold, lanes, &so_far));
+        self.team.join(emitter, &fold, &so_far);
+        let value = emitter.folded(of, &so_far, lanes);
         emitter.set_value(of.id, value);
     }
 
@@ -153,13 +178,23 @@ impl Rows {
             Some(first) => emitter.text.set(index, "mov.b32", &[&first]),
             None => emitter.text.set(index, "mov.b32", &[&0]),
         }
-        let several = if let [_] = axes { (SIDE / run).max(1) } else { 1 };
-        for runs in if several > 1 { vec![several, 1] } else { vec![1] } {
+        for runs in self.runs(axes, run) {
             let Some(end) = points.checked_sub((runs - 1) * step + run - 1) else { continue };
             emitter.while_below(index, runs * step, end, |emitter| {
                 self.bind(emitter, axes, &extents, index, run, [step, runs]);
                 body(emitter);
             });
+        }
+    }
+
+    /// How many runs of points along axes a thread takes at a time: first the most, then what is left.
+    fn runs(&self, axes: &[usize], run: usize) -> Vec<usize> {
+        let ([_], side) = (axes, self.team.side()) else { return vec![1] };
+        match (SIDE / run, side) {
+            (0 | 1, _) => vec![1],
+            (several, 1) => vec![several, 1],
+            (_, 2 | 4) => vec![8, 4, 2, 1],
+            _ => vec![4, 2, 1],
         }
     }
 
@@ -207,22 +242,19 @@ fn reads_along(nest: &Nest, axis: usize) -> bool {
     })
 }
 
-/// The team where rows lie in memory: a warp, or a block so large that its threads hold the row.
+/// The team where rows lie in memory: lanes of a warp, or a block so large that its threads hold the row.
 fn side_by_side(rows: usize, longest: usize, units: usize) -> Team {
+    let few = |members: &usize| longest <= members * SIDE && rows * members >= units * OF_UNIT;
+    if let Some(members) = [2, 4, 8, 16].into_iter().find(few) {
+        return Team::Lanes(members);
+    }
     let is_enough =
         |members: &usize| longest <= members * HELD / 2 || (rows >= units * 16 && longest <= members * HELD);
     match [WARP, 128, 256, 512].into_iter().find(is_enough) {
-        Some(WARP) => Team::Warp,
+        Some(WARP) => Team::Lanes(WARP),
         Some(members) => Team::Block(members),
         None => Team::Block(1024),
     }
-}
-
-/// The team where neighbouring rows lie side by side: so many threads for each that all units have some.
-fn across(rows: usize, longest: usize, units: usize) -> Team {
-    let wanted = units * 1024 / rows.max(1);
-    let members = [32, 16, 8, 4].into_iter().find(|members| *members <= wanted && longest >= members * 8);
-    members.map_or(Team::Thread, Team::Columns)
 }
 
 /// Whether a reduction reads what others read again, as a product does: a thread for some neighbours reads it once.

@@ -1,5 +1,6 @@
 //! Threads that compute a row together: which they are, and how they combine what each has.
 
+use super::columns::Columns;
 use super::emit::Emitter;
 use super::fold::Fold;
 use super::text::{Class, Reg, Text};
@@ -12,12 +13,12 @@ pub(super) const WARP: usize = 32;
 pub(super) enum Team {
     /// A thread for each row.
     Thread,
-    /// A warp for each row.
-    Warp,
+    /// So many lanes of a warp for each row: a power of two.
+    Lanes(usize),
     /// A block of so many threads for each row.
     Block(usize),
-    /// So many threads for each of 32 rows side by side.
-    Columns(usize),
+    /// Threads for rows that lie side by side.
+    Columns(Columns),
 }
 
 /// A thread in its team.
@@ -39,8 +40,8 @@ impl Team {
     pub const fn members(self) -> usize {
         match self {
             Self::Thread => 1,
-            Self::Warp => WARP,
-            Self::Block(members) | Self::Columns(members) => members,
+            Self::Lanes(members) | Self::Block(members) => members,
+            Self::Columns(of) => of.members * of.blocks,
         }
     }
 
@@ -48,44 +49,62 @@ impl Team {
     pub const fn block(self) -> [usize; 2] {
         match self {
             Self::Thread => [THREADS, THREADS],
-            Self::Warp => [THREADS, THREADS / WARP],
+            Self::Lanes(members) => [THREADS, THREADS / members],
             Self::Block(members) => [members, 1],
-            Self::Columns(members) => [members * WARP, WARP],
+            Self::Columns(of) => of.block(),
         }
     }
 
-    /// Which thread this is. Those without a row end, unless others of the block wait for them.
+    /// Blocks that share rows.
+    pub const fn cluster(self) -> usize {
+        if let Self::Columns(of) = self { of.blocks } else { 1 }
+    }
+
+    /// Neighbouring rows of a thread.
+    pub const fn side(self) -> usize {
+        if let Self::Columns(of) = self { of.side } else { 1 }
+    }
+
+    /// Which thread this is. Those without a row end, unless others of the block wait for them. Where a thread has several
+    /// rows, `rows` are groups of so many.
     pub fn member(self, text: &mut Text, rows: usize) -> Member {
+        if let Self::Columns(of) = self {
+            return of.member(text, rows);
+        }
         let block = text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
         let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
         let of_block = self.block()[1];
-        let lane = |text: &mut Text| text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
-        let warp = |text: &mut Text| text.op(Class::Word, "shr.u32", &[&thread, &WARP.ilog2()]);
         let (slot, number) = match self {
             Self::Thread => (thread, None),
-            Self::Warp => (warp(text), Some(lane(text))),
+            Self::Lanes(members) => {
+                let lane = text.op(Class::Word, "and.b32", &[&thread, &(members - 1)]);
+                (text.op(Class::Word, "shr.u32", &[&thread, &members.ilog2()]), Some(lane))
+            }
             Self::Block(_) => return Member { row: block, number: Some(thread), valid: None },
-            Self::Columns(_) => (lane(text), Some(warp(text))),
+            Self::Columns(_) => unreachable!("they are told above"),
         };
         let row = text.op(Class::Word, "mad.lo.s32", &[&block, &of_block, &slot]);
         if rows.is_multiple_of(of_block) {
             return Member { row, number, valid: None };
         }
         let valid = text.op(Class::Pred, "setp.lt.s32", &[&row, &rows]);
-        if !matches!(self, Self::Columns(_)) {
-            text.put(format_args!("@!{valid} ret"));
-            return Member { row, number, valid: None };
-        }
-        let row = text.op(Class::Word, "min.s32", &[&row, &(rows - 1)]);
-        Member { row, number, valid: Some(valid) }
+        text.put(format_args!("@!{valid} ret"));
+        Member { row, number, valid: None }
     }
 
-    /// Combines the parts of all members; each has the whole then.
-    pub fn join(self, emitter: &mut Emitter<'_>, fold: &Fold, parts: &[Reg]) {
-        let text = &mut emitter.text;
+    /// Ends what threads share.
+    pub fn finish(self, text: &mut Text) {
+        if let Self::Columns(of) = self {
+            of.finish(text);
+        }
+    }
+
+    /// Combines the parts that all members have of each of their rows; each has the whole then.
+    pub fn join(self, emitter: &mut Emitter<'_>, fold: &Fold, rows: &[Vec<Reg>]) {
+        let (text, parts) = (&mut emitter.text, &rows[0]);
         match self {
             Self::Thread => {}
-            Self::Warp => shuffled(text, fold, parts, WARP),
+            Self::Lanes(members) => shuffled(text, fold, parts, members),
             Self::Block(members) => {
                 shuffled(text, fold, parts, WARP);
                 let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
@@ -101,28 +120,9 @@ impl Team {
                 });
                 shuffled(text, fold, parts, warps);
             }
-            Self::Columns(members) => {
-                let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
-                let lane = text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
-                through_memory(text, parts, members * WARP, thread, None, |text, places| {
-                    for member in 0..members {
-                        let others: Vec<Reg> = parts.iter().map(|part| text.reg(part.class)).collect();
-                        for (&other, &place) in others.iter().zip(places) {
-                            get(text, other, place, lane, member * WARP);
-                        }
-                        match member {
-                            0 => parts.iter().zip(others).for_each(|(&part, other)| moved(text, part, other)),
-                            _ => fold.combine(text, parts, &others),
-                        }
-                    }
-                });
-            }
+            Self::Columns(of) => of.join(text, fold, rows),
         }
     }
-}
-
-fn moved(text: &mut Text, to: Reg, from: Reg) {
-    text.set(to, &format!("mov.{}", to.class.bits()), &[&from]);
 }
 
 /// Combines the parts of neighbouring lanes, so many: a power of two.
@@ -172,7 +172,7 @@ fn through_memory(
 }
 
 /// Bytes of a part in shared memory.
-const fn bytes(part: Reg) -> usize {
+pub(super) const fn bytes(part: Reg) -> usize {
     if matches!(part.class, Class::Long) { 8 } else { 4 }
 }
 
@@ -191,12 +191,23 @@ pub(super) fn put(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usi
 
 /// Reads a part from the slot that is so far behind another one.
 pub(super) fn get(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usize) {
-    let (address, offset) = (address(text, slot, bytes(part)), place as usize + behind * bytes(part));
+    let address = address(text, slot, bytes(part));
+    read(text, part, "ld.shared", &format!("[{address}+{}]", place as usize + behind * bytes(part)));
+}
+
+/// The same from the memory of a block of the cluster.
+pub(super) fn get_from(text: &mut Text, block: usize, part: Reg, place: u32, slot: Reg) {
+    let own = address(text, slot, bytes(part));
+    let address = text.op(Class::Word, "mapa.shared::cluster.u32", &[&own, &block]);
+    read(text, part, "ld.shared::cluster", &format!("[{address}+{place}]"));
+}
+
+fn read(text: &mut Text, part: Reg, load: &str, from: &str) {
     match part.class {
         Class::Pred => {
-            let word = text.op(Class::Word, "ld.shared.b32", &[&format!("[{address}+{offset}]")]);
+            let word = text.op(Class::Word, &format!("{load}.b32"), &[&from]);
             text.set(part, "setp.ne.u32", &[&word, &0]);
         }
-        class => text.set(part, &format!("ld.shared.{}", class.bits()), &[&format!("[{address}+{offset}]")]),
+        class => text.set(part, &format!("{load}.{}", class.bits()), &[&from]),
     }
 }

@@ -1,0 +1,223 @@
+//! Times loops that networks of images have between their convolutions, written out for a GPU, in f16.
+//!
+//! usage: gpu_loop_times [ROUNDS]
+//!
+//! It prints the median microseconds of one launch at 1 and 32 rows, and how many times that is what its bytes take at
+//! 4.8 TB/s. Operands are random and rotate over more memory than a GPU's L2 cache has; each result is compared with the
+//! CPU's.
+
+mod alone;
+
+use alone::{Random, assert_written, copies, medians};
+use trefoil::graph::{Binary, Tensor, Unary, ValueType};
+use trefoil::loops::{Loop, LoopBuilder, Monoid, TermId, run};
+use trefoil::{Device, Dtype, Error, LoopModule, Target};
+
+/// Bytes a second.
+const MEMORY: f64 = 4.8e12;
+
+/// Functions before and behind what moves or adds up elements.
+#[derive(Clone, Copy, PartialEq)]
+enum Act {
+    None,
+    Silu,
+    HardSwish,
+}
+
+struct Case {
+    name: String,
+    of: Loop,
+    to: ValueType,
+}
+
+fn main() -> Result<(), Error> {
+    let rounds = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
+    let device = Device::open(Target::Cuda(0))?;
+    for rows in [1, 32] {
+        for case in cases(rows) {
+            time(&device, &case, rounds)?;
+        }
+    }
+    Ok(())
+}
+
+fn time(device: &Device, case: &Case, rounds: usize) -> Result<(), Error> {
+    let mut random = Random(1);
+    let operand = |of: &ValueType| {
+        let halves = random.halves(of.elems(), 4.0);
+        Tensor::from_bytes(of.clone(), bytemuck::cast_slice(&halves))
+    };
+    let operands: Vec<Tensor> = case.of.operands.iter().map(operand).collect();
+    let operands: Vec<&Tensor> = operands.iter().collect();
+    let bytes = case.to.bytes() + operands.iter().map(|of| of.bytes().len()).sum::<usize>();
+    let module = LoopModule::new(device, &[&case.of])?;
+    let mut on_gpu = module.run(0, &case.of, &operands, &case.to, copies(bytes))?;
+    let micros = medians(1, rounds, |_, times| on_gpu.run(times))?[0];
+    let result = on_gpu.result()?;
+    assert_written(bytemuck::cast_slice(result.bytes()), result.elems::<half::f16>().len());
+    let (found, wanted) = (result.to_f64s(), run(&case.of, &operands, case.to.clone())?.to_f64s());
+    let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs() / b.abs().max(0.1)).fold(0.0, f64::max);
+    assert!(off < 2e-3 && found.len() == wanted.len(), "{}: off by {off:.1e}", case.name);
+    let floor = 1e6 * bytes as f64 / MEMORY;
+    println!("{:40} {micros:8.2} us, {:5.1} x {floor:.2}, off by {off:.0e}", case.name, micros / floor);
+    Ok(())
+}
+
+fn cases(rows: usize) -> Vec<Case> {
+    let mut all = Vec::new();
+    // Squeeze and excitation of EfficientNet-B0, RegNetY-1.6 and PP-OCRv4.
+    for (side, channels) in [(112, 32), (56, 96), (56, 144), (28, 240), (14, 480), (14, 672), (7, 1152)] {
+        all.push(mean(rows, side * side, channels, Act::Silu));
+    }
+    for (side, channels) in [(56, 48), (28, 120), (14, 336), (7, 888)] {
+        all.push(mean(rows, side * side, channels, Act::None));
+    }
+    if rows == 1 {
+        all.push(mean(rows, 240 * 240, 24, Act::HardSwish));
+        all.push(mean(rows, 60 * 60, 96, Act::HardSwish));
+    }
+    for (side, channels) in [(112, 32), (56, 144), (28, 240), (14, 672)] {
+        all.push(gated(rows, side * side, channels));
+    }
+    all.push(map(rows, 112 * 112, 96, Act::Silu));
+    all.push(map(rows, 112 * 112, 96, Act::HardSwish));
+    // The blocks of YOLOv8n, and its boxes.
+    for (side, parts) in
+        [(160, &[16, 16, 16][..]), (80, &[32, 32, 32, 32]), (40, &[64, 64, 64]), (20, &[128, 128, 128])]
+    {
+        all.push(joined(rows, side * side, parts));
+    }
+    all.push(boxes(rows, &[6400, 1600, 400]));
+    all
+}
+
+fn half(dims: &[usize]) -> ValueType {
+    ValueType::new(Dtype::F16, dims)
+}
+
+fn finished(name: String, b: LoopBuilder, result: TermId, dims: &[usize]) -> Case {
+    let mut b = b;
+    let result = b.cast(Dtype::F16, result);
+    Case { name, of: b.finish(result), to: half(dims) }
+}
+
+/// A function in f32, rounded to f16, as f32.
+fn activated(b: &mut LoopBuilder, x: TermId, act: Act) -> TermId {
+    let number = |b: &mut LoopBuilder, value| b.float(Dtype::F32, value);
+    let x = b.cast(Dtype::F32, x);
+    match act {
+        Act::None => x,
+        Act::Silu => {
+            let below = b.unary(Unary::Neg, x);
+            let exp = b.unary(Unary::Exp, below);
+            let one = number(b, 1.0);
+            let under = b.binary(Binary::Add, one, exp);
+            b.binary(Binary::Div, x, under)
+        }
+        Act::HardSwish => {
+            let [three, six, none] = [3.0, 6.0, 0.0].map(|value| number(b, value));
+            let above = b.binary(Binary::Add, x, three);
+            let above = b.binary(Binary::Max, above, none);
+            let share = b.binary(Binary::Min, above, six);
+            let share = b.binary(Binary::Div, share, six);
+            b.binary(Binary::Mul, x, share)
+        }
+    }
+}
+
+fn mean(rows: usize, pixels: usize, channels: usize, act: Act) -> Case {
+    let mut b = LoopBuilder::new(&[half(&[rows, pixels, channels])], &[rows, channels]);
+    let point = b.point();
+    let sum = b.reduce(Monoid::Sum, &[pixels], |b, at| {
+        let x = b.load(0, &[point[0], at[0], point[1]]);
+        activated(b, x, act)
+    });
+    let count = b.float(Dtype::F32, pixels as f64);
+    let mean = b.binary(Binary::Div, sum, count);
+    finished(format!("mean{} of {rows}x{pixels}x{channels}", what(act)), b, mean, &[rows, channels])
+}
+
+fn gated(rows: usize, pixels: usize, channels: usize) -> Case {
+    let dims = [rows, pixels, channels];
+    let mut b = LoopBuilder::new(&[half(&dims), half(&[rows, channels])], &dims);
+    let point = b.point();
+    let x = b.load(0, &point);
+    let x = activated(&mut b, x, Act::Silu);
+    let gate = b.load(1, &[point[0], point[2]]);
+    let gate = b.cast(Dtype::F32, gate);
+    let result = b.binary(Binary::Mul, x, gate);
+    finished(format!("silu and gate of {rows}x{pixels}x{channels}"), b, result, &dims)
+}
+
+fn map(rows: usize, pixels: usize, channels: usize, act: Act) -> Case {
+    let dims = [rows, pixels, channels];
+    let mut b = LoopBuilder::new(&[half(&dims)], &dims);
+    let point = b.point();
+    let x = b.load(0, &point);
+    let result = activated(&mut b, x, act);
+    finished(format!("map{} of {rows}x{pixels}x{channels}", what(act)), b, result, &dims)
+}
+
+/// Channels of several images behind each other, the first two of one image.
+fn joined(rows: usize, pixels: usize, parts: &[usize]) -> Case {
+    let operands: Vec<ValueType> = [&[parts[0] + parts[1]], &parts[2..]]
+        .concat()
+        .iter()
+        .map(|&channels| half(&[rows, pixels, channels]))
+        .collect();
+    let all = parts.iter().sum();
+    let mut b = LoopBuilder::new(&operands, &[rows, pixels, all]);
+    let point = b.point();
+    let zero = b.float(Dtype::F16, 0.0);
+    let (mut result, mut behind) = (zero, all);
+    for (number, &channels) in parts.iter().enumerate().rev() {
+        behind -= channels;
+        let at = b.shifted(point[2], -(behind as i64));
+        let inside = b.within(at, channels);
+        let first = if number == 1 { b.shifted(at, parts[0] as i64) } else { at };
+        let x = b.load_if(number.saturating_sub(1), &[point[0], point[1], first], inside, zero);
+        let x = activated(&mut b, x, Act::Silu);
+        let x = b.cast(Dtype::F16, x);
+        result = b.select(inside.expect("several parts"), x, result);
+    }
+    finished(format!("silu and concat of {rows}x{pixels}x{parts:?}"), b, result, &[rows, pixels, all])
+}
+
+/// Softmax over the 16 bins of the four sides of boxes, those of several images behind each other.
+fn boxes(rows: usize, images: &[usize]) -> Case {
+    let operands: Vec<ValueType> = images.iter().map(|&pixels| half(&[rows, pixels, 64])).collect();
+    let all: usize = images.iter().sum();
+    let mut b = LoopBuilder::new(&operands, &[rows, 4, all, 16]);
+    let point = b.point();
+    let load = |b: &mut LoopBuilder, bin: TermId| {
+        let mut result = b.float(Dtype::F16, 0.0);
+        let mut behind = all;
+        for (number, &pixels) in images.iter().enumerate().rev() {
+            behind -= pixels;
+            let at = b.shifted(point[2], -(behind as i64));
+            let inside = b.within(at, pixels);
+            let side = b.scaled(point[1], 16);
+            let channel = b.binary(Binary::Add, side, bin);
+            result = b.load_if(number, &[point[0], at, channel], inside, result);
+        }
+        b.cast(Dtype::F32, result)
+    };
+    let most = b.reduce(Monoid::Max, &[16], |b, at| load(b, at[0]));
+    let exp = |b: &mut LoopBuilder, bin: TermId| {
+        let x = load(b, bin);
+        let below = b.binary(Binary::Sub, x, most);
+        b.unary(Unary::Exp, below)
+    };
+    let sum = b.reduce(Monoid::Sum, &[16], |b, at| exp(b, at[0]));
+    let exp = exp(&mut b, point[3]);
+    let result = b.binary(Binary::Div, exp, sum);
+    finished(format!("softmax of boxes of {rows}x{images:?}"), b, result, &[rows, 4, all, 16])
+}
+
+fn what(act: Act) -> &'static str {
+    match act {
+        Act::None => "",
+        Act::Silu => " with silu",
+        Act::HardSwish => " with hard swish",
+    }
+}
