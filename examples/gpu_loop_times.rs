@@ -1,8 +1,8 @@
 //! Times loops that networks of images have between their convolutions, written out for a GPU, in f16.
 //!
-//! usage: gpu_loop_times [ROUNDS]
+//! usage: gpu_loop_times [ROUNDS [NAME]]
 //!
-//! It prints the median microseconds of one launch at 1 and 32 rows, and how many times that is what its bytes take at
+//! Of loops whose names have NAME in them, or of all, it prints the median microseconds of one launch at 1 and 32 rows, and how many times that is what its bytes take at
 //! 4.8 TB/s. Operands are random and rotate over more memory than a GPU's L2 cache has; each result is compared with the
 //! CPU's.
 
@@ -32,9 +32,10 @@ struct Case {
 
 fn main() -> Result<(), Error> {
     let rounds = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
+    let name = std::env::args().nth(2).unwrap_or_default();
     let device = Device::open(Target::Cuda(0))?;
     for rows in [1, 32] {
-        for case in cases(rows) {
+        for case in cases(rows).into_iter().filter(|case| case.name.contains(&name)) {
             time(&device, &case, rounds)?;
         }
     }

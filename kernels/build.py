@@ -143,9 +143,10 @@ def assemble(binaries, ptx, arch):
 
 
 def assemble_loops(binaries, folder):
-    """Assembles the loops that tests keep; stops where the assembler complains."""
+    """Assembles the loops that tests keep, each for what its target runs on; stops where the assembler complains."""
     for ptx in sorted(LOOPS.glob("*.ptx")):
-        for arch in ARCHITECTURES:
+        first = int(re.search(r"\.target sm_(\d+)", ptx.read_text())[1])
+        for arch in (arch for arch in ARCHITECTURES if int(arch.removeprefix("sm_")) >= first):
             run([binaries / "ptxas", f"-arch={arch}", ptx, "-o", folder / f"{ptx.stem}.{arch}.cubin"])
 
 

@@ -13,8 +13,11 @@ use trefoil::loops::ptx::{Target, kernel, module};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ptx");
 
-/// The cases whose texts are kept, and the files.
-const KEPT: [(&str, &str); 12] = [
+/// A GPU of clusters.
+const H200: Target = Target { compute_capability: [9, 0], units: 132 };
+
+/// The cases whose texts are kept, and the files; those of names with `sm90` are written for a GPU of clusters.
+const KEPT: [(&str, &str); 15] = [
     ("swish of a large value", "map"),
     ("cast of f64 to bf16", "cast"),
     ("Mod of any i8", "modulo"),
@@ -24,14 +27,17 @@ const KEPT: [(&str, &str); 12] = [
     ("Softmax { axis: 1, log: false } of f16 [33, 1024]", "softmax"),
     ("Norm(Norm { axis: 1, eps: 1e-5, centred: true }) of f32 [130, 1000]", "norm"),
     ("sum of [4099, 40] along [0]", "columns"),
+    ("mean of swish of f16 [1, 12544, 32]", "mean_sm90"),
+    ("swish of [16, 32, 8] of f16 side by side", "side_by_side"),
+    ("softmax of rows of 16", "short_rows"),
     ("extreme of f32, ArgReduce(ArgReduce { largest: false, axis: 1, keep: false, last: false })", "extreme"),
     ("product of f32 [200, 129] and [129, 136]", "product"),
     ("convolution of f16 [2, 14, 13, 24] by [3, 3]", "convolution"),
 ];
 
-fn text(case: &Case) -> String {
-    let written = kernel(&case.of, &Target::ANY).unwrap_or_else(|error| panic!("{}: {error}", case.name));
-    module([&written], &Target::ANY)
+fn text(case: &Case, target: &Target) -> String {
+    let written = kernel(&case.of, target).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+    module([&written], target)
 }
 
 #[test]
@@ -41,7 +47,7 @@ fn every_loop_is_written_and_some_are_as_they_were_kept() {
     for (name, file) in KEPT {
         let case = all.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("no case {name}"));
         let path = Path::new(GOLDEN).join(format!("{file}.ptx"));
-        let text = text(case);
+        let text = text(case, if file.ends_with("sm90") { &H200 } else { &Target::ANY });
         if bless {
             fs::write(&path, text).expect("the folder is writable");
         } else if fs::read_to_string(&path).unwrap_or_default() != text {
@@ -53,13 +59,17 @@ fn every_loop_is_written_and_some_are_as_they_were_kept() {
 
 #[test]
 fn all_loops_make_modules() {
-    let kernels: Vec<_> = all().iter().map(|case| (case.name.clone(), kernel(&case.of, &Target::ANY))).collect();
+    [("any", Target::ANY), ("sm90", H200)].iter().for_each(|(name, target)| make_modules(name, target));
+}
+
+fn make_modules(name: &str, target: &Target) {
+    let kernels: Vec<_> = all().iter().map(|case| (case.name.clone(), kernel(&case.of, target))).collect();
     let failed: Vec<_> = kernels.iter().filter(|(_, written)| written.is_err()).collect();
     assert!(failed.is_empty() && kernels.len() > 1000, "{} cases, {failed:?}", kernels.len());
     let Some(folder) = std::env::var_os("TREFOIL_PTX") else { return };
     fs::create_dir_all(&folder).expect("a folder that can be made");
     for (number, part) in kernels.chunks(100).enumerate() {
-        let text = module(part.iter().filter_map(|(_, written)| written.as_ref().ok()), &Target::ANY);
-        fs::write(Path::new(&folder).join(format!("{number}.ptx")), text).expect("the folder is writable");
+        let text = module(part.iter().filter_map(|(_, written)| written.as_ref().ok()), target);
+        fs::write(Path::new(&folder).join(format!("{name}_{number}.ptx")), text).expect("the folder is writable");
     }
 }

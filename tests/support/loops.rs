@@ -186,6 +186,7 @@ pub fn all() -> Vec<Case> {
     all.extend(resizes());
     all.extend(small());
     all.extend(fused());
+    all.extend(between_convolutions());
     all
 }
 
@@ -582,6 +583,52 @@ fn small() -> Vec<Case> {
     all.extend(Case::of("product of nothing", &Op::Contract(Contract::matmul(2, 2)), &[&none, &other], 1));
     let [row, column] = [signed(Dtype::F32, &[1, 50], "row"), signed(Dtype::F32, &[50, 1], "column")];
     all.extend(Case::of("scalar product", &Op::Contract(Contract::matmul(2, 2)), &[&row, &column], 1));
+    all
+}
+
+/// What networks of images have between convolutions: means of activations along outer axes, activations of images side by
+/// side, softmax of short rows out of several values.
+fn between_convolutions() -> Vec<Case> {
+    let mut all = Vec::new();
+    let swish = Expr::arg(0) / (Expr::float(Dtype::F32, 1.0) + (-Expr::arg(0)).unary(Unary::Exp));
+    let fuse = |consumer: &Case, operand: usize, producer: &Case| {
+        let of = inline(&consumer.of, operand, &producer.of).expect("each function is computed once");
+        let operands = [&consumer.operands[..], &producer.operands].concat();
+        Case { name: format!("{} of {}", consumer.name, producer.name), of, operands, ..consumer.clone() }
+    };
+    let one = |name: &str, op: Op, inputs: &[&Tensor]| Case::of(name, &op, inputs, 1).remove(0);
+    for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
+        let swish = || match dtype {
+            Dtype::F32 => Op::Map(swish.clone()),
+            _ => {
+                let x = Expr::arg(0).cast(Dtype::F32);
+                let under = Expr::float(Dtype::F32, 1.0) + (-x.clone()).unary(Unary::Exp);
+                Op::Map((x / under).cast(dtype))
+            }
+        };
+        for dims in [[2, 784, 24], [3, 97, 40], [1, 12_544, 32], [2, 50, 17], [5, 64, 888], [1, 3000, 6], [40, 49, 264]]
+        {
+            let x = signed(dtype, &dims, "image");
+            let activated = one(&format!("swish of {dtype} {dims:?}"), swish(), &[&x]);
+            let mean = one("mean", reduce(ReduceOp::Mean, &[1]), &[&activated.expected()]);
+            all.push(fuse(&mean, 0, &activated));
+            all.push(one(&format!("mean of {dtype} {dims:?}"), reduce(ReduceOp::Mean, &[1]), &[&x]));
+        }
+        for parts in [[16, 32, 8], [9, 7, 24]] {
+            let images = parts.map(|channels| signed(dtype, &[2, 301, channels], &format!("part {channels}")));
+            let joined = one(&format!("{parts:?} of {dtype} side by side"), Op::Concat(2), &images.each_ref());
+            let activated = one("swish", swish(), &[&joined.expected()]);
+            all.push(fuse(&activated, 0, &joined));
+        }
+        let images = [300, 77, 20].map(|pixels| signed(dtype, &[9, pixels, 16], &format!("image {pixels}")));
+        let joined = one(&format!("{dtype} behind each other"), Op::Concat(1), &images.each_ref());
+        let softmax = one("softmax", Op::Softmax { axis: 2, log: false }, &[&joined.expected()]);
+        all.push(fuse(&softmax, 0, &joined));
+    }
+    for columns in [16, 17, 49, 64, 100] {
+        let x = signed(Dtype::F16, &[20_000, columns], "short rows");
+        all.push(one(&format!("softmax of rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
+    }
     all
 }
 

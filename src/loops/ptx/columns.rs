@@ -12,7 +12,7 @@ use crate::loops::ir::{TermId, TermKind};
 
 /// Neighbouring rows of a thread at most.
 const SIDE: usize = 8;
-/// Rows side by side of a block at most, and threads that have them; the fewest threads, where units would have no block.
+/// Rows side by side of a block at most, and threads that have them; the fewest threads, where some units have no block.
 const ROWS: usize = 128;
 const ACROSS: usize = 32;
 const NARROW: usize = 2;
@@ -54,11 +54,13 @@ impl Columns {
         let of_side = |side: usize| {
             let most = ACROSS.min(ROWS / side);
             let runs = along / side;
-            let near = (NARROW..=most).rev().filter(|across| runs.is_multiple_of(*across));
-            let all = near.map(|across| Self::of([count, longest], [side, across], bytes, target)).collect::<Vec<_>>();
-            let busy = |of: &&Self| (count / side).div_ceil(of.across) * of.blocks >= target.units;
-            let of = all.iter().find(busy).or(all.last()).copied();
-            of.unwrap_or_else(|| Self::of([count, longest], [side, runs.min(most)], bytes, target))
+            let widest = (most / 2 + 1..=most).rev().find(|across| runs.is_multiple_of(*across));
+            let widest = widest.unwrap_or(runs.min(most));
+            let near = (NARROW..widest).rev().filter(|across| runs.is_multiple_of(*across));
+            let of = |across: usize| Self::of([count, longest], [side, across], bytes, target);
+            let busy = |of: &Self| (count / side).div_ceil(of.across) * of.blocks >= target.units;
+            let all: Vec<Self> = [widest].into_iter().chain(near).map(of).collect();
+            all.iter().copied().find(busy).unwrap_or(all[all.len() - 1])
         };
         // A thread for each output of a block is to be there.
         let fits = |of: &Self| of.members >= of.side && of.members * of.blocks >= LEAST;

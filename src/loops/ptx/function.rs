@@ -8,8 +8,10 @@ use crate::tensor::Dtype;
 /// What is known about the operands of a division.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// Whether one is rounded to a few units of the last place: then the quotient may be, by 2 units.
+    /// Whether one is rounded to a few units of the last place: then the quotient may be too.
     pub rounded: bool,
+    /// Whether the divisor is at least a normal number, or NaN.
+    pub normal: bool,
     /// The divisor.
     pub divisor: Option<i64>,
     /// Whether the dividend is at least 0.
@@ -36,10 +38,21 @@ pub(super) fn binary(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2]
     match dtype {
         Dtype::Bool => binary_bool(text, op, [a, b]),
         _ if !compared.is_empty() => text.op(Class::Pred, &format!("setp.{compared}.{}", kind(dtype)), &[&a, &b]),
-        Dtype::F32 if op == Binary::Div && known.rounded => text.op(Class::Word, "div.full.f32", &[&a, &b]),
+        Dtype::F32 if op == Binary::Div && known.rounded => quotient(text, [a, b], known.normal),
         Dtype::F32 | Dtype::F64 => binary_float(text, op, dtype, [a, b]),
         _ => binary_int(text, op, dtype, [a, b], known),
     }
+}
+
+/// a / b within 2 units of the last place.
+fn quotient(text: &mut Text, [a, b]: [Reg; 2], normal: bool) -> Reg {
+    if !normal {
+        return text.op(Class::Word, "div.full.f32", &[&a, &b]);
+    }
+    // A quarter of any divisor has a normal reciprocal.
+    let [a, b] = [a, b].map(|x| text.op(Class::Word, "mul.rn.f32", &[&x, &"0f3E800000"]));
+    let reciprocal = text.op(Class::Word, "rcp.approx.ftz.f32", &[&b]);
+    text.op(Class::Word, "mul.rn.f32", &[&a, &reciprocal])
 }
 
 /// The second where the first holds, else the third; of this class.

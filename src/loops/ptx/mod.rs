@@ -3,7 +3,8 @@
 //! Pure: text and numbers. [`kernel`] writes out one loop, [`module`] joins kernels and the functions that they call.
 //!
 //! Threads share a loop by its shape: a thread for some neighbouring results; several threads for a row, which hold it
-//! in registers where it fits; tiles of sums of products, and of operands that lie the other way round, in shared memory.
+//! in registers where it fits, or for neighbouring rows side by side, also those of a cluster of blocks; tiles of sums of
+//! products, and of operands that lie the other way round, in shared memory.
 //!
 //! # What is emitted
 //!
@@ -15,10 +16,12 @@
 //!   `.v2 .v4` of `.b32` and `.v2` of `.b64`, with offsets, under a predicate).
 //! - Integers (`.s32 .u32 .s64 .u64`): `add sub mul.lo mul.hi mul.wide mad.lo mad.wide div rem min max neg`,
 //!   `and or xor not shl shr`, `bfe bfi`; predicates: `setp` and `and or xor not`.
-//! - Floats (`.f32 .f64`): `add.rn sub.rn mul.rn div.rn fma.rn sqrt.rn neg abs copysign`, `min.NaN max.NaN` (f32).
+//! - Floats (`.f32 .f64`): `add.rn sub.rn mul.rn div.rn fma.rn sqrt.rn neg abs copysign`, `min.NaN max.NaN` (f32);
+//!   `div.full` and `rcp.approx.ftz` (f32) where a side of a quotient is a transcendental function of something.
 //! - `cvt` between all of them, with `.rn .rz .rzi .rmi .rpi .rni`.
 //! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b16 .b32 .b64`, `.v4` of
-//!   `.b32`), `bar.sync 0`.
+//!   `.b32`), `bar.sync 0`; from compute capability 9.0 on between blocks of a cluster: `mapa.shared::cluster.u32`,
+//!   `ld.shared::cluster`, `barrier.cluster.arrive.release.aligned` and `.wait.acquire.aligned`.
 //! - `bra` under predicates and without, `ret`, `call`.
 //! - What the functions of `kernels/functions/math.ptx` have, in place or called.
 
