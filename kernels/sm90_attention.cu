@@ -71,7 +71,7 @@ template <class Tile> TREFOIL_DEVICE void load_chunks(const Sm90AttentionArgs &a
       while (walk.chunks_of(first) <= chunk) ++first, missing += 4;
       const uint32_t at = walk.ring + chunk, free = Shared<Tile>::parity(at) ^ 1;
       barrier_wait(shared.k_empty(at), free);
-      if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing);
+      if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing * Tile::kLeaving);
       copy_boxes<Tile>(shared.k(at), Tile::kKeyBoxBytes, args.k, shared.k_full(at), head, chunk * Tile::kKeys, batch);
       barrier_wait(shared.v_empty(at), free);
       if (missing > 0) barrier_arrive_many(shared.v_empty(at), missing);
@@ -231,13 +231,13 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   // Weights of this tile's first chunk, whose scores are there.
   auto begin_tile = [&](const Record &tile) {
     at = tile.ring;
-    if constexpr (Tile::kMask != MaskOf::kKeys) barrier_arrive_once(shared.k_empty(at));
+    if constexpr (Tile::kMask != MaskOf::kKeys) leave_keys<Tile>(shared, at);
     if (chunks == 1) barrier_arrive_once(shared.q_empty(group, use));
     rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     whole = whole_chunks<Tile>(args, tile, end_of<Tile>(shared.record(group, use)));
     const uint32_t record = shared.record(group, use);
     const float scale = whole >= 0 ? finish_scores<Tile>(args, shared, record, at, 0, whole, s) : 0.0f;
-    if constexpr (Tile::kMask == MaskOf::kKeys) barrier_arrive_once(shared.k_empty(at));  // and its mask
+    if constexpr (Tile::kMask == MaskOf::kKeys) leave_keys<Tile>(shared, at);  // and their mask
     if (whole >= 0) weigh<kKeys>(s, rows, scale);
   };
   auto store_tile = [&](uint32_t use, const float (&sums)[2]) {
@@ -299,7 +299,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
             for (int i = 0; i < Tile::kDims / 2; ++i) o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
           }
         }
-        barrier_arrive_once(shared.k_empty(at + 1));
+        leave_keys<Tile>(shared, at + 1);
         if (chunk + 1 == chunks) barrier_arrive_once(shared.q_empty(group, use));
       }
 
@@ -347,10 +347,10 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     allow_next_launch();
     for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out, &args.tail_q}) prefetch_tensor_map(map);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
-      barrier_init(shared.k_full(stage), Tile::kMask == MaskOf::kKeys ? 2 : 1), barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.k_full(stage), Tile::kMask == MaskOf::kKeys ? 1 + 32 : 1), barrier_init(shared.v_full(stage), 1);
       if constexpr (Tile::kPacked) barrier_init(shared.v_landed(stage), 1);
       const int32_t warps = 4 * args.block_tiles + (args.tail > 0 ? 1 : 0);  // that read a chunk
-      barrier_init(shared.k_empty(stage), warps), barrier_init(shared.v_empty(stage), warps);
+      barrier_init(shared.k_empty(stage), warps * Tile::kLeaving), barrier_init(shared.v_empty(stage), warps);
     }
     for (int q = 0; q < Tile::kReaders * Tile::kQs; ++q) {
       const int32_t warps = q < Tile::kGroups * Tile::kQs ? 4 : 1;  // that read these rows

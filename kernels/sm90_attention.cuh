@@ -78,6 +78,7 @@ struct AttentionTile {
   static constexpr int kRecordsAt = kLandedAt + (kPacked ? (8 * kStages + 15) / 16 * 16 : 0);
   static constexpr int kMaskAt = kRecordsAt + kReaders * kRecords * kRecordBytes;
   static constexpr int kMaskBytes = kMask == MaskOf::kKeys ? kKeys * 4 + 16 : 0;  // of a stage
+  static constexpr int kLeaving = kMask == MaskOf::kKeys ? 32 : 1;  // arrivals of a warp that has read a chunk's keys
   static constexpr int kDynamicBytes = kMaskAt + kStages * kMaskBytes + 16;
   static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? (kPacked ? 152 : 160) : 232;
   static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? (kPacked ? 56 : 32) : 40;

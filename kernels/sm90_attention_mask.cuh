@@ -13,7 +13,7 @@ TREFOIL_DEVICE const uint16_t *mask_of(const Sm90AttentionArgs &args, int32_t he
   return args.mask + batch * args.mask_batch + (head - batch * args.heads) * args.mask_head;
 }
 
-// The mask of the keys of each block's chunks: one warp. It arrives where their copies do.
+// The mask of the keys of each block's chunks: one warp. Each of its threads arrives where the keys' copies do.
 template <class Tile> TREFOIL_DEVICE void load_key_masks(const Sm90AttentionArgs &args, const Shared<Tile> &shared) {
   constexpr int kPairs = Tile::kKeys / 2;
   const int32_t lane = thread_idx_x() % 32;
@@ -41,9 +41,17 @@ template <class Tile> TREFOIL_DEVICE void load_key_masks(const Sm90AttentionArgs
       }
       any = __any_sync(0xffffffff, any != 0);
       if (lane == 0) store_shared_u32(shared.is_masked(at), any);
-      barrier_arrive_once(shared.k_full(at));
+      barrier_arrive(shared.k_full(at));
     }
   }
+}
+
+// A warp has read a chunk's keys, and each of its threads their mask: it arrives for itself then.
+template <class Tile> TREFOIL_DEVICE void leave_keys(const Shared<Tile> &shared, uint32_t at) {
+  if constexpr (Tile::kLeaving == 1)
+    barrier_arrive_once(shared.k_empty(at));
+  else
+    barrier_arrive(shared.k_empty(at));
 }
 
 // Scales the scores of a chunk, `at` of all that come through the ring, and adds the mask of its keys, if that is not 0.
