@@ -30,6 +30,7 @@ mod sm90_attention;
 mod sm90_attention_packed;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
+mod sm90_conv2d_few;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
@@ -46,6 +47,7 @@ mod steps;
 mod toy;
 mod trial;
 mod until_fault;
+mod uploaded;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -54,10 +56,9 @@ use std::sync::Arc;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cuda::{Cuda, CudaGraph, Function, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
-use crate::device::{Note, Priority, Program, Run, Span, State, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Priority, Program, Run, Span, State, Stream};
 use crate::error::Error;
-use crate::model::{Model, Weights};
+use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 pub use attention_run::{AttentionOperands, AttentionRun, PackedAttentionOperands, PackedAttentionRun};
@@ -74,6 +75,7 @@ pub use s8_ends_run::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};
 use steps::Addresses;
 pub(super) use trial::Trial;
 use until_fault::UntilFault;
+use uploaded::{Uploaded, upload};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
@@ -93,6 +95,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_attention::Sm90Attention,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_few::Sm90Conv2dFew,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,
     &sm90_conv2d_s8::Sm90Conv2dS8,
@@ -121,13 +124,6 @@ struct CudaProgram {
     arenas: Vec<DeviceBuffer>,
     states: Vec<State>,
     weights: Arc<Uploaded>,
-}
-
-/// A model's weights on the device, as kernels read them; engines of the same model share them.
-struct Uploaded {
-    from: Arc<Weights>,
-    layout: Arc<Layout>,
-    buffer: DeviceBuffer,
 }
 
 /// What graphs of some plans of one model are made of: weights on the device, and loaded kernels.
@@ -229,7 +225,11 @@ pub(super) fn needs(
     let input = if before.is_empty() { input } else { 0 };
     let rows = (spec.slots as u64).saturating_mul(input.saturating_add(output));
     let arenas = (spec.streams as u64).saturating_mul(arena_bytes(plans) as u64);
-    Ok(Needs { device: rows.saturating_add(weights).saturating_add(arenas), host: 0, passing: weights })
+    Ok(Needs {
+        device: rows.saturating_add(weights).saturating_add(arenas),
+        host: 0,
+        passing: uploaded::passing(weights),
+    })
 }
 
 /// Bytes of a slot's input and output.
@@ -258,54 +258,6 @@ pub(super) fn mean(
     Ok(Arc::new(MeanProgram::new(device, cuda, averaged)?))
 }
 
-/// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
-fn upload(
-    model: &Model,
-    device: &Device,
-    plans: &[Plan],
-    stream: &Stream,
-    watch: &mut Stopwatch,
-) -> Result<Arc<Uploaded>, Error> {
-    let layout = Arc::new(Layout::new(plans)?);
-    let fits = |there: &Uploaded| there.has(model, &layout);
-    device.share(fits, || Uploaded::new(model, device, plans, layout.clone(), stream, watch))
-}
-
-impl Uploaded {
-    /// Whether all that `layout` places is here, of the same model.
-    fn has(&self, model: &Model, layout: &Layout) -> bool {
-        Arc::ptr_eq(&self.from, model.weights()) && self.layout.covers(layout)
-    }
-
-    /// Packs all weights into page-locked memory, laid out as said, and copies them once.
-    fn new(
-        model: &Model,
-        device: &Device,
-        plans: &[Plan],
-        layout: Arc<Layout>,
-        stream: &Stream,
-        watch: &mut Stopwatch,
-    ) -> Result<Self, Error> {
-        let buffer = DeviceBuffer::new(device, layout.bytes())?;
-        let host = HostBuffer::new(device, buffer.len())?;
-        watch.lap("page-locked memory for weights");
-        // SAFETY: the buffer was just made, nothing else refers to it yet.
-        let bytes = unsafe { host.bytes_mut() };
-        device.note(Note::Begin(host.span(), Access::Write));
-        layout.fill(model, plans, bytes)?;
-        device.note(Note::End(host.span()));
-        watch.lap("weights read and packed");
-        let uploaded = Event::new(device)?;
-        // SAFETY: both buffers outlive the copy, whose event is waited for below.
-        unsafe { stream.copy_in(&buffer, &host, buffer.len())? };
-        uploaded.record(stream)?;
-        uploaded.wait()?;
-        drop(host);
-        watch.lap("weights uploaded");
-        Ok(Self { from: model.weights().clone(), layout, buffer })
-    }
-}
-
 impl Material {
     /// For `plans`: their weights uploaded.
     fn new(
@@ -328,10 +280,10 @@ impl Material {
     /// The launches of one of the plans on some memory.
     fn launches(&self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
         let [input, output, arena] = [memory.input, memory.output, memory.arena].map(DeviceBuffer::addr);
-        let weights = self.weights.buffer.addr();
+        let weights = self.weights.span().addr;
         let states = memory.states.iter().map(|state| state.buffer.addr()).collect();
         let addresses = Addresses { input, output, arena, weights, states };
-        steps::launches(plan, &self.weights.layout, &self.written, &addresses)
+        steps::launches(plan, self.weights.layout(), &self.written, &addresses)
     }
 }
 
@@ -442,7 +394,7 @@ impl Program for CudaProgram {
             (self.inputs.at(run.slot).span_of(input), Access::Read),
             (self.outputs[run.slot].span_of(output), Access::Write),
             (arena.span_of(arena.len()), Access::Write),
-            (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
+            (self.weights.span(), Access::Read),
         ];
         let states = self.states.iter().map(|state| (state.buffer.span_of(state.bytes()), Access::Write));
         slot.into_iter().chain(states).collect()
