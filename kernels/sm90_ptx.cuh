@@ -420,6 +420,18 @@ TREFOIL_WGMMA_FROM_ROWS(64, 3, "%32, %33, %34, %35", "%36", "%37")
 TREFOIL_WGMMA_FROM_ROWS(96, 5, "%48, %49, %50, %51", "%52", "%53")
 TREFOIL_WGMMA_FROM_ROWS(128, 7, "%64, %65, %66, %67", "%68", "%69")
 
+// ---- words in shared memory --------------------------------------------------------------------------------------
+
+TREFOIL_DEVICE uint2 load_shared_u32x2(uint32_t shared_src) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE void store_shared_u32x2(uint32_t shared_dst, uint2 value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" :: "r"(shared_dst), "r"(value.x), "r"(value.y) : "memory");
+}
+
 // ---- order of launches -------------------------------------------------------------------------------------------
 
 // Lets the launch after this one start once every block has said so or ended, where that launch allows it. It says

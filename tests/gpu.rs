@@ -203,6 +203,13 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry(of).or_default().push((values, trial));
     }
+    for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
+        for problem in support::few::all(of) {
+            let (name, values) = (format!("few channels, {problem:?}"), problem.values());
+            let trial = on_device(name, device, move |device| problem.run(device));
+            of_kernels.entry(format!("few channels in {of:?}")).or_default().push((values, trial));
+        }
+    }
     let loops = support::loops::all().into_iter().chain(support::loops_on_gpu::of_nodes());
     for cases in loops.collect::<Vec<_>>().chunks(LOOPS) {
         let (cases, values) = (cases.to_vec(), cases.iter().map(|case| case.of.elems()).sum());

@@ -46,7 +46,9 @@ pub use choices::Choices;
 #[cfg(feature = "cuda")]
 pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
-pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
+pub use kernels::{
+    ChainTile, ConvTile, DepthwiseTile, FewOp, ImagesAt, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile,
+};
 pub use limits::{Family, Limits};
 pub(crate) use op::mean_factor;
 pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedStem, StepOp};

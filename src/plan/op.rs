@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::packed_attention::PackedAttentionOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
-use super::{Stem, Tail};
+use super::{FewOp, Stem, Tail};
 use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
@@ -34,6 +34,8 @@ pub enum StepOp {
     Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
+    /// A convolution of images of few channels that lie in floats, and its epilogue.
+    Few(FewOp),
     /// Dense convolution of bytes with bias, residual and activation.
     QuantizedConv(QuantizedConv),
     /// A network's first layers from photos to bytes: input rows → bytes.
@@ -289,6 +291,7 @@ impl StepOp {
                 let residual = if inputs > 1 { "+res" } else { "" };
                 format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
             }
+            Self::Few(of) => of.label(),
             Self::QuantizedConv(of) => {
                 let conv = of.conv.clone();
                 let in_floats = match &of.joined {
@@ -342,6 +345,7 @@ impl StepOp {
             Self::Normalize { .. } => "normalize",
             Self::Stem(_) => "stem",
             Self::Conv(_) | Self::ConvSum { .. } => "conv2d_fprop",
+            Self::Few(_) => "conv2d_few",
             Self::QuantizedConv(_) => "conv2d_s8",
             Self::QuantizedStem(_) => "stem_s8",
             Self::QuantizedMean(_) => "mean_s8",
@@ -369,6 +373,7 @@ impl StepOp {
                 format!("{} {}", window(&stem.conv.window), stem.conv_shape)
             }
             Self::Conv(conv) | Self::Depthwise(conv) | Self::ExpandDepthwise { conv, .. } => window(&conv.window),
+            Self::Few(of) => format!("{} {} {:?}", window(&of.conv.window), of.input, of.x),
             Self::QuantizedConv(of) => of.convs().map(|(conv, _)| window(&conv.window)).collect::<Vec<_>>().join(" + "),
             Self::ConvSum { conv, joined } | Self::Chain { conv, joined: Some(joined), .. } => {
                 format!("{} + {}", window(&conv.window), window(&joined.conv.window))
@@ -404,6 +409,9 @@ impl StepOp {
                 vec![vec![conv(name, &stem.conv, x[0], output)]]
             }
             Self::Conv(own) | Self::Depthwise(own) => vec![vec![conv(name, own, x[0], y[0])]],
+            Self::Few(of) => {
+                vec![vec![conv(name, &of.conv, of.pixels(y[0].dtype), Operand::rows(of.output, y[0].dtype))]]
+            }
             Self::QuantizedConv(of) => {
                 let others = of.joined.iter().map(|other| joined(&other.of));
                 vec![[conv(name, &of.conv, x[0], y[0])].into_iter().chain(others).collect()]
@@ -459,6 +467,7 @@ impl StepOp {
             Self::Add(_) => x.len() * y[0].shape.elems(),
             Self::Quantize(_) | Self::Dequantize(_) => y[0].shape.elems(),
             Self::Conv(_)
+            | Self::Few(_)
             | Self::QuantizedConv(_)
             | Self::ConvSum { .. }
             | Self::Chain { .. }
@@ -508,6 +517,7 @@ impl StepOp {
             | Self::Add(_)
             | Self::Emit(_) => true,
             Self::Stem(_)
+            | Self::Few(_)
             | Self::ConvSum { .. }
             | Self::Chain { .. }
             | Self::ExpandDepthwise { .. }
@@ -529,6 +539,7 @@ impl StepOp {
             Self::QuantizedConv(_) | Self::QuantizedStem(_) | Self::QuantizedMean(_) | Self::Quantize(_) => false,
             Self::Normalize { .. }
             | Self::Stem(_)
+            | Self::Few(_)
             | Self::Chain { .. }
             | Self::Depthwise(_)
             | Self::ExpandDepthwise { .. }

@@ -119,6 +119,19 @@ impl ProductActivation {
         }
     }
 
+    /// What it adds to the name of an operation.
+    pub(super) const fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Relu => "+relu",
+            Self::Gelu => "+gelu",
+            Self::GeluTanh => "+gelu(tanh)",
+            Self::QuickGelu => "+quick-gelu",
+            Self::Silu => "+silu",
+            Self::HardSwish => "+hard-swish",
+        }
+    }
+
     /// How a kernel computes it, with the two numbers that this leaves open.
     #[cfg(feature = "cuda")]
     pub(crate) fn kind(self) -> (ActivationKind, [f32; 2]) {

@@ -94,15 +94,7 @@ impl ProductOp {
 
     /// What it computes, in short.
     pub(super) fn label(&self) -> String {
-        let activation = match self.activation {
-            ProductActivation::None => "",
-            ProductActivation::Relu => "+relu",
-            ProductActivation::Gelu => "+gelu",
-            ProductActivation::GeluTanh => "+gelu(tanh)",
-            ProductActivation::QuickGelu => "+quick-gelu",
-            ProductActivation::Silu => "+silu",
-            ProductActivation::HardSwish => "+hard-swish",
-        };
+        let activation = self.activation.suffix();
         let scale = if self.scale { "+scale" } else { "" };
         let residual = if self.residual { "+res" } else { "" };
         format!("product{activation}{scale}{residual}")

@@ -10,6 +10,8 @@ pub mod conv_s8;
 pub mod embedding;
 pub mod encoder;
 #[cfg(feature = "cuda")]
+pub mod few;
+#[cfg(feature = "cuda")]
 pub mod halves;
 pub mod image_sizes;
 pub mod loops;

@@ -197,7 +197,7 @@ const OF_ITSELF: f64 = 1.0 / (1 << 14) as f64;
 const IN_ALL: f64 = 1.0 / (1 << 28) as f64;
 
 /// The result of a sum that is off by `error`, and what that may be off by: two more roundings of f32, one to f16 or bf16.
-fn finished(
+pub fn finished(
     activation: ProductActivation,
     sum: f64,
     error: f64,

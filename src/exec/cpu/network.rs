@@ -289,7 +289,8 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
         }
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
-        StepOp::Product(_)
+        StepOp::Few(_)
+        | StepOp::Product(_)
         | StepOp::Attention(_)
         | StepOp::PackedAttention(_)
         | StepOp::RowNorm(_)

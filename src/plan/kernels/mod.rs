@@ -7,6 +7,7 @@ mod sm90_attention;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_expand;
+mod sm90_conv2d_few;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
@@ -39,6 +40,9 @@ pub(crate) use sm90_conv2d_chain::{ChainLayout, ChainShape};
 pub use sm90_conv2d_depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_conv2d_depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
+pub use sm90_conv2d_few::{FewOp, ImagesAt};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_conv2d_few::{FewTile, MOST_FEW_OUTPUTS, MOST_FEW_TAPS};
 pub use sm90_conv2d_fprop::Sm90Tile;
 pub(crate) use sm90_conv2d_halo::HaloTile;
 #[cfg(feature = "cuda")]
@@ -114,6 +118,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
     &sm90_conv2d_expand::Sm90Conv2dExpand,
+    &sm90_conv2d_few::Sm90Conv2dFew,
     &without_tiles::CONV2D_DEPTHWISE,
     &linear::Linear,
     &sm90_linear::Sm90Linear,
@@ -250,6 +255,8 @@ pub enum Kernel {
     Sm90Depthwise(DepthwiseTile),
     /// The sm90 kernel of a 1x1 convolution and the depthwise convolution that reads its result, with a tile.
     Sm90Expand(DepthwiseTile),
+    /// The sm90 convolution of images of few channels.
+    Sm90Few,
     /// The sm90 linear layer with a tile.
     Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
@@ -292,6 +299,7 @@ impl Kernel {
             | Self::Sm90StemS8(_)
             | Self::Sm90Depthwise(_)
             | Self::Sm90Expand(_)
+            | Self::Sm90Few
             | Self::Sm90Linear(_)
             | Self::Sm90Tail(_)
             | Self::Sm90Product(_)
@@ -326,6 +334,7 @@ impl fmt::Display for Kernel {
             Self::Sm90StemS8(tile) => write!(f, "sm90 s8 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
+            Self::Sm90Few => write!(f, "sm90 few"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
             Self::Sm90Product(kernel) => write!(f, "{kernel}"),

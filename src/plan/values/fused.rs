@@ -24,7 +24,7 @@ impl Split<'_> {
     fn read(&mut self, read: &Read, name: &str) -> ValueId {
         match read {
             Read::Half(value) => self.dense_half(*value, name),
-            Read::Constant(value) => *value,
+            Read::Own(value) => *value,
             Read::Patches { value, size } => self.patches(*value, *size, name),
             Read::Blocks(blocks) => self.push_blocks(blocks, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {

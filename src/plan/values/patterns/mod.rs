@@ -4,6 +4,7 @@
 mod attention;
 mod epilogue;
 mod expr;
+mod few;
 mod norm;
 mod packed;
 mod pieces;
@@ -34,13 +35,13 @@ pub(super) struct Found {
     pub writes: ValueId,
 }
 
-/// How a step reads a value: in the type of kernels, f16 or bf16, but for constants.
+/// How a step reads a value: in the type of kernels, f16 or bf16, or in its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Read {
     /// As it lies.
     Half(ValueId),
-    /// A constant, in f32.
-    Constant(ValueId),
+    /// As it lies, in its own type: a constant in f32, or images in f32.
+    Own(ValueId),
     /// The pixels of windows of this size, which lie side by side, window by window.
     Patches {
         /// The image.
@@ -71,7 +72,7 @@ impl Read {
     /// The values of the graph that are read.
     pub fn values(&self) -> &[ValueId] {
         match self {
-            Self::Half(value) | Self::Constant(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
+            Self::Half(value) | Self::Own(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
             Self::Mask(mask) => &mask.values,
             Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),
         }
@@ -125,6 +126,7 @@ pub(super) fn find(
         let at = NodeId(index);
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        let found = found.or_else(|| few::find(&context, at));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
             halves.insert(found.writes);
             all.insert(last, found);

@@ -24,7 +24,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     if !is_f32 || !op.has_kernel() || !vectors.iter().all(|&id| is_vector(id)) {
         return None;
     }
-    let reads = [Read::Half(x)].into_iter().chain(vectors.into_iter().map(Read::Constant)).collect();
+    let reads = [Read::Half(x)].into_iter().chain(vectors.into_iter().map(Read::Own)).collect();
     Some((last, Found { op: StepOp::RowNorm(op), named: last, reads, writes }))
 }
 

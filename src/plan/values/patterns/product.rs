@@ -27,13 +27,13 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         }
         made => (made, RowsAt { first: 0, pitch: k }),
     };
-    let (last, writes, epilogue) = behind(context, at, n, own);
+    let (last, writes, epilogue) = behind(context, at, n, own, |_| true);
     let is_of_pixels = matches!((&context.graph.nodes[at.0].op, &x), (Op::Conv(_), Read::Half(_)));
     if is_of_pixels && !(epilogue.is_of_products() && is_sooner(context, at, sizes)) {
         return None;
     }
     let Epilogue { bias, activation, scale, residual } = epilogue;
-    let vectors = [bias, scale].into_iter().flatten().map(Read::Constant);
+    let vectors = [bias, scale].into_iter().flatten().map(Read::Own);
     let reads = [x].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
     let op = ProductOp {
         weights,
@@ -150,8 +150,15 @@ fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<
     if is_read { (root, RowsAt { first, pitch }) } else { dense }
 }
 
-/// The last node of what follows a product in its kernel, its value, and what it is. `own` is what the product's node adds.
-fn behind(context: &Context<'_>, at: NodeId, columns: usize, own: Option<ValueId>) -> (NodeId, ValueId, Epilogue) {
+/// The last node of what follows a product in its kernel, its value, and what it is. `own` is what the product's node adds,
+/// and `takes` tells what the kernel computes.
+pub(super) fn behind(
+    context: &Context<'_>,
+    at: NodeId,
+    columns: usize,
+    own: Option<ValueId>,
+    takes: impl Fn(&Epilogue) -> bool,
+) -> (NodeId, ValueId, Epilogue) {
     let graph = context.graph;
     let product = graph.nodes[at.0].outputs[0];
     let mut region = Region::new(context, product, columns);
@@ -164,7 +171,7 @@ fn behind(context: &Context<'_>, at: NodeId, columns: usize, own: Option<ValueId
         }
         let following = Following { graph, others: &region.others, elems: graph.value(product).elems(), columns };
         let epilogue = following.epilogue(&region.known[&value]);
-        if let Some(epilogue) = epilogue.filter(|of| own.is_none() || of.bias.is_none()) {
+        if let Some(epilogue) = epilogue.filter(|of| takes(of) && (own.is_none() || of.bias.is_none())) {
             last = (next, value, Epilogue { bias: own.or(epilogue.bias), ..epilogue });
         }
     }

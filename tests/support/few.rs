@@ -1,0 +1,237 @@
+//! Convolutions of images of few channels by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and
+//! problems of them, each a network of values.
+
+use half::{bf16, f16};
+use trefoil::graph::{Binary, Conv, Expr, Graph, GraphBuilder, Op, Unary, ValueId, Window};
+use trefoil::model::{Model, Weights};
+use trefoil::plan::{Kernel, ProductActivation};
+use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
+
+use super::halves::Half;
+use super::product::finished;
+use super::random::Random;
+use super::tolerance::{Expected, Growth, Storage};
+
+/// A convolution of random images.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    precision: Precision,
+    rows: usize,
+    /// Height, width and channels.
+    input: [usize; 3],
+    outputs: usize,
+    window: Window,
+    /// Whether a row has planes, one for each channel, or pixels.
+    planes: bool,
+    /// Of what is read, if the network has one.
+    factor: Option<f32>,
+    bias: bool,
+    activation: ProductActivation,
+}
+
+/// What the network begins with in YOLOv8n and in others: the other problems differ from it.
+fn usual(precision: Precision) -> Problem {
+    Problem {
+        precision,
+        rows: 3,
+        input: [23, 37, 3],
+        outputs: 16,
+        window: window([3, 3], [2, 2], [[1, 1]; 2], [1, 1]),
+        planes: true,
+        factor: None,
+        bias: true,
+        activation: ProductActivation::Silu,
+    }
+}
+
+fn window(size: [usize; 2], stride: [usize; 2], pad: [[usize; 2]; 2], dilation: [usize; 2]) -> Window {
+    Window { size: size.into(), stride: stride.into(), dilation: dilation.into(), pad: pad.into() }
+}
+
+/// Every problem in f16 or bf16.
+pub fn all(precision: Precision) -> Vec<Problem> {
+    let usual = || usual(precision);
+    let mut all = vec![usual(), Problem { planes: false, ..usual() }];
+    // Tiles are of 8 rows and 32 columns of the result.
+    all.extend([[1, 1], [5, 3], [16, 64], [17, 65], [40, 67], [70, 131]].map(|[height, width]| Problem {
+        input: [height, width, 3],
+        rows: 2,
+        ..usual()
+    }));
+    all.extend([8, 24, 32, 40, 64].map(|outputs| Problem { outputs, ..usual() }));
+    all.extend([1, 2, 4].map(|channels| Problem { input: [19, 35, channels], ..usual() }));
+    let windows = [
+        window([1, 1], [1, 1], [[0, 0]; 2], [1, 1]),
+        window([1, 1], [2, 2], [[0, 0]; 2], [1, 1]),
+        window([3, 3], [1, 1], [[1, 1]; 2], [1, 1]),
+        window([2, 3], [3, 1], [[0, 1], [2, 0]], [1, 1]),
+        window([3, 4], [2, 2], [[0, 1], [0, 1]], [1, 1]),
+        window([5, 5], [1, 2], [[2, 2]; 2], [1, 1]),
+        window([3, 3], [1, 1], [[3, 3], [2, 2]], [3, 2]),
+        window([7, 7], [2, 2], [[3, 3]; 2], [1, 1]),
+        window([8, 8], [4, 3], [[2, 5], [4, 1]], [1, 1]),
+        window([13, 1], [1, 1], [[6, 6], [0, 0]], [1, 1]),
+    ];
+    for window in windows {
+        for outputs in [16, 32, 64] {
+            all.push(Problem { window: window.clone(), outputs, input: [29, 41, 3], rows: 2, ..usual() });
+        }
+    }
+    for activation in ProductActivation::ALL {
+        all.push(Problem { activation, outputs: 24, ..usual() });
+        all.push(Problem { activation, bias: false, planes: false, factor: Some(1.0 / 255.0), ..usual() });
+    }
+    all.extend([1, 5].map(|rows| Problem { rows, factor: Some(0.25), ..usual() }));
+    all.push(Problem { input: [224, 224, 3], rows: 1, ..usual() });
+    all
+}
+
+impl Problem {
+    /// Values that are computed.
+    pub fn values(&self) -> usize {
+        let [height, width] = self.output();
+        self.rows * height * width * self.outputs
+    }
+
+    /// Height and width of the result.
+    fn output(&self) -> [usize; 2] {
+        let Window { size, stride, dilation, pad } = &self.window;
+        [0, 1].map(|axis| {
+            let padded = self.input[axis] + pad[axis][0] + pad[axis][1];
+            (padded - (size[axis] - 1) * dilation[axis] - 1) / stride[axis] + 1
+        })
+    }
+
+    /// Runs it on a device of compute capability 9.0, by the kernel, and compares.
+    pub fn run(&self, device: &Device) -> Result<(), String> {
+        match self.precision {
+            Precision::Bf16 => self.run_of::<bf16>(device),
+            _ => self.run_of::<f16>(device),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device) -> Result<(), String> {
+        let (images, filter, bias) = self.operands();
+        let (filter_dims, own) = (self.filter_dims(), self.clone());
+        let tensors = [("bias", vec![self.outputs], bias.clone()), ("filter", filter_dims.to_vec(), filter.clone())];
+        let weights = Weights::from_tensors(tensors.into_iter().skip(usize::from(!self.bias)));
+        let told = |error: Error| error.to_string();
+        let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
+        let engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
+        let engine = engine.check(true).build().map_err(told)?;
+        let plan = &engine.plans()[0];
+        if !plan.steps.iter().any(|step| step.kernel == Kernel::Sm90Few) {
+            return Err(format!("the kernel is not in the plan:\n{plan}"));
+        }
+        let mut batch = engine.acquire().map_err(told)?;
+        for (row, image) in images.iter().enumerate() {
+            batch.port_mut::<f32>(row, "x").map_err(told)?.copy_from_slice(image);
+        }
+        let output = batch.submit(self.rows).and_then(|ticket| ticket.wait()).map_err(told)?;
+        for (row, image) in images.iter().enumerate() {
+            let expected = self.expected::<T>(image, &filter, &bias);
+            let actual = output.port::<f32>(row, "y").map_err(told)?;
+            expected.check(Growth::Worst, actual).map_err(|error| format!("row {row}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn filter_dims(&self) -> [usize; 4] {
+        [self.outputs, self.input[2], self.window.size[0], self.window.size[1]]
+    }
+
+    /// The rows, the filter and the biases.
+    fn operands(&self) -> (Vec<Vec<f32>>, Vec<f32>, Vec<f32>) {
+        let mut random = Random::new(&format!("{self:?}"));
+        let most = 2.0 / f64::from(self.factor.unwrap_or(1.0));
+        let images = (0..self.rows).map(|_| random.singles(self.input.iter().product(), most)).collect();
+        let filter = random.singles(self.filter_dims().iter().product(), 0.5);
+        (images, filter, random.singles(self.outputs, 1.0))
+    }
+
+    fn graph(&self, rows: usize) -> Result<Graph, Error> {
+        let mut g = GraphBuilder::new();
+        let [height, width, channels] = self.input;
+        let mut x = if self.planes {
+            let planes = g.input("x", Dtype::F32, &[rows, channels, height, width]);
+            g.node("pixels", Op::Transpose(vec![0, 2, 3, 1]), &[planes])
+        } else {
+            g.input("x", Dtype::F32, &[rows, height, width, channels])
+        };
+        if let Some(factor) = self.factor {
+            x = g.map("scaled", Expr::arg(0) * number(factor.into()), &[x]);
+        }
+        let mut reads = vec![x, g.weight("filter", Dtype::F32, &self.filter_dims())];
+        if self.bias {
+            reads.push(g.weight("bias", Dtype::F32, &[self.outputs]));
+        }
+        let y = g.node("first", Op::Conv(Conv { window: self.window.clone(), groups: 1 }), &reads);
+        let y = active(&mut g, self.activation, y);
+        g.output("y", y);
+        g.finish()
+    }
+
+    /// A row's result, and what it may be off by.
+    fn expected<T: Half>(&self, image: &[f32], filter: &[f32], bias: &[f32]) -> Expected {
+        let ([height, width, channels], [out_height, out_width]) = (self.input, self.output());
+        let place = |h: usize, w: usize, c: usize| match self.planes {
+            true => (c * height + h) * width + w,
+            false => (h * width + w) * channels + c,
+        };
+        let read = |x: &f32| T::of((x * self.factor.unwrap_or(1.0)).into()).value();
+        let pixels: Vec<f64> = image.iter().map(read).collect();
+        let filter: Vec<f64> = filter.iter().map(|&w| T::of(w.into()).value()).collect();
+        let value = |p: usize, q: usize, k: usize| {
+            let start = if self.bias { f64::from(bias[k]) } else { 0.0 };
+            let (mut sum, mut magnitude) = (start, start.abs());
+            for (r, s) in (0..self.window.size[0]).flat_map(|r| (0..self.window.size[1]).map(move |s| (r, s))) {
+                let [h, w] = [self.seen(0, p, r), self.seen(1, q, s)];
+                let (Some(h), Some(w)) = (h, w) else { continue };
+                for c in 0..channels {
+                    let at = ((k * channels + c) * self.window.size[0] + r) * self.window.size[1] + s;
+                    let term = pixels[place(h, w, c)] * filter[at];
+                    (sum, magnitude) = (sum + term, magnitude + term.abs());
+                }
+            }
+            let terms = self.filter_dims()[1..].iter().product::<usize>();
+            // Tensor cores add, whatever the type.
+            let error = Growth::Worst.sum(Storage::F16, terms + 1, magnitude);
+            finished(self.activation, sum, error, 1.0, 0.0, T::ROUNDING)
+        };
+        let pixels = (0..out_height).flat_map(|p| (0..out_width).map(move |q| (p, q)));
+        let all = pixels.flat_map(|(p, q)| (0..self.outputs).map(move |k| (p, q, k)));
+        let (values, errors) = all.map(|(p, q, k)| value(p, q, k)).unzip();
+        Expected { shape: Shape::new(out_height, out_width, self.outputs), values, errors }
+    }
+
+    /// Where along an axis an output's tap is, if it is in the image.
+    fn seen(&self, axis: usize, output: usize, tap: usize) -> Option<usize> {
+        let Window { stride, dilation, pad, .. } = &self.window;
+        let at = (output * stride[axis] + tap * dilation[axis]).checked_sub(pad[axis][0])?;
+        (at < self.input[axis]).then_some(at)
+    }
+}
+
+fn number(value: f64) -> Expr {
+    Expr::float(Dtype::F32, value)
+}
+
+/// What a network writes for an activation.
+fn active(g: &mut GraphBuilder, activation: ProductActivation, y: ValueId) -> ValueId {
+    let x = || Expr::arg(0);
+    let sigmoid = |of: Expr| number(1.0) / (number(1.0) + (-of).unary(Unary::Exp));
+    let inner = || (x() + x() * x() * x() * number(0.044_715)) * number(0.797_884_56);
+    let expr = match activation {
+        ProductActivation::None => return y,
+        ProductActivation::Relu => x().binary(Binary::Max, number(0.0)),
+        ProductActivation::Gelu => x() * number(0.5) * (number(1.0) + (x() * number(0.707_106_77)).unary(Unary::Erf)),
+        ProductActivation::GeluTanh => x() * number(0.5) * (inner().unary(Unary::Tanh) + number(1.0)),
+        ProductActivation::QuickGelu => x() * sigmoid(x() * number(1.702)),
+        ProductActivation::Silu => x() * sigmoid(x()),
+        ProductActivation::HardSwish => {
+            let ramp = x() * number(1.0 / 6.0) + number(0.5);
+            x() * ramp.binary(Binary::Max, number(0.0)).binary(Binary::Min, number(1.0))
+        }
+    };
+    g.map("activation", expr, &[y])
+}
