@@ -54,16 +54,16 @@ impl Shared {
         loop {
             // An engine closed under the batcher has ended it as well: there is nothing left to wait for.
             match state.failure() {
-                Some(Error::Closed) if state.in_flight == 0 => return Ok(()),
+                Some(Error::Closed) if state.in_flight() == 0 => return Ok(()),
                 Some(Error::Closed) | None => {}
                 Some(error) => return Err(error.clone()),
             }
-            if state.queued() == 0 && state.in_flight == 0 {
+            if state.queued() == 0 && state.in_flight() == 0 {
                 return Ok(());
             }
             let (waited_for, late) = wait_until(&self.room, state, after(limit.saturating_sub(start.elapsed())));
             state = waited_for;
-            if late && (state.queued() > 0 || state.in_flight > 0) {
+            if late && (state.queued() > 0 || state.in_flight() > 0) {
                 drop(state);
                 return Err(self.core.late("close", start.elapsed(), self.core.order.call_of(submits)));
             }

@@ -107,7 +107,8 @@ struct Shared {
     /// device alone. In an `Arc` so that it can be left to the device if need be.
     rows: Arc<HostBuffer>,
     state: Mutex<BatcherState>,
-    /// Whoever sends a batch has it until the batch is among the flights, so that these are in the ring's order.
+    /// Whoever sends a batch has it until the batch is among the flights or taken back, so that these are in the ring's
+    /// order.
     sender: Mutex<Sender>,
     /// Tells the batching thread of commits, of batches delivered, and of the end.
     work: Condvar,
@@ -277,7 +278,7 @@ impl Drop for Batcher {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if lock(&self.state).in_flight > 0 {
+        if lock(&self.state).in_flight() > 0 {
             // Only after a fault or a bug: nothing proves that the device is done with the rows.
             std::mem::forget(self.rows.clone());
         }

@@ -133,6 +133,17 @@ impl Pace {
         self.foresee();
     }
 
+    /// The batch that was sent last never reached the device: nothing is learnt of it.
+    pub fn taken_back(&mut self) {
+        self.flights.pop_back();
+        self.foresee();
+    }
+
+    /// Batches that were sent, and are neither done nor taken back.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
     /// The oldest batch is done.
     pub fn done(&mut self, now: Instant) {
         let Some(flight) = self.flights.pop_front() else { return };

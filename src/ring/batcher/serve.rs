@@ -93,7 +93,7 @@ pub(super) fn deliver(shared: &Shared) {
             Err(Error::Closed) => {
                 // The engine was closed: the device has finished the batch, but nobody is to have it.
                 flight.rows.iter().for_each(|row| shared.note_row(row.row, Note::Freed));
-                shared.told(|state, wakes| state.land(flight.rows, &Error::Closed, wakes));
+                shared.told(|state, wakes| state.land(flight.rows, Instant::now(), wakes));
                 shared.fail(&Error::Closed);
             }
             Err(error) => {
@@ -123,7 +123,7 @@ impl Shared {
             }
             state = match state.next(&self.bounds, now) {
                 Next::Leave => return true,
-                _ if self.core.spec.waiting == Waiting::Spin && state.in_flight > 0 => {
+                _ if self.core.spec.waiting == Waiting::Spin && state.in_flight() > 0 => {
                     drop(state);
                     spin();
                     lock(&self.state)
@@ -184,8 +184,8 @@ impl Shared {
         };
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
-        let last = last_upload.replace(staging);
-        let is_measured = measure == Measure::Uploads && told.is_measured && self.core.would_upload_at_once(last);
+        let is_measured =
+            measure == Measure::Uploads && told.is_measured && self.core.would_upload_at_once(*last_upload);
         let from = Gathered { buffer: &self.rows, runs };
         batch.compute_in_turn(told.in_turn);
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
@@ -193,6 +193,7 @@ impl Shared {
         // thread holds until then; Shared's drop leaves it to the device where no result came.
         match unsafe { batch.submit_gathered(&from) } {
             Ok(ticket) => {
+                *last_upload = Some(staging);
                 lock(&self.state).flights.push_back(Flight { ticket, rows });
                 self.flown.notify_one();
                 if is_measured {
@@ -200,11 +201,11 @@ impl Shared {
                 }
             }
             Err(Error::Closed) => {
-                self.told(|state, wakes| state.land(rows, &Error::Closed, wakes));
+                self.told(|state, wakes| state.take_back(rows, &Error::Closed, wakes));
                 self.fail(&Error::Closed);
             }
             Err(error @ Error::Timeout { .. }) => {
-                self.told(|state, wakes| state.land(rows, &error, wakes)); // the device never had it
+                self.told(|state, wakes| state.take_back(rows, &error, wakes));
                 self.room.notify_all();
             }
             Err(error) => {
@@ -329,5 +330,28 @@ fn wake(wakes: &mut Vec<Wake>) {
         if woken.is_err() {
             log::error!("the waker of a row's ticket panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{all_credits_return, answer, batcher, ring};
+    use super::*;
+
+    #[test]
+    fn a_batch_whose_submission_times_out_is_not_in_flight() {
+        let (core, held) = ring(4);
+        let batcher = batcher(&core, Duration::from_secs(3600)).build().unwrap();
+        let answer_to = |number| batcher.submit(&[number; 8]).and_then(answer);
+        held.permit(2);
+        answer_to(1).unwrap(); // what a run takes is known now
+        let turn = core.order.take();
+        let late = answer_to(2);
+        assert!(matches!(late, Err(Error::Timeout { operation: "submit", .. })), "{late:?}");
+        drop(turn);
+        assert_eq!(lock(&batcher.shared[0].state).looks_out(), None, "there is no batch to look for");
+        assert_eq!(answer_to(3).unwrap().bytes(), [3; 8]);
+        drop(batcher);
+        all_credits_return(&core);
     }
 }

@@ -126,9 +126,7 @@ pub(crate) struct BatcherState {
     pub flights: VecDeque<Flight>,
     /// Emptied row lists of earlier batches.
     spare: Vec<Vec<Queued>>,
-    /// Batches taken from the queue and not delivered.
-    pub in_flight: usize,
-    /// When they will be done.
+    /// The batches in flight, and when they will be done.
     pace: Pace,
     /// Submitters of high priority that wait for a free row.
     pub waiting_high: usize,
@@ -155,7 +153,6 @@ impl BatcherState {
             queues: [VecDeque::with_capacity(rows), VecDeque::with_capacity(rows)],
             flights: VecDeque::new(),
             spare: Vec::new(),
-            in_flight: 0,
             pace: Pace::new(sizes, streams),
             waiting_high: 0,
             closed: None,
@@ -227,7 +224,7 @@ impl BatcherState {
             return News::Nothing;
         }
         if self.next(bounds, now) == Next::Leave {
-            let is_alone = self.in_flight == 0 || self.pace.waits_for_nobody(now);
+            let is_alone = self.in_flight() == 0 || self.pace.waits_for_nobody(now);
             let at_once = is_alone && !self.pace.measures(queued.min(bounds.full));
             return if at_once { News::Leave } else { News::Look };
         }
@@ -239,13 +236,18 @@ impl BatcherState {
         self.queues.iter().map(VecDeque::len).sum()
     }
 
+    /// Batches that were sent, and neither delivered, nor landed, nor taken back.
+    pub fn in_flight(&self) -> usize {
+        self.pace.in_flight()
+    }
+
     /// What is to be done with the queue. A batch leaves when it is full, when the device has nothing to do or soon will
     /// have, `max_delay` after its first commit, or when half of the time to a row's deadline is gone.
     pub fn next(&self, bounds: &Bounds, now: Instant) -> Next {
         let queued = self.queued();
         let is_full = queued >= bounds.full || self.is_closed();
         let may_leave =
-            self.in_flight < if is_full { bounds.in_flight } else { bounds.in_flight.min(self.pace.ahead()) };
+            self.in_flight() < if is_full { bounds.in_flight } else { bounds.in_flight.min(self.pace.ahead()) };
         if queued > 0 && is_full && may_leave {
             return Next::Leave;
         }
@@ -314,7 +316,6 @@ impl BatcherState {
     /// Picked rows are sent as a batch.
     pub fn sent(&mut self, rows: &[Queued], runs: usize, now: Instant) -> Sent {
         self.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs);
-        self.in_flight += 1;
         self.pace.sent(rows.len(), now)
     }
 
@@ -333,13 +334,13 @@ impl BatcherState {
         self.pace.uploaded(rows, took);
     }
 
-    /// The device is done with a batch: its rows are free, its tickets have their answers. Threads that wait for them
-    /// are left to [`BatcherState::next_asleep`].
-    pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, now: Instant, wakes: &mut Vec<Wake>) {
-        self.pace.done(now);
+    /// The device is done with the oldest batch: its rows are free, its tickets have their answers. Threads that wait
+    /// for them are left to [`BatcherState::next_asleep`].
+    pub fn deliver(&mut self, rows: Vec<Queued>, output: &Arc<Output>, now: Instant, wakes: &mut Vec<Wake>) {
         if self.closed == Some(Close::Abort) {
-            return self.land(rows, &Error::Closed, wakes);
+            return self.land(rows, now, wakes);
         }
+        self.pace.done(now);
         for (index, queued) in rows.iter().enumerate() {
             self.free.give(queued.row);
             match self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))) {
@@ -347,17 +348,27 @@ impl BatcherState {
                 other => wakes.push(other),
             }
         }
-        rows.clear();
-        self.spare.push(rows);
-        self.in_flight -= 1;
+        self.keep(rows);
     }
 
-    /// The device is done with a batch, or never had it, but its tickets get an error.
-    pub fn land(&mut self, mut rows: Vec<Queued>, error: &Error, wakes: &mut Vec<Wake>) {
+    /// The device is done with the oldest batch, but nobody is to have the result.
+    pub fn land(&mut self, rows: Vec<Queued>, now: Instant, wakes: &mut Vec<Wake>) {
+        self.pace.done(now);
+        self.refuse(&rows, &Error::Closed, wakes);
+        self.keep(rows);
+    }
+
+    /// The batch that was sent last never reached the device.
+    pub fn take_back(&mut self, rows: Vec<Queued>, error: &Error, wakes: &mut Vec<Wake>) {
+        self.pace.taken_back();
         self.refuse(&rows, error, wakes);
+        self.keep(rows);
+    }
+
+    /// Keeps the list of a batch's rows for a later batch.
+    fn keep(&mut self, mut rows: Vec<Queued>) {
         rows.clear();
         self.spare.push(rows);
-        self.in_flight -= 1;
     }
 
     /// Answers rows that never reached the device; their memory is free.

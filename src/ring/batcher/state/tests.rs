@@ -28,8 +28,7 @@ fn send(state: &mut BatcherState, rows: usize, now: Instant) {
 }
 
 fn done(state: &mut BatcherState, now: Instant) {
-    state.in_flight -= 1;
-    state.pace.done(now);
+    state.land(Vec::new(), now, &mut Vec::new());
 }
 
 #[test]
@@ -93,6 +92,32 @@ fn a_full_batch_queues_deeper_than_another() {
     send(&mut state, 0, now);
     (0..4).for_each(|_| commit(&mut state, None, now));
     assert_eq!(state.next(&BOUNDS, now), Next::Sleep, "three are all that may be in flight");
+}
+
+#[test]
+fn of_a_batch_that_never_reached_the_device_nothing_is_learnt() {
+    let start = Instant::now();
+    let mut state = books(start);
+    let now = start + MS(100);
+    let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+    send(&mut state, 1, now);
+    commit(&mut state, None, now + MS(1));
+    let rows = state.pick(&patient, now + MS(1));
+    state.sent(&rows, 1, now + MS(1));
+    state.take_back(rows, &Error::Closed, &mut Vec::new());
+    done(&mut state, now + MS(10));
+    let mut at = now + MS(100);
+    for _ in 0..3 {
+        send(&mut state, 1, at);
+        commit(&mut state, None, at);
+        let Next::LookAt(looks) = state.next(&patient, at) else { panic!("the device is busy") };
+        assert!(looks > at + MS(9) && looks <= at + MS(10), "when the run is over: {:?}", looks - at);
+        done(&mut state, at + MS(10));
+        assert_eq!(state.next(&patient, at + MS(10)), Next::Leave, "nothing is in flight");
+        send(&mut state, 0, at + MS(10));
+        done(&mut state, at + MS(20));
+        at += MS(100);
+    }
 }
 
 /// What each of the next rows changes.
