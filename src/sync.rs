@@ -46,8 +46,7 @@ pub(crate) fn be_punctual() {
     {
         const LEAST_SLACK: libc::c_ulong = 1; // nanoseconds; 0 is the default
         // SAFETY: the call takes a number, and changes the calling thread alone.
-        let done = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, LEAST_SLACK) };
-        debug_assert_eq!(done, 0, "it takes any number");
+        let _refused = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, LEAST_SLACK) }; // then waits end late, as others do
     }
 }
 

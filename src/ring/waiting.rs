@@ -31,8 +31,8 @@ pub enum Waiting {
     /// polls too while a ticket is awaited as a future.
     Spin,
     /// A waiting thread sleeps in the driver until its event is done (`cuEventSynchronize` on a blocking-sync event). The
-    /// thread that waits for a batcher's batches polls for at most 0.1 ms about the time at which a short one is expected to
-    /// be done.
+    /// thread that waits for a batcher's batches polls for at most 0.1 ms about the time at which one is expected to be
+    /// done, if that is within 5 ms.
     #[default]
     Block,
     /// The driver runs a callback after each download (`cuLaunchHostFunc`, one more call for each batch). The callback

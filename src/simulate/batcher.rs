@@ -267,9 +267,15 @@ impl Player<'_> {
         }
         for (index, flight) in flights.iter_mut().enumerate() {
             if flight.heard.is_none() && flight.ticket.is_ready()? {
-                let looks_out = self.books.looks_out().filter(|_| index == 0);
-                let is_awake = looks_out.is_some_and(|[from, until]| (from..until).contains(&self.instant()));
-                flight.heard = Some(if is_awake { now } else { now + self.late(self.wake) });
+                let at = self.instant();
+                flight.heard = Some(match self.books.looks_out(at).filter(|_| index == 0) {
+                    Some([from, until]) if (from..until).contains(&at) => now,
+                    Some([from, _]) if at < from => {
+                        self.books.was_early();
+                        now + (from - at).as_nanos() as Picos * 1_000 + self.late(self.wake)
+                    }
+                    _ => now + self.late(self.wake),
+                });
             }
         }
         self.flights = flights;

@@ -22,7 +22,8 @@
 //!
 //! Of a batcher with nothing in flight, or with a free compute stream and no client that is expected, the thread that
 //! commits a row submits the batch: no other has to wake for it. Two threads do the rest: `trefoil-batch-N` submits all
-//! other batches and measures uploads, `trefoil-rows-N` waits for them in order, awake when one is expected to be done.
+//! other batches and measures uploads, `trefoil-rows-N` waits for them in order; with `Waiting::Block` it is awake when one
+//! is expected to be done.
 //! One lock guards the books, for a few instructions at a time; pixels are written, wakers woken and outputs
 //! dropped without it. In steady state the only allocation is one `Arc` a batch.
 

@@ -46,6 +46,8 @@ const TOGETHER: u32 = 16;
 /// How long before a batch may be done it is looked for, and how long at most: longer than timers are late and runs differ.
 const EARLY: Duration = Duration::from_micros(40);
 const LOOK_OUT: Duration = Duration::from_micros(100);
+/// A batch that may be done later than this is not looked for: an answer that is late by a thread's waking is not late then.
+const LONG: Duration = Duration::from_millis(5);
 
 /// A batch that was sent and is not done.
 struct Flight {
@@ -59,6 +61,8 @@ struct Flight {
     /// When its run begins and ends, at the earliest; nothing where a run before it is not known, or its own.
     begins: Option<Instant>,
     ends: Option<Instant>,
+    /// Whether it was done before it was looked for, so that nobody knows when.
+    was_early: bool,
 }
 
 /// What is to be done with a batch.
@@ -113,7 +117,16 @@ impl Pace {
         let in_turn = !self.gains_side_by_side(size);
         self.sizes.iter_mut().enumerate().filter(|&(index, _)| index != size).for_each(|(_, other)| other.passed());
         let uploaded = now + self.upload(rows, Estimate::mean);
-        self.flights.push_back(Flight { size, rows, in_turn, sent: now, uploaded, begins: None, ends: None });
+        self.flights.push_back(Flight {
+            size,
+            rows,
+            in_turn,
+            sent: now,
+            uploaded,
+            begins: None,
+            ends: None,
+            was_early: false,
+        });
         self.foresee();
         Sent { is_measured: self.sizes[size].sent(), in_turn }
     }
@@ -154,7 +167,10 @@ impl Pace {
         self.done.push_back((now, flight.size));
         self.returns.answered(flight.size, flight.rows, now);
         self.foresee();
-        self.measure(&flight, before, now);
+        match flight.was_early {
+            true => self.sizes[flight.size].soonest = None,
+            false => self.measure(&flight, before, now),
+        }
     }
 
     /// Learns from a run, which is over `now`, what it takes. It was alone once the run before it was over, and until the one
@@ -217,7 +233,7 @@ impl Pace {
             && (self.comes_back() || is_large)
     }
 
-    /// Whether a batch that leaves now is computed at once, and no client is expected who could be back with a row for it
+    /// Whether a compute stream is free for a batch that leaves now, and no client is expected who could be back with a row for it
     /// before a thread has woken to send it.
     pub fn waits_for_nobody(&self, now: Instant) -> bool {
         self.flights.len() < self.streams && self.returns.due(now).next().is_none()
@@ -342,12 +358,20 @@ impl Pace {
     }
 
     /// Between which moments the oldest batch is looked for: from a little before it is done, if not earlier than any of its
-    /// size lately; nothing where that is not known.
-    pub fn looks_out(&self) -> Option<[Instant; 2]> {
+    /// size lately; nothing where that is not known, or long after `now`.
+    pub fn looks_out(&self, now: Instant) -> Option<[Instant; 2]> {
         let first = self.flights.front()?;
         let soonest = self.ends(0, first.begins?, self.sizes[first.size].soonest?);
         let from = soonest.checked_sub(EARLY)?;
-        Some([from, from + LOOK_OUT])
+        (from <= now + LONG).then_some([from, from + LOOK_OUT])
+    }
+
+    /// The oldest batch was done before it was looked for. The next one of its size is not looked for, so that it is known
+    /// again what one takes.
+    pub fn was_early(&mut self) {
+        if let Some(first) = self.flights.front_mut() {
+            first.was_early = true;
+        }
     }
 
     /// What the upload of so many rows takes.

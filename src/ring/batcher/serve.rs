@@ -17,8 +17,6 @@ use crate::sync::{MutexGuard, be_punctual, lock, thread, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
-/// Of a batch that takes longer, an answer that is late by a thread's waking is not late.
-const LONG_RUN: Duration = Duration::from_millis(5);
 /// Pauses between two looks at the queue.
 const LOOKS: u32 = 32;
 
@@ -50,27 +48,12 @@ enum Measure {
 }
 
 fn batch_until_closed(shared: &Shared) {
-    let mut without_credit: Option<Instant> = None;
+    let (mut without_credit, mut wakes) = (None, Vec::new());
     while shared.wait_for_batch() {
-        let mut sender = lock(&shared.sender);
-        if !shared.leaves() {
-            without_credit = None;
-            continue; // another thread has sent it
-        }
-        match shared.core.acquire(CREDIT_LIMIT) {
-            Ok(batch) => {
-                without_credit = None;
-                shared.send(batch, &mut sender, Measure::Uploads);
-            }
-            Err(error @ Error::Timeout { .. }) => {
-                let since = *without_credit.get_or_insert_with(Instant::now);
-                let since = lock(&shared.state).oldest().map_or(since, |oldest| oldest.max(since));
-                if since.elapsed() >= shared.core.spec.acquire_limit {
-                    without_credit = None;
-                    shared.refuse_batch(&error);
-                }
-            }
-            Err(error) => shared.fail(&error),
+        let sent = shared.send_next(&mut without_credit, &mut wakes);
+        wake(&mut wakes);
+        if let Err(error) = sent {
+            shared.fail(&error);
         }
     }
 }
@@ -140,17 +123,50 @@ impl Shared {
         }
     }
 
+    /// Sends the batch that leaves, if no other thread has sent it. `without_credit` is since when the ring had no credit for
+    /// it. An error is what all rows are to be answered with.
+    fn send_next(&self, without_credit: &mut Option<Instant>, wakes: &mut Vec<Wake>) -> Result<(), Error> {
+        let mut sender = lock(&self.sender);
+        if !self.leaves() {
+            *without_credit = None;
+            return Ok(());
+        }
+        match self.core.acquire(CREDIT_LIMIT) {
+            Ok(batch) => {
+                *without_credit = None;
+                self.send(batch, &mut sender, Measure::Uploads, wakes)
+            }
+            Err(error @ Error::Timeout { .. }) => {
+                let since = *without_credit.get_or_insert_with(Instant::now);
+                let since = lock(&self.state).oldest().map_or(since, |oldest| oldest.max(since));
+                if since.elapsed() >= self.core.spec.acquire_limit {
+                    *without_credit = None;
+                    self.refuse_batch(&error, wakes);
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sends a batch for a commit with which it leaves at once; whether it was sent, and nothing is left for the batching
-    /// thread to look at. Never waits: if another thread sends, or the ring has no credits, that is the batching thread's to
-    /// wait for.
+    /// thread to look at. If another thread sends, or the ring has no credits, that is the batching thread's to wait for; a
+    /// submission of another thread that is under way is waited for, as by any submission.
     pub(super) fn send_at_once(&self) -> bool {
         let Ok(mut sender) = self.sender.try_lock() else { return false };
         if !self.leaves() {
             return false; // another thread has sent it
         }
         let Ok(Some(batch)) = self.core.try_acquire() else { return false };
-        self.or_fail("sending a batch panicked", || self.send(batch, &mut sender, Measure::Nothing));
+        let (mut sent, mut wakes) = (Ok(()), Vec::new());
+        self.or_fail("sending a batch panicked", || {
+            sent = self.send(batch, &mut sender, Measure::Nothing, &mut wakes);
+        });
         drop(sender);
+        wake(&mut wakes);
+        if let Err(error) = sent {
+            self.fail(&error);
+        }
         lock(&self.state).queued() == 0
     }
 
@@ -166,11 +182,12 @@ impl Shared {
         }
     }
 
-    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
-    fn send(&self, batch: Batch, sender: &mut Sender, measure: Measure) {
+    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out. Wakers
+    /// are called when the sender is free again. An error is what all rows are to be answered with.
+    fn send(&self, batch: Batch, sender: &mut Sender, measure: Measure, wakes: &mut Vec<Wake>) -> Result<(), Error> {
         let mut batch = batch.in_bucket(self.bucket);
         let Sender { runs, last_upload } = sender;
-        let (rows, told, sent) = self.told(|state, wakes| {
+        let (rows, told, sent) = self.change(wakes, |state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
             let rows = state.pick(&self.bounds, now);
@@ -180,7 +197,7 @@ impl Shared {
         });
         let Some(told) = told else {
             self.room.notify_all();
-            return; // all expired or abandoned; the batch gives its credits back
+            return Ok(()); // all expired or abandoned; the batch gives its credits back
         };
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
@@ -200,19 +217,20 @@ impl Shared {
                     self.measure_upload(staging, count, sent);
                 }
             }
-            Err(Error::Closed) => {
-                self.told(|state, wakes| state.take_back(rows, &Error::Closed, wakes));
-                self.fail(&Error::Closed);
-            }
             Err(error @ Error::Timeout { .. }) => {
-                self.told(|state, wakes| state.take_back(rows, &error, wakes));
+                self.change(wakes, |state, wakes| state.take_back(rows, &error, wakes));
                 self.room.notify_all();
             }
+            Err(Error::Closed) => {
+                self.change(wakes, |state, wakes| state.take_back(rows, &Error::Closed, wakes));
+                return Err(Error::Closed);
+            }
             Err(error) => {
-                self.told(|state, wakes| state.lose(&rows, &error, wakes));
-                self.fail(&error);
+                self.change(wakes, |state, wakes| state.lose(&rows, &error, wakes));
+                return Err(error);
             }
         }
+        Ok(())
     }
 
     /// Waits for the upload of the batch that was just submitted, and notes what it took. The next upload would queue
@@ -225,8 +243,8 @@ impl Shared {
     }
 
     /// Answers one batch's rows with `error`: the ring had no credit for as long as anybody would wait.
-    fn refuse_batch(&self, error: &Error) {
-        self.told(|state, wakes| {
+    fn refuse_batch(&self, error: &Error, wakes: &mut Vec<Wake>) {
+        self.change(wakes, |state, wakes| {
             let count = state.queued().min(self.bounds.full);
             let rows = state.take_rows(count);
             state.refuse(&rows, error, wakes);
@@ -248,7 +266,7 @@ impl Shared {
     }
 
     /// Sleeps until the oldest batch may be done, then looks a moment whether it is: a thread that sleeps in the driver
-    /// wakes late. Where nothing is known of such a batch, or it takes long, the driver is left to wait for it.
+    /// wakes late. Where nothing is known of such a batch, or it is done much later, the driver is left to wait for it.
     fn look_out(&self, ticket: &Ticket) {
         let is_under_way = || matches!(ticket.is_ready(), Ok(false));
         if cfg!(shuttle) || self.core.spec.waiting != Waiting::Block {
@@ -257,10 +275,14 @@ impl Shared {
         let mut looks = 0;
         while is_under_way() {
             let now = Instant::now();
-            let looks_out = lock(&self.state).looks_out();
+            let looks_out = lock(&self.state).looks_out(now);
             match looks_out {
-                Some([from, _]) if now + LONG_RUN < from => return,
-                Some([from, _]) if now < from => thread::sleep(from - now),
+                Some([from, _]) if now < from => {
+                    thread::sleep(from - now);
+                    if !is_under_way() {
+                        lock(&self.state).was_early();
+                    }
+                }
                 Some([_, until]) if now < until => {
                     while is_under_way() && Instant::now() < until {
                         pause(&mut looks);
@@ -282,8 +304,8 @@ impl Shared {
         self.room.notify_all();
     }
 
-    /// Changes the books, then wakes whom that concerns, without the lock.
-    fn told_with<T>(
+    /// Changes the books, then wakes the threads that this concerns, without the lock; `wakes` are the caller's to call.
+    fn change<T>(
         &self,
         wakes: &mut Vec<Wake>,
         change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T,
@@ -292,6 +314,16 @@ impl Shared {
         while let Some(thread) = self.next_asleep() {
             thread.unpark();
         }
+        changed
+    }
+
+    /// Changes the books, then wakes whom that concerns, without the lock.
+    fn told_with<T>(
+        &self,
+        wakes: &mut Vec<Wake>,
+        change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T,
+    ) -> T {
+        let changed = self.change(wakes, change);
         wake(wakes);
         changed
     }
@@ -349,7 +381,7 @@ mod tests {
         let late = answer_to(2);
         assert!(matches!(late, Err(Error::Timeout { operation: "submit", .. })), "{late:?}");
         drop(turn);
-        assert_eq!(lock(&batcher.shared[0].state).looks_out(), None, "there is no batch to look for");
+        assert_eq!(lock(&batcher.shared[0].state).looks_out(Instant::now()), None, "there is no batch to look for");
         assert_eq!(answer_to(3).unwrap().bytes(), [3; 8]);
         drop(batcher);
         all_credits_return(&core);

@@ -320,8 +320,13 @@ impl BatcherState {
     }
 
     /// Between which moments the delivering thread looks for the oldest batch, instead of sleeping in the driver, if any.
-    pub fn looks_out(&self) -> Option<[Instant; 2]> {
-        self.pace.looks_out()
+    pub fn looks_out(&self, now: Instant) -> Option<[Instant; 2]> {
+        self.pace.looks_out(now)
+    }
+
+    /// The oldest batch was done before it was looked for.
+    pub fn was_early(&mut self) {
+        self.pace.was_early();
     }
 
     /// The batching thread woke so long after the time of [`Next::LookAt`].

@@ -255,7 +255,7 @@ fn the_earliest_end_follows_shorter_runs_at_once_and_longer_ones_slowly() {
     let mut soonest = |run| {
         at = alone(&mut pace, at, 8, Duration::ZERO, run) + US(500);
         pace.sent(8, at);
-        let soonest = pace.looks_out().map(|[from, _]| from + EARLY - at);
+        let soonest = pace.looks_out(at).map(|[from, _]| from + EARLY - at);
         pace.done(at + run);
         at += run + US(500);
         soonest
@@ -265,7 +265,40 @@ fn the_earliest_end_follows_shorter_runs_at_once_and_longer_ones_slowly() {
     assert_eq!(soonest(US(300)), Some(US(300)));
     let last = (0..100).map(|_| soonest(US(640))).last();
     assert_eq!(last, Some(Some(US(640))));
-    assert_eq!(pace.looks_out(), None, "nothing is in flight");
+    assert_eq!(pace.looks_out(at), None, "nothing is in flight");
+}
+
+#[test]
+fn an_answer_is_late_once_where_runs_became_shorter() {
+    let mut pace = Pace::new(&[8], 1);
+    let mut at = Instant::now();
+    let mut late = |run: Duration| {
+        pace.sent(8, at);
+        let end = at + run;
+        let heard = match pace.looks_out(at) {
+            Some([from, _]) if end < from => {
+                pace.was_early();
+                from
+            }
+            _ => end,
+        };
+        pace.done(heard);
+        at = heard + US(500);
+        heard - end
+    };
+    assert_eq!([0; 5].map(|_| late(US(4_000))), [Duration::ZERO; 5]);
+    assert_eq!(late(US(1_000)), US(3_000) - EARLY);
+    assert_eq!([0; 5].map(|_| late(US(1_000))), [Duration::ZERO; 5]);
+    assert_eq!([20_000, 20_000, 1_000].map(|run| late(US(run))), [Duration::ZERO; 3]);
+}
+
+#[test]
+fn what_is_done_long_from_now_is_not_looked_for() {
+    let mut pace = Pace::new(&[8], 1);
+    let at = alone(&mut pace, Instant::now(), 8, Duration::ZERO, US(20_000));
+    pace.sent(8, at);
+    assert_eq!(pace.looks_out(at + US(14_900)), None);
+    assert_eq!(pace.looks_out(at + US(15_000)), Some([at + US(20_000) - EARLY, at + US(20_000) - EARLY + LOOK_OUT]));
 }
 
 #[test]
