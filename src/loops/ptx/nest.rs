@@ -83,16 +83,16 @@ impl Nest {
         self.rounded[id.0]
     }
 
-    /// Whether a sum of f32 is at least a normal number or NaN, since one side is, and the other an exponential.
-    pub fn is_normal(&self, id: TermId) -> bool {
+    /// Whether a sum of f32 is at least 1 or NaN, since one side is, and the other an exponential.
+    pub fn is_from_one(&self, id: TermId) -> bool {
         let TermKind::Binary(Binary::Add, sides) = self.term(id).kind else { return false };
-        let least = |id: TermId| match self.term(id).kind {
-            TermKind::Const(bits) => f32::from_bits(bits as u32) >= f32::MIN_POSITIVE,
+        let from_one = |id: TermId| match self.term(id).kind {
+            TermKind::Const(bits) => f32::from_bits(bits as u32) >= 1.0,
             _ => false,
         };
         let exponential = |id: TermId| matches!(self.term(id).kind, TermKind::Unary(Unary::Exp, _));
         let [a, b] = sides;
-        self.term(id).dtype == Dtype::F32 && ((least(a) && exponential(b)) || (least(b) && exponential(a)))
+        self.term(id).dtype == Dtype::F32 && ((from_one(a) && exponential(b)) || (from_one(b) && exponential(a)))
     }
 
     /// The number that an integer always is.
