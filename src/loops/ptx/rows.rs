@@ -288,3 +288,33 @@ fn run(nest: &Nest, tops: &[Reduction], inner: &[usize], share: usize) -> usize 
     };
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Schedule, schedule};
+    use super::*;
+    use crate::graph::{Op, ValueType};
+    use crate::loops::{Lowered, lower};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn of_many_short_rows_few_lanes_share_each() {
+        let team = |[rows, columns]: [usize; 2], units| {
+            let x = ValueType::new(Dtype::F16, &[rows, columns]);
+            let Lowered::Loops(loops) =
+                lower(&Op::Softmax { axis: 1, log: false }, &[Some(&x)], std::slice::from_ref(&x))
+            else {
+                panic!("softmax is a loop")
+            };
+            match schedule(&loops[0], &Target { units, ..Target::ANY }).1 {
+                Schedule::Rows(rows) => rows.team,
+                _ => panic!("[{rows}, {columns}] has no team"),
+            }
+        };
+        for units in [108, 132] {
+            let cases = [[140_001, 16], [70_001, 20], [35_001, 40], [20_000, 64], [20_000, 200]];
+            assert_eq!(cases.map(|dims| team(dims, units)), [2, 4, 8, 16, 32].map(Team::Lanes));
+        }
+        assert_eq!([1000, 5000, 10_000].map(|columns| team([33, columns], 132)), [128, 512, 1024].map(Team::Block));
+    }
+}
