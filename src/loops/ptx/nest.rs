@@ -78,7 +78,7 @@ impl Nest {
         self.ranges[id.0][0] >= 0
     }
 
-    /// Whether a number follows from one that is only rounded to a few units of the last place.
+    /// Whether a number is computed from one that is only rounded to a few units of the last place.
     pub fn is_rounded(&self, id: TermId) -> bool {
         self.rounded[id.0]
     }
@@ -209,7 +209,7 @@ impl Nest {
     }
 }
 
-/// Which terms follow from transcendental functions of f32.
+/// Which numbers are computed from transcendental functions or powers of floats: not those only chosen or found by one.
 fn rounded(of: &Loop) -> Vec<bool> {
     use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign, Sqrt};
     let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
@@ -221,9 +221,23 @@ fn rounded(of: &Loop) -> Vec<bool> {
             TermKind::Binary(op, _) => *op == Binary::Pow && term.dtype.is_float(),
             _ => false,
         };
-        all.push(itself || term.reads().iter().any(|read| all[read.0]));
+        let is_number = term.dtype != Dtype::Bool;
+        all.push(is_number && (itself || values(&term.kind).iter().any(|value| all[value.0])));
     }
     all
+}
+
+/// What a term's value is computed from, or equals: no condition, no index of a load.
+fn values(kind: &TermKind) -> Vec<TermId> {
+    match kind {
+        TermKind::Axis(_) | TermKind::Const(_) | TermKind::Load { guard: None, .. } => Vec::new(),
+        TermKind::Load { guard: Some(guard), .. } => vec![guard.otherwise],
+        TermKind::Cast(of) | TermKind::Unary(_, of) => vec![*of],
+        TermKind::Binary(_, of) => of.to_vec(),
+        TermKind::Select([_, a, b]) => vec![*a, *b],
+        TermKind::Reduce { op: Monoid::Arg { .. }, body, .. } => body[1..].to_vec(),
+        TermKind::Reduce { body, .. } => body.clone(),
+    }
 }
 
 /// A reduction of a nest.

@@ -1,8 +1,8 @@
 //! Which instructions loops become.
 
-use crate::graph::{Expr, Op, Unary, ValueType};
+use crate::graph::{Binary, Expr, Op, Unary, ValueType};
 use crate::loops::ptx::{Target, kernel};
-use crate::loops::{Lowered, lower};
+use crate::loops::{LoopBuilder, Lowered, TermId, lower};
 use crate::tensor::Dtype;
 
 /// A function of few numbers, each of which a thread computes, as PTX.
@@ -40,4 +40,50 @@ fn reciprocals_are_of_divisors_from_one_on() {
     assert_eq!(by(exp(Expr::arg(0)) + number(1.0)), one);
     assert_eq!(by(number(1.0) - exp(Expr::arg(0))), full);
     assert_eq!(by(number(1.0) + Expr::arg(0)), [0, 0, 1]);
+}
+
+#[test]
+fn quotients_of_exact_numbers_are_exact() {
+    let [x, y, z] = [0, 1, 2].map(Expr::arg);
+    let of = |dividend: Expr| counts(&text(dividend / Expr::arg(2), &[Dtype::F32; 3]), DIVISIONS);
+    let (full, exact) = ([0, 1, 0], [0, 0, 1]);
+    let one = || Expr::float(Dtype::F32, 1.0);
+    let above = |of: Expr| one().binary(Binary::Less, of);
+    assert_eq!(of(exp(x.clone())), full);
+    assert_eq!(of(above(x.clone()).select(exp(y.clone()), z.clone())), full);
+    assert_eq!(of(above(exp(x.clone())).select(y.clone(), z.clone())), exact);
+    assert_eq!(of(above(exp(x.clone())).cast(Dtype::F32)), exact);
+    // Powers of floats are a function like others, whatever the exponent; those of integers are not rounded.
+    let squared = |of: Expr, two: Expr| of.binary(Binary::Pow, two);
+    assert_eq!(of(squared(x.clone(), Expr::float(Dtype::F32, 2.0))), full);
+    assert_eq!(of(squared(x.clone().cast(Dtype::I32), Expr::int(Dtype::I32, 2)).cast(Dtype::F32)), exact);
+    assert_eq!(of(x.unary(Unary::Sqrt)), exact);
+}
+
+#[test]
+fn what_an_index_or_a_guard_hangs_on_rounds_no_quotient() {
+    let x = ValueType::new(Dtype::F32, &[3]);
+    let divisions = |value: fn(&mut LoopBuilder, TermId, [TermId; 2]) -> TermId| {
+        let mut b = LoopBuilder::new(&[x.clone(), x.clone(), x.clone()], &[3]);
+        let i = b.axis(0);
+        let (first, by) = (b.load(0, &[i]), b.load(2, &[i]));
+        let power = b.unary(Unary::Exp, first);
+        let value = value(&mut b, i, [first, power]);
+        let root = b.binary(Binary::Div, value, by);
+        counts(&kernel(&b.finish(root), &Target::ANY).unwrap().text, DIVISIONS)
+    };
+    let exact = [0, 0, 1];
+    let of_index = divisions(|b, _, [_, power]| {
+        let place = b.cast(Dtype::I64, power);
+        b.load(1, &[place])
+    });
+    let of_condition = divisions(|b, i, [x, power]| {
+        let condition = b.binary(Binary::Less, x, power);
+        b.load_if(1, &[i], Some(condition), x)
+    });
+    let of_otherwise = divisions(|b, i, [x, power]| {
+        let condition = b.binary(Binary::Less, x, x);
+        b.load_if(1, &[i], Some(condition), power)
+    });
+    assert_eq!([of_index, of_condition, of_otherwise], [exact, exact, [0, 1, 0]]);
 }
