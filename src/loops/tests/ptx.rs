@@ -87,3 +87,24 @@ fn what_an_index_or_a_guard_hangs_on_rounds_no_quotient() {
     });
     assert_eq!([of_index, of_condition, of_otherwise], [exact, exact, [0, 1, 0]]);
 }
+
+#[test]
+fn choices_move_inside_dear_functions_and_no_further() {
+    let [condition, a, b, c, d] = [0, 1, 2, 3, 4].map(Expr::arg);
+    let dtypes = [Dtype::Bool, Dtype::F32, Dtype::F32, Dtype::F32, Dtype::F32];
+    let of = |[first, second]: [Expr; 2]| {
+        counts(&text(condition.clone().select(first, second), &dtypes), ["selp.b32", "ex2.approx", "div."])
+    };
+    let [ab, cd] = [[a.clone(), b.clone()], [c.clone(), d.clone()]];
+    let linear = |[x, y]: [Expr; 2]| x * y + Expr::float(Dtype::F32, 0.5);
+    assert_eq!(of([ab.clone(), cd.clone()].map(|of| exp(linear(of)))), [1, 1, 0]);
+    assert_eq!(of([ab.clone(), cd.clone()].map(linear)), [1, 0, 0]);
+    // Both factors choose where one of them is dear, so that it is computed once.
+    assert_eq!(of([ab.clone(), cd.clone()].map(|[x, y]| exp(x) * y)), [2, 1, 0]);
+    assert_eq!(of([ab, cd].map(|[x, y]| (x / y).unary(Unary::Abs))), [2, 0, 1]);
+    let gated = |x: Expr| x.clone() * exp(-x);
+    assert_eq!(of([gated(a.clone()), gated(c.clone())]), [1, 1, 0]);
+    assert_eq!(of([exp(a.clone() * b.clone()), exp(a.clone() * c)]), [1, 1, 0]);
+    assert_eq!(of([exp(a.clone()), b.unary(Unary::Sqrt)]), [1, 1, 0]);
+    assert_eq!(of([a, d]), [1, 0, 0]);
+}
