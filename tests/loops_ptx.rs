@@ -66,6 +66,12 @@ fn make_modules(name: &str, target: &Target) {
     let kernels: Vec<_> = all().iter().map(|case| (case.name.clone(), kernel(&case.of, target))).collect();
     let failed: Vec<_> = kernels.iter().filter(|(_, written)| written.is_err()).collect();
     assert!(failed.is_empty() && kernels.len() > 1000, "{} cases, {failed:?}", kernels.len());
+    for (name, written) in &kernels {
+        let text = &written.as_ref().expect("it is none of those that failed").text;
+        let shared =
+            text.split_once(".b8 shared[").and_then(|(_, behind)| behind.split_once(']')?.0.parse::<u32>().ok());
+        assert!(shared.unwrap_or(0) <= 48 << 10, "{name} shares {shared:?} bytes");
+    }
     let Some(folder) = std::env::var_os("TREFOIL_PTX") else { return };
     fs::create_dir_all(&folder).expect("a folder that can be made");
     for (number, part) in kernels.chunks(100).enumerate() {

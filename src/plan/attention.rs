@@ -57,7 +57,8 @@ pub struct AttentionTile {
 pub struct AttentionKernel {
     /// The kernel.
     pub tile: AttentionTile,
-    /// The number of tiles; more than the warpgroups of a block only if all chunks of a head fit into shared memory.
+    /// The number of tiles, up to 4,096; more than the warpgroups of a block only if all chunks of a head fit into shared
+    /// memory.
     pub block_tiles: usize,
     /// Whether extra warps compute the few rows behind a head's last full tile, in place of another tile. With a mask
     /// these rows are always a tile.
@@ -178,7 +179,8 @@ impl AttentionSizes {
             let (tiles, _) = self.tiles_and_tail(tails);
             let mut counts = vec![1, 2, tile.groups()];
             counts.retain(|count| *count < tiles);
-            counts.push(self.row_tiles()); // all of a head, also where a mask makes the tail a tile
+            // All of a head, also where a mask makes the tail a tile.
+            counts.push(self.row_tiles().min(MOST_BLOCK_TILES));
             counts.into_iter().map(move |block_tiles| AttentionKernel { tile, block_tiles, tails })
         };
         both.flat_map(of_tile).filter(|kernel| self.check(*kernel).is_ok()).collect()
@@ -195,14 +197,14 @@ impl AttentionSizes {
         if tails && tiles > 0 && (1..=TAIL_ROWS).contains(&rest) { (tiles, rest) } else { (self.row_tiles(), 0) }
     }
 
-    /// An error where more tiles share chunks than warpgroups work on, and the chunks do not stay; and where there are no
-    /// tails, but the kernel has.
+    /// An error where more tiles share chunks than warpgroups work on, and the chunks do not stay; where they are more than
+    /// [`MOST_BLOCK_TILES`]; and where there are no tails, but the kernel has.
     pub(crate) fn check(&self, kernel: AttentionKernel) -> Result<(), Error> {
         let AttentionKernel { tile, block_tiles, tails } = kernel;
         let fits = block_tiles <= tile.groups() || self.keys.div_ceil(tile.keys) <= tile.stages();
         let has_tails = tile.tail_warps() > 0 && self.tiles_and_tail(true).1 > 0;
         let is_one = AttentionTile::ALL.contains(&tile) && self.dims <= tile.dims && (has_tails || !tails);
-        if is_one && block_tiles > 0 && fits {
+        if is_one && (1..=MOST_BLOCK_TILES).contains(&block_tiles) && fits {
             return Ok(());
         }
         let instead = "use one of AttentionSizes::kernels".into();
@@ -221,6 +223,9 @@ impl AttentionSizes {
     }
 }
 
+/// Tiles of a block at most: with a mask of keys 128 threads of each arrive at a barrier, which counts to 2^20 - 1.
+pub(crate) const MOST_BLOCK_TILES: usize = 4096;
+const _: () = assert!(128 * MOST_BLOCK_TILES < 1 << 20);
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 64;
 /// Rows of a tail, at most.
@@ -285,6 +290,20 @@ mod tests {
             [(128, 197), (32, 197), (64, 257), (1, 197), (128, 192)].map(|(b, s)| has_tails(b, s)),
             [true, true, true, false, false]
         );
+    }
+
+    #[test]
+    fn blocks_have_no_more_tiles_than_a_barrier_counts() {
+        let few_keys =
+            |row_tiles: usize| AttentionSizes { images: 1, heads: 1, rows: 64 * row_tiles, keys: 100, dims: 64 };
+        let most = |row_tiles| {
+            let kernels = few_keys(row_tiles).kernels(&Limits::h200());
+            kernels.into_iter().map(|kernel| kernel.block_tiles).max()
+        };
+        assert_eq!([4095, 4096, 4097, 70_000].map(most), [4095, 4096, 4096, 4096].map(Some));
+        let kernel =
+            |block_tiles| AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles, tails: false };
+        assert!(few_keys(5000).check(kernel(4096)).is_ok() && few_keys(5000).check(kernel(4097)).is_err());
     }
 
     #[test]

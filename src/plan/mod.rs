@@ -40,7 +40,7 @@ use crate::tensor::{Dtype, InputFormat, OutputKind, RowPort, RowSpec, Shape};
 
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt};
 #[cfg(feature = "cuda")]
-pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
+pub(crate) use attention::{MOST_BLOCK_TILES, STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]

@@ -629,6 +629,11 @@ fn between_convolutions() -> Vec<Case> {
         let x = signed(Dtype::F16, &[20_000, columns], "short rows");
         all.push(one(&format!("softmax of rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
     }
+    // So many rows that 2, 4 and 8 lanes of a warp share each, the last block has fewer, and the last lanes fewer points.
+    for (rows, columns) in [(140_001, 16), (70_001, 20), (35_001, 40)] {
+        let x = signed(Dtype::F16, &[rows, columns], "many short rows");
+        all.push(one(&format!("softmax of {rows} rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
+    }
     all
 }
 

@@ -14,8 +14,8 @@ use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{
-    AttentionKernel, AttentionOp, AttentionSizes, AttentionTile, HeadsAt, Kernel, STORE_ROWS, StepOp, TAIL_ROWS,
-    TILE_ROWS,
+    AttentionKernel, AttentionOp, AttentionSizes, AttentionTile, HeadsAt, Kernel, MOST_BLOCK_TILES, STORE_ROWS, StepOp,
+    TAIL_ROWS, TILE_ROWS,
 };
 use crate::tensor::Dtype;
 
@@ -234,7 +234,7 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         rows: in_range("rows", sizes.rows, 1, MOST)?,
         keys: in_range("keys", sizes.keys, 1, MOST)?,
         blocks: blocks as i32,
-        block_tiles: in_range("tiles of a block", block_tiles, 1, 1 << 16)?,
+        block_tiles: in_range("tiles of a block", block_tiles, 1, MOST_BLOCK_TILES + 1)?,
         row_tiles: in_range("tiles", row_tiles, 1, INDEX_LIMIT)?,
         ahead: in_range("keys ahead", ahead.unwrap_or(MOST - 1), 0, MOST)?,
         scale_log2: scale * std::f32::consts::LOG2_E,
@@ -421,5 +421,12 @@ mod tests {
         let many = AttentionKernel { block_tiles: 4, ..KERNEL };
         let long = AttentionProblem { sizes: AttentionSizes { keys: 1000, ..SIZES }, ..PROBLEM };
         assert!(launch(&PROBLEM, many, 132).is_ok() && launch(&long, many, 132).is_err());
+        let high = AttentionProblem { sizes: AttentionSizes { rows: 1 << 20, keys: 100, ..SIZES }, ..PROBLEM };
+        let by_tiles = |mask, block_tiles| {
+            launch(&AttentionProblem { mask, ..high }, AttentionKernel { block_tiles, ..KERNEL }, 132)
+        };
+        for mask in [None, PROBLEM.mask, Some(Mask { address: 0x608, pitches: [0, 0, 202] })] {
+            assert!(by_tiles(mask, 4096).is_ok() && by_tiles(mask, 4097).is_err());
+        }
     }
 }

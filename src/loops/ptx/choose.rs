@@ -1,19 +1,19 @@
 //! Choices between the same function of different numbers, made choices between the numbers: the function, if it is dear,
 //! is computed once then.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use crate::graph::{Binary, Unary};
 use crate::loops::ir::{Loop, Term, TermId, TermKind};
 
-/// The loop with choices as far inside as dear functions are.
+/// The loop with choices inside the innermost dear functions, and no more of them than it takes for that.
 pub(super) fn inside(of: &Loop) -> Loop {
     let mut new = Chooser::default();
     let mut ids: Vec<TermId> = Vec::with_capacity(of.terms.len());
     for term in &of.terms {
         let term = term.clone().with_reads(|read| ids[read.0]);
         ids.push(match term.kind {
-            TermKind::Select(sides) if new.shares(sides, &mut HashSet::new()) => new.choose(sides),
+            TermKind::Select(sides @ [_, a, b]) if new.shares([a, b]) => new.choose(sides),
             _ => new.term(term),
         });
     }
@@ -26,6 +26,7 @@ struct Chooser {
     terms: Vec<Term>,
     known: HashMap<Term, TermId>,
     chosen: HashMap<[TermId; 3], TermId>,
+    shared: HashMap<[TermId; 2], bool>,
 }
 
 impl Chooser {
@@ -54,20 +55,27 @@ impl Chooser {
         if fits { of } else { Vec::new() }
     }
 
-    /// Whether both sides of a choice compute the same dear function.
-    fn shares(&self, [condition, a, b]: [TermId; 3], seen: &mut HashSet<[TermId; 2]>) -> bool {
-        if a == b || !seen.insert([a, b]) {
+    /// Whether both sides of a choice are, or are computed from, the same dear function.
+    fn shares(&mut self, [a, b]: [TermId; 2]) -> bool {
+        if a == b {
             return false;
         }
-        let sides = self.sides([a, b]);
+        if let Some(&known) = self.shared.get(&[a, b]) {
+            return known;
+        }
         let is_dear = match &self.terms[a.0].kind {
             TermKind::Unary(op, _) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Sign),
             TermKind::Binary(op, _) => matches!(op, Binary::Div | Binary::Pow | Binary::Rem | Binary::Mod),
             _ => false,
         };
-        (is_dear && !sides.is_empty()) || sides.into_iter().any(|[x, y]| self.shares([condition, x, y], seen))
+        let sides = self.sides([a, b]);
+        let shares = (is_dear && !sides.is_empty()) || sides.into_iter().any(|pair| self.shares(pair));
+        self.shared.insert([a, b], shares);
+        shares
     }
 
+    /// A choice between two terms, inside functions that both are: of one number, and of two where one is the same or both
+    /// sides share a dear function; elsewhere two choices would take the place of one.
     fn choose(&mut self, [condition, a, b]: [TermId; 3]) -> TermId {
         if a == b {
             return a;
@@ -75,7 +83,10 @@ impl Chooser {
         if let Some(&known) = self.chosen.get(&[condition, a, b]) {
             return known;
         }
-        let sides = self.sides([a, b]);
+        let mut sides = self.sides([a, b]);
+        if sides.iter().filter(|[x, y]| x != y).count() > 1 && !self.shares([a, b]) {
+            sides.clear();
+        }
         let of: Vec<TermId> = sides.into_iter().map(|[x, y]| self.choose([condition, x, y])).collect();
         let Term { dtype, kind } = self.terms[a.0].clone();
         let kind = match (kind, &of[..]) {

@@ -4,27 +4,27 @@
 use super::Target;
 use super::fold::Fold;
 use super::function::divided_by;
-use super::memory::WIDEST;
+use super::memory::neighbours;
 use super::nest::{Nest, Reduction};
 use super::team::{Member, bytes, get, get_from, put};
-use super::text::{Class, Reg, Text};
-use crate::loops::ir::{TermId, TermKind};
+use super::text::{Class, Reg, Text, place_bytes};
+use crate::loops::ir::TermId;
 
 /// Neighbouring rows of a thread at most.
-const SIDE: usize = 8;
+const MOST_SIDE: usize = 8;
 /// Rows side by side of a block at most, and threads that have them; the fewest threads, where some units have no block.
-const ROWS: usize = 128;
-const ACROSS: usize = 32;
-const NARROW: usize = 2;
+const MOST_ROWS: usize = 128;
+const MOST_ACROSS: usize = 32;
+const LEAST_ACROSS: usize = 2;
 /// Threads of a block at most, and so many for each unit.
-const THREADS: usize = 512;
-const OF_UNIT: usize = 1024;
+const MOST_THREADS: usize = 512;
+const THREADS_OF_UNIT: usize = 1024;
 /// Blocks of a cluster at most, on this compute capability and later ones.
-const CLUSTER: usize = 8;
+const MOST_BLOCKS: usize = 8;
 const CLUSTERS_SINCE: [u32; 2] = [9, 0];
 /// Points of a member, and members of a row at least.
-const POINTS: usize = 4;
-const LEAST: usize = 4;
+const LEAST_POINTS: usize = 4;
+const LEAST_MEMBERS: usize = 4;
 /// Members whose parts a thread combines one after the other.
 const SEGMENT: usize = 8;
 /// Bytes of shared memory at most.
@@ -46,36 +46,37 @@ pub(super) struct Columns {
 impl Columns {
     /// How reductions of so many points at most are shared, if a thread has not enough to do for itself.
     pub fn plan(nest: &Nest, tops: &[Reduction], rows: &[usize], longest: usize, target: &Target) -> Option<Self> {
-        let bytes = tops.iter().map(|of| bytes_of(nest, of)).sum();
+        let parts: Vec<usize> = tops.iter().flat_map(|of| bytes_of(nest, of)).collect();
         let count: usize = rows.iter().map(|&axis| nest.extents[axis]).product();
         let along = rows.last().map_or(1, |&axis| nest.extents[axis]);
-        let widest = side(nest, rows);
-        let sides = powers().take_while(|&side| side <= widest).collect::<Vec<_>>();
+        let most_side = neighbours(nest, &rows[rows.len().saturating_sub(1)..], MOST_SIDE);
+        let sides = powers().take_while(|&side| side <= most_side).collect::<Vec<_>>();
         let of_side = |side: usize| {
-            let most = ACROSS.min(ROWS / side);
+            let most = MOST_ACROSS.min(MOST_ROWS / side);
             let runs = along / side;
-            let widest = (most / 2 + 1..=most).rev().find(|across| runs.is_multiple_of(*across));
-            let widest = widest.unwrap_or(runs.min(most));
-            let near = (NARROW..widest).rev().filter(|across| runs.is_multiple_of(*across));
-            let of = |across: usize| Self::of([count, longest], [side, across], bytes, target);
+            let divides = |across: &usize| runs.is_multiple_of(*across);
+            let wide = (most / 2 + 1..=most).rev().find(divides).unwrap_or(runs.min(most));
+            let narrower = (LEAST_ACROSS..wide).rev().filter(divides);
+            let of = |across: usize| Self::of([count, longest], [side, across], &parts, target);
             let busy = |of: &Self| (count / side).div_ceil(of.across) * of.blocks >= target.units;
-            let all: Vec<Self> = [widest].into_iter().chain(near).map(of).collect();
+            let all: Vec<Self> = [wide].into_iter().chain(narrower).map(of).collect();
             all.iter().copied().find(busy).unwrap_or(all[all.len() - 1])
         };
         // A thread for each output of a block is to be there.
-        let fits = |of: &Self| of.members >= of.side && of.members * of.blocks >= LEAST;
+        let fits = |of: &Self| of.members >= of.side && of.members * of.blocks >= LEAST_MEMBERS;
         sides.into_iter().rev().map(of_side).find(fits)
     }
 
     /// So many threads side by side with so many rows each: as many members as units have threads for, and their memory.
-    fn of([rows, points]: [usize; 2], [side, across]: [usize; 2], bytes: usize, target: &Target) -> Self {
-        let most = (target.units * OF_UNIT * side / rows.max(1)).min(points / POINTS);
-        let fits = |members: &usize| {
-            let slots = across * side * (members + members.div_ceil(SEGMENT) + 2);
-            across * members <= THREADS && *members <= most && slots * bytes <= SHARED
+    fn of([rows, points]: [usize; 2], [side, across]: [usize; 2], parts: &[usize], target: &Target) -> Self {
+        let most = (target.units * THREADS_OF_UNIT * side / rows.max(1)).min(points / LEAST_POINTS);
+        let shared = |members: usize| -> usize {
+            let slots = [members, members.div_ceil(SEGMENT), 1, 1].map(|count| across * side * count);
+            parts.iter().flat_map(|bytes| slots.map(|slots| place_bytes(slots * bytes))).sum()
         };
-        let members = powers().take_while(fits).last().unwrap_or(1);
-        let cluster = if target.compute_capability >= CLUSTERS_SINCE { CLUSTER } else { 1 };
+        let fits = |&members: &usize| across * members <= MOST_THREADS && members <= most && shared(members) <= SHARED;
+        let members = powers().take_while(fits).last().unwrap_or(0); // none: it is not taken
+        let cluster = if target.compute_capability >= CLUSTERS_SINCE { MOST_BLOCKS } else { 1 };
         let blocks = powers().take_while(|&blocks| blocks <= cluster && members * blocks <= most).last().unwrap_or(1);
         Self { side, across, members, blocks }
     }
@@ -204,28 +205,14 @@ fn meet(text: &mut Text) {
     text.put(format_args!("barrier.cluster.wait.acquire.aligned"));
 }
 
-/// Bytes in shared memory of what a reduction combines.
-fn bytes_of(nest: &Nest, of: &Reduction) -> usize {
+/// Bytes in shared memory of each part of what a reduction combines.
+fn bytes_of(nest: &Nest, of: &Reduction) -> Vec<usize> {
     let of_body = |&id: &TermId| if Class::of(nest.machine(id)) == Class::Long { 8 } else { 4 };
-    let place = if of.body.len() > 1 { 8 } else { 0 };
-    place + of.body.iter().map(of_body).sum::<usize>()
+    let place = (of.body.len() > 1).then_some(8);
+    of.body.iter().map(of_body).chain(place).collect()
 }
 
 /// Powers of two.
 fn powers() -> impl Iterator<Item = usize> {
     (0..).map(|bit| 1 << bit)
-}
-
-/// The neighbouring rows that a thread reads at once: as many as the widest access holds.
-fn side(nest: &Nest, rows: &[usize]) -> usize {
-    let Some(&last) = rows.last() else { return 1 };
-    let sizes = nest.needed().filter_map(|id| match nest.term(id).kind {
-        TermKind::Load { operand, index, .. } if nest.index(index).stride(last) == 1 => {
-            Some(nest.of.operands[operand].dtype.bytes())
-        }
-        _ => None,
-    });
-    let bytes = sizes.min().unwrap_or(WIDEST);
-    let fits = |side: &usize| side * bytes <= WIDEST && nest.extents[last].is_multiple_of(*side);
-    [SIDE, 4, 2].into_iter().find(fits).unwrap_or(1)
 }

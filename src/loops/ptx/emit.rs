@@ -227,7 +227,7 @@ impl<'n> Emitter<'n> {
         };
         let rounded = of.iter().any(|&of| nest.is_rounded(of));
         let (divisor, positive) = (nest.constant(of[1]), is_index && nest.is_positive(of[0]));
-        let known = Known { divisor, positive, rounded, normal: nest.is_normal(of[1]) };
+        let known = Known { divisor, positive, rounded, from_one: nest.is_from_one(of[1]) };
         let shrinks = inner == Dtype::I64 && to == Dtype::I32;
         self.each(of, |text, [a, b]| {
             let of = [convert(text, [from[0], inner], a), convert(text, [from[1], inner], b)];

@@ -10,8 +10,8 @@ use crate::tensor::Dtype;
 pub(super) struct Known {
     /// Whether one is rounded to a few units of the last place: then the quotient may be too.
     pub rounded: bool,
-    /// Whether the divisor is at least a normal number, or NaN.
-    pub normal: bool,
+    /// Whether the divisor is at least 1, or NaN.
+    pub from_one: bool,
     /// The divisor.
     pub divisor: Option<i64>,
     /// Whether the dividend is at least 0.
@@ -38,18 +38,21 @@ pub(super) fn binary(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2]
     match dtype {
         Dtype::Bool => binary_bool(text, op, [a, b]),
         _ if !compared.is_empty() => text.op(Class::Pred, &format!("setp.{compared}.{}", kind(dtype)), &[&a, &b]),
-        Dtype::F32 if op == Binary::Div && known.rounded => quotient(text, [a, b], known.normal),
+        Dtype::F32 if op == Binary::Div && known.rounded => quotient(text, [a, b], known.from_one),
         Dtype::F32 | Dtype::F64 => binary_float(text, op, dtype, [a, b]),
         _ => binary_int(text, op, dtype, [a, b], known),
     }
 }
 
-/// a / b within 2 units of the last place.
-fn quotient(text: &mut Text, [a, b]: [Reg; 2], normal: bool) -> Reg {
-    if !normal {
+/// a / b, to a few units of the last place.
+///
+/// `div.full` is within 2. By a reciprocal within 1, which is up to 2 of the product, whose rounding is another half, it is
+/// within 3. Below 2^-124 a quarter of a is rounded too: 2 more, since b is at least 1.
+fn quotient(text: &mut Text, [a, b]: [Reg; 2], from_one: bool) -> Reg {
+    if !from_one {
         return text.op(Class::Word, "div.full.f32", &[&a, &b]);
     }
-    // A quarter of any divisor has a normal reciprocal.
+    // A quarter of any divisor from 1 on has a normal reciprocal: none is flushed to 0.
     let [a, b] = [a, b].map(|x| text.op(Class::Word, "mul.rn.f32", &[&x, &"0f3E800000"]));
     let reciprocal = text.op(Class::Word, "rcp.approx.ftz.f32", &[&b]);
     text.op(Class::Word, "mul.rn.f32", &[&a, &reciprocal])

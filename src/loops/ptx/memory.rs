@@ -2,12 +2,28 @@
 
 use std::fmt::Display;
 
+use super::nest::Nest;
 use super::number::kind;
 use super::text::{Class, Reg, Text};
+use crate::loops::ir::TermKind;
 use crate::tensor::Dtype;
 
 /// Bytes of the widest access.
 pub(super) const WIDEST: usize = 16;
+
+/// Neighbours along any of these axes that a thread reads at once, up to so many: as many as the widest access holds.
+pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
+    let sizes = nest.needed().filter_map(|id| match nest.term(id).kind {
+        TermKind::Load { operand, index, .. } if axes.iter().any(|&axis| nest.index(index).stride(axis) == 1) => {
+            Some(nest.of.operands[operand].dtype.bytes())
+        }
+        _ => None,
+    });
+    let bytes = sizes.min().unwrap_or(WIDEST);
+    let divides = |count: usize| axes.iter().all(|&axis| nest.extents[axis].is_multiple_of(count));
+    let fits = |&count: &usize| count <= most && count * bytes <= WIDEST && divides(count);
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
 
 /// Where elements are: an address, and bytes behind it.
 #[derive(Clone, Copy, Debug)]

@@ -17,7 +17,8 @@
 //! - Integers (`.s32 .u32 .s64 .u64`): `add sub mul.lo mul.hi mul.wide mad.lo mad.wide div rem min max neg`,
 //!   `and or xor not shl shr`, `bfe bfi`; predicates: `setp` and `and or xor not`.
 //! - Floats (`.f32 .f64`): `add.rn sub.rn mul.rn div.rn fma.rn sqrt.rn neg abs copysign`, `min.NaN max.NaN` (f32);
-//!   `div.full` and `rcp.approx.ftz` (f32) where a side of a quotient is a transcendental function of something.
+//!   `div.full` and `rcp.approx.ftz` (f32) where a side of a quotient is computed from a transcendental function or a
+//!   power of floats; a choice, an index or a bool that hangs on one is exact.
 //! - `cvt` between all of them, with `.rn .rz .rzi .rmi .rpi .rni`.
 //! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b16 .b32 .b64`, `.v4` of
 //!   `.b32`), `bar.sync 0`; from compute capability 9.0 on between blocks of a cluster: `mapa.shared::cluster.u32`,

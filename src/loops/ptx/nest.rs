@@ -78,21 +78,21 @@ impl Nest {
         self.ranges[id.0][0] >= 0
     }
 
-    /// Whether a number follows from one that is only rounded to a few units of the last place.
+    /// Whether a number is computed from one that is only rounded to a few units of the last place.
     pub fn is_rounded(&self, id: TermId) -> bool {
         self.rounded[id.0]
     }
 
-    /// Whether a sum of f32 is at least a normal number or NaN, since one side is, and the other an exponential.
-    pub fn is_normal(&self, id: TermId) -> bool {
+    /// Whether a sum of f32 is at least 1 or NaN, since one side is, and the other an exponential.
+    pub fn is_from_one(&self, id: TermId) -> bool {
         let TermKind::Binary(Binary::Add, sides) = self.term(id).kind else { return false };
-        let least = |id: TermId| match self.term(id).kind {
-            TermKind::Const(bits) => f32::from_bits(bits as u32) >= f32::MIN_POSITIVE,
+        let from_one = |id: TermId| match self.term(id).kind {
+            TermKind::Const(bits) => f32::from_bits(bits as u32) >= 1.0,
             _ => false,
         };
         let exponential = |id: TermId| matches!(self.term(id).kind, TermKind::Unary(Unary::Exp, _));
         let [a, b] = sides;
-        self.term(id).dtype == Dtype::F32 && ((least(a) && exponential(b)) || (least(b) && exponential(a)))
+        self.term(id).dtype == Dtype::F32 && ((from_one(a) && exponential(b)) || (from_one(b) && exponential(a)))
     }
 
     /// The number that an integer always is.
@@ -209,7 +209,7 @@ impl Nest {
     }
 }
 
-/// Which terms follow from transcendental functions of f32.
+/// Which numbers are computed from transcendental functions or powers of floats: not those only chosen or found by one.
 fn rounded(of: &Loop) -> Vec<bool> {
     use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign, Sqrt};
     let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
@@ -221,9 +221,23 @@ fn rounded(of: &Loop) -> Vec<bool> {
             TermKind::Binary(op, _) => *op == Binary::Pow && term.dtype.is_float(),
             _ => false,
         };
-        all.push(itself || term.reads().iter().any(|read| all[read.0]));
+        let is_number = term.dtype != Dtype::Bool;
+        all.push(is_number && (itself || values(&term.kind).iter().any(|value| all[value.0])));
     }
     all
+}
+
+/// What a term's value is computed from, or equals: no condition, no index of a load.
+fn values(kind: &TermKind) -> Vec<TermId> {
+    match kind {
+        TermKind::Axis(_) | TermKind::Const(_) | TermKind::Load { guard: None, .. } => Vec::new(),
+        TermKind::Load { guard: Some(guard), .. } => vec![guard.otherwise],
+        TermKind::Cast(of) | TermKind::Unary(_, of) => vec![*of],
+        TermKind::Binary(_, of) => of.to_vec(),
+        TermKind::Select([_, a, b]) => vec![*a, *b],
+        TermKind::Reduce { op: Monoid::Arg { .. }, body, .. } => body[1..].to_vec(),
+        TermKind::Reduce { body, .. } => body.clone(),
+    }
 }
 
 /// A reduction of a nest.

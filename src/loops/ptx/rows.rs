@@ -6,7 +6,7 @@
 use super::Target;
 use super::columns::Columns;
 use super::emit::{Emitter, Lanes};
-use super::memory::WIDEST;
+use super::memory::neighbours;
 use super::nest::{Nest, Reduction};
 use super::point::unravelled;
 use super::team::{Member, Team, WARP};
@@ -17,12 +17,12 @@ use crate::loops::ir::TermKind;
 /// Points that a thread holds at most.
 const HELD: usize = 32;
 /// Points that a thread takes side by side where it does not hold all.
-const SIDE: usize = 8;
+const AT_ONCE: usize = 8;
 /// Shorter reductions are computed by each thread for itself.
 const SHORT: usize = 16;
 
 /// Threads of a unit: where rows have so many, few threads share each.
-const OF_UNIT: usize = 2048;
+const FULL_UNIT: usize = 2048;
 /// Of fewer rows for each unit several threads compute each, even if they read the same.
 const FEW: usize = 64;
 
@@ -54,8 +54,8 @@ impl Rows {
         if count > units * FEW && tops.iter().any(|of| shares(nest, of, &rows)) {
             return None;
         }
-        let along =
-            tops.iter().filter_map(|of| of.axes.last()).chain(inner.last()).any(|&axis| reads_along(nest, axis));
+        let last: Vec<usize> = tops.iter().filter_map(|of| of.axes.last()).chain(inner.last()).copied().collect();
+        let along = last.iter().any(|&axis| reads_along(nest, axis));
         let team = match along {
             true => side_by_side(count, longest, units),
             false => Columns::plan(nest, &tops, &rows, longest, target).map_or(Team::Thread, Team::Columns),
@@ -63,7 +63,7 @@ impl Rows {
         if team == Team::Thread && inner.is_empty() {
             return None; // which a thread for some neighbouring results does better
         }
-        let run = if along { run(nest, &tops, &inner, longest / team.members()) } else { 1 };
+        let run = if along { neighbours(nest, &last, longest / team.members()) } else { 1 };
         let held = one_axis(&tops, &inner).filter(|_| longest <= team.members() * HELD && along);
         Some(Self { rows, inner, tops, team, run, held })
     }
@@ -190,7 +190,7 @@ impl Rows {
     /// How many runs of points along axes a thread takes at a time: first the most, then what is left.
     fn runs(&self, axes: &[usize], run: usize) -> Vec<usize> {
         let ([_], side) = (axes, self.team.side()) else { return vec![1] };
-        match (SIDE / run, side) {
+        match (AT_ONCE / run, side) {
             (0 | 1, _) => vec![1],
             (several, 1) => vec![several, 1],
             (_, 2 | 4) => vec![8, 4, 2, 1],
@@ -244,7 +244,7 @@ fn reads_along(nest: &Nest, axis: usize) -> bool {
 
 /// The team where rows lie in memory: lanes of a warp, or a block so large that its threads hold the row.
 fn side_by_side(rows: usize, longest: usize, units: usize) -> Team {
-    let few = |members: &usize| longest <= members * SIDE && rows * members >= units * OF_UNIT;
+    let few = |members: &usize| longest <= members * AT_ONCE && rows * members >= units * FULL_UNIT;
     if let Some(members) = [2, 4, 8, 16].into_iter().find(few) {
         return Team::Lanes(members);
     }
@@ -271,20 +271,32 @@ fn shares(nest: &Nest, of: &Reduction, rows: &[usize]) -> bool {
     false
 }
 
-/// The neighbours that a thread takes at once: as many as the widest access holds.
-fn run(nest: &Nest, tops: &[Reduction], inner: &[usize], share: usize) -> usize {
-    let last: Vec<usize> = tops.iter().filter_map(|of| of.axes.last().copied()).chain(inner.last().copied()).collect();
-    let sizes = nest.needed().filter_map(|id| match nest.term(id).kind {
-        TermKind::Load { operand, index, .. } if last.iter().any(|&axis| nest.index(index).stride(axis) == 1) => {
-            Some(nest.of.operands[operand].dtype.bytes())
+#[cfg(test)]
+mod tests {
+    use super::super::{Schedule, schedule};
+    use super::*;
+    use crate::graph::{Op, ValueType};
+    use crate::loops::{Lowered, lower};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn of_many_short_rows_few_lanes_share_each() {
+        let team = |[rows, columns]: [usize; 2], units| {
+            let x = ValueType::new(Dtype::F16, &[rows, columns]);
+            let Lowered::Loops(loops) =
+                lower(&Op::Softmax { axis: 1, log: false }, &[Some(&x)], std::slice::from_ref(&x))
+            else {
+                panic!("softmax is a loop")
+            };
+            match schedule(&loops[0], &Target { units, ..Target::ANY }).1 {
+                Schedule::Rows(rows) => rows.team,
+                _ => panic!("[{rows}, {columns}] has no team"),
+            }
+        };
+        for units in [108, 132] {
+            let cases = [[140_001, 16], [70_001, 20], [35_001, 40], [20_000, 64], [20_000, 200]];
+            assert_eq!(cases.map(|dims| team(dims, units)), [2, 4, 8, 16, 32].map(Team::Lanes));
         }
-        _ => None,
-    });
-    let bytes = sizes.min().unwrap_or(WIDEST);
-    let fits = |run: &usize| {
-        run * bytes <= WIDEST
-            && *run <= share.max(1)
-            && last.iter().all(|&axis| nest.extents[axis].is_multiple_of(*run))
-    };
-    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+        assert_eq!([1000, 5000, 10_000].map(|columns| team([33, columns], 132)), [128, 512, 1024].map(Team::Block));
+    }
 }

@@ -33,7 +33,7 @@ pub(super) struct Member {
 }
 
 /// Threads of a block of teams that are smaller.
-const THREADS: usize = 256;
+const SMALL_TEAMS: usize = 256;
 
 impl Team {
     /// Threads that share a row.
@@ -48,8 +48,8 @@ impl Team {
     /// Threads of a block, and the rows that they compute.
     pub const fn block(self) -> [usize; 2] {
         match self {
-            Self::Thread => [THREADS, THREADS],
-            Self::Lanes(members) => [THREADS, THREADS / members],
+            Self::Thread => [SMALL_TEAMS, SMALL_TEAMS],
+            Self::Lanes(members) => [SMALL_TEAMS, SMALL_TEAMS / members],
             Self::Block(members) => [members, 1],
             Self::Columns(of) => of.block(),
         }

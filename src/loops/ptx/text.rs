@@ -116,7 +116,7 @@ impl Text {
 
     /// The offset of new bytes of shared memory.
     pub fn share(&mut self, bytes: u32) -> u32 {
-        let offset = self.shared_bytes.next_multiple_of(16);
+        let offset = place_bytes(self.shared_bytes as usize) as u32;
         self.shared_bytes = offset + bytes;
         offset
     }
@@ -166,4 +166,9 @@ impl Text {
         }
         all + &self.body
     }
+}
+
+/// What so many bytes of shared memory take where others follow.
+pub(super) const fn place_bytes(bytes: usize) -> usize {
+    bytes.next_multiple_of(16)
 }

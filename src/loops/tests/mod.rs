@@ -7,6 +7,7 @@ mod layers;
 mod moves;
 mod numbers;
 mod packed;
+mod ptx;
 mod schedule;
 mod shared;
 mod windows;

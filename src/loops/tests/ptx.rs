@@ -1,0 +1,110 @@
+//! Which instructions loops become.
+
+use crate::graph::{Binary, Expr, Op, Unary, ValueType};
+use crate::loops::ptx::{Target, kernel};
+use crate::loops::{LoopBuilder, Lowered, TermId, lower};
+use crate::tensor::Dtype;
+
+/// A function of few numbers, each of which a thread computes, as PTX.
+fn text(of: Expr, dtypes: &[Dtype]) -> String {
+    let types: Vec<ValueType> = dtypes.iter().map(|&dtype| ValueType::new(dtype, &[3])).collect();
+    let inputs: Vec<Option<&ValueType>> = types.iter().map(Some).collect();
+    let op = Op::Map(of);
+    let to = op.infer(&inputs, 1).unwrap();
+    let Lowered::Loops(loops) = lower(&op, &inputs, &to) else { panic!("{op:?} is a loop") };
+    kernel(&loops[0], &Target::ANY).unwrap().text
+}
+
+/// How often these instructions are in a text.
+fn counts<const N: usize>(text: &str, names: [&str; N]) -> [usize; N] {
+    names.map(|name| text.matches(name).count())
+}
+
+fn exp(of: Expr) -> Expr {
+    of.unary(Unary::Exp)
+}
+
+const DIVISIONS: [&str; 3] = ["rcp.approx.ftz.f32", "div.full.f32", "div.rn.f32"];
+
+#[test]
+fn reciprocals_are_of_divisors_from_one_on() {
+    let by = |divisor: Expr| counts(&text(Expr::arg(0) / divisor, &[Dtype::F32]), DIVISIONS);
+    let number = |x: f32| Expr::float(Dtype::F32, x.into());
+    let sum = |x: f32| by(number(x) + exp(Expr::arg(0)));
+    let (one, full) = ([1, 0, 0], [0, 1, 0]);
+    assert_eq!([1.0, 1.5, f32::MAX, f32::INFINITY].map(sum), [one; 4]);
+    // By small divisors dividends whose quarters lose bits would be far off; quarters of the least are flushed.
+    let least = f32::MIN_POSITIVE;
+    let below = [1.0_f32.next_down(), 4.0 * least, (4.0 * least).next_down(), least, 0.0, -1.0, f32::NAN];
+    assert_eq!(below.map(sum), [full; 7]);
+    assert_eq!(by(exp(Expr::arg(0)) + number(1.0)), one);
+    assert_eq!(by(number(1.0) - exp(Expr::arg(0))), full);
+    assert_eq!(by(number(1.0) + Expr::arg(0)), [0, 0, 1]);
+}
+
+#[test]
+fn quotients_of_exact_numbers_are_exact() {
+    let [x, y, z] = [0, 1, 2].map(Expr::arg);
+    let of = |dividend: Expr| counts(&text(dividend / Expr::arg(2), &[Dtype::F32; 3]), DIVISIONS);
+    let (full, exact) = ([0, 1, 0], [0, 0, 1]);
+    let one = || Expr::float(Dtype::F32, 1.0);
+    let above = |of: Expr| one().binary(Binary::Less, of);
+    assert_eq!(of(exp(x.clone())), full);
+    assert_eq!(of(above(x.clone()).select(exp(y.clone()), z.clone())), full);
+    assert_eq!(of(above(exp(x.clone())).select(y.clone(), z.clone())), exact);
+    assert_eq!(of(above(exp(x.clone())).cast(Dtype::F32)), exact);
+    // Powers of floats are a function like others, whatever the exponent; those of integers are not rounded.
+    let squared = |of: Expr, two: Expr| of.binary(Binary::Pow, two);
+    assert_eq!(of(squared(x.clone(), Expr::float(Dtype::F32, 2.0))), full);
+    assert_eq!(of(squared(x.clone().cast(Dtype::I32), Expr::int(Dtype::I32, 2)).cast(Dtype::F32)), exact);
+    assert_eq!(of(x.unary(Unary::Sqrt)), exact);
+}
+
+#[test]
+fn what_an_index_or_a_guard_hangs_on_rounds_no_quotient() {
+    let x = ValueType::new(Dtype::F32, &[3]);
+    let divisions = |value: fn(&mut LoopBuilder, TermId, [TermId; 2]) -> TermId| {
+        let mut b = LoopBuilder::new(&[x.clone(), x.clone(), x.clone()], &[3]);
+        let i = b.axis(0);
+        let (first, by) = (b.load(0, &[i]), b.load(2, &[i]));
+        let power = b.unary(Unary::Exp, first);
+        let value = value(&mut b, i, [first, power]);
+        let root = b.binary(Binary::Div, value, by);
+        counts(&kernel(&b.finish(root), &Target::ANY).unwrap().text, DIVISIONS)
+    };
+    let exact = [0, 0, 1];
+    let of_index = divisions(|b, _, [_, power]| {
+        let place = b.cast(Dtype::I64, power);
+        b.load(1, &[place])
+    });
+    let of_condition = divisions(|b, i, [x, power]| {
+        let condition = b.binary(Binary::Less, x, power);
+        b.load_if(1, &[i], Some(condition), x)
+    });
+    let of_otherwise = divisions(|b, i, [x, power]| {
+        let condition = b.binary(Binary::Less, x, x);
+        b.load_if(1, &[i], Some(condition), power)
+    });
+    assert_eq!([of_index, of_condition, of_otherwise], [exact, exact, [0, 1, 0]]);
+}
+
+#[test]
+fn choices_move_inside_dear_functions_and_no_further() {
+    let [condition, a, b, c, d] = [0, 1, 2, 3, 4].map(Expr::arg);
+    let dtypes = [Dtype::Bool, Dtype::F32, Dtype::F32, Dtype::F32, Dtype::F32];
+    let of = |[first, second]: [Expr; 2]| {
+        counts(&text(condition.clone().select(first, second), &dtypes), ["selp.b32", "ex2.approx", "div."])
+    };
+    let [ab, cd] = [[a.clone(), b.clone()], [c.clone(), d.clone()]];
+    let linear = |[x, y]: [Expr; 2]| x * y + Expr::float(Dtype::F32, 0.5);
+    assert_eq!(of([ab.clone(), cd.clone()].map(|of| exp(linear(of)))), [1, 1, 0]);
+    assert_eq!(of([ab.clone(), cd.clone()].map(linear)), [1, 0, 0]);
+    // Both factors choose where one of them is dear, so that it is computed once.
+    assert_eq!(of([ab.clone(), cd.clone()].map(|[x, y]| exp(x) * y)), [2, 1, 0]);
+    assert_eq!(of([ab, cd].map(|[x, y]| (x / y).unary(Unary::Abs))), [2, 0, 1]);
+    let gated = |x: Expr| x.clone() * exp(-x);
+    assert_eq!(of([gated(a.clone()), gated(c.clone())]), [1, 1, 0]);
+    assert_eq!(of([exp(a.clone() * b.clone()), exp(a.clone() * c)]), [1, 1, 0]);
+    assert_eq!(of([exp(a.clone()), b.unary(Unary::Sqrt)]), [1, 1, 0]);
+    assert_eq!(of([a, d]), [1, 0, 0]);
+}
