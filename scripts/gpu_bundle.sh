@@ -42,7 +42,7 @@ built = [m["executable"] for m in messages if m.get("executable") and sys.argv[1
 print(*built[:1])' "$kind"
 }
 
-cargo build --release --locked --bins --examples
+cargo build --release --locked --bins $(printf -- '--example %s ' "${examples[@]}")
 target=$(cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')
 gpu_tests=$(test_binary test --test gpu)
