@@ -398,7 +398,8 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
-//            row_tiles below 2^31; scale positive. block_tiles above kGroups only where all chunks of a head fit the
+//            row_tiles below 2^31; scale positive. block_tiles up to 4,096: with a mask of keys 128 threads of each tile
+//            arrive at k_empty, which counts to 2^20 - 1; above kGroups only where all chunks of a head fit the
 //            stages. tail: rows behind row_tiles tiles, up to 8, by 64/104 without a mask; else 0, and row_tiles has
 //            all rows. What is beyond the operands is read as zero and not written. Deterministic, no atomics.
 // Ordering   may be launched before its predecessors have ended, and lets its successor be: reads and writes only

@@ -31,7 +31,7 @@ macro_rules! halves {
             const POISON: Self = Self::NAN;
 
             fn of(value: f64) -> Self {
-                Self::from_f64(value)
+                Self::from_f32(value as f32) // from_f64 may look at 20 bits of the mantissa alone
             }
 
             fn value(self) -> f64 {

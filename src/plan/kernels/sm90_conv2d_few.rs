@@ -5,6 +5,7 @@ use super::{Kernel, KernelDef, Variant};
 use crate::model::{Conv2d, Window};
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{PackedSum, Packing, usual};
+use crate::plan::roofline::LAUNCH;
 use crate::plan::work::{Operand, Work, taps};
 use crate::plan::{Limits, ProductActivation, Rates, StepOp};
 use crate::tensor::{Dtype, Shape};
@@ -165,13 +166,23 @@ impl FewOp {
         let memory = bytes as f64 / rates.memory_bytes * rates.clock_hz;
         Some((blocks * block).max(memory))
     }
+
+    /// Clocks of the loop that another kernel needs, which makes pixels in that kernel's type of the images.
+    pub(in crate::plan) fn clocks_of_pixels(&self, batch: usize, dtype: Dtype, limits: &Limits) -> Option<f64> {
+        let rates = Rates::of(limits)?;
+        let made = Operand::activations(self.input, dtype, limits.family);
+        let made = self.input.height * self.input.width * made.stored_channels * dtype.bytes();
+        let bytes = batch * (self.input.elems() * Dtype::F32.bytes() + made);
+        Some((LAUNCH + bytes as f64 / rates.memory_bytes) * rates.clock_hz)
+    }
 }
 
 /// What offsets in an image stay below.
 const MOST: usize = 1 << 31;
 
 /// Clocks of a pixel that a block copies, of a step of a block's products for each group of channels, and of an output
-/// channel.
+/// channel, by instructions. A full multiprocessor takes up to twice as long, as it does with the kernel for images that
+/// this one is compared with (benches/notes/2026-11-24-few-channels.md).
 const PIXEL: f64 = 0.4;
 const PRODUCT: f64 = 32.0;
 const OUTPUT: f64 = 24.0;

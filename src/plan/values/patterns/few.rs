@@ -39,6 +39,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         bias: epilogue.bias.is_some(),
     };
     let apart = layers::kernel(&conv, dtype, [input, output], batch, limits).and_then(|kernel| kernel.clocks);
+    let apart = apart.zip(of.clocks_of_pixels(batch, dtype, limits)).map(|(kernel, pixels)| kernel + pixels);
     let is_sooner = || apart.zip(of.clocks(batch, limits)).is_none_or(|(apart, own)| own <= apart);
     if !of.has_kernel() || !is_sooner() {
         return None;
@@ -74,13 +75,19 @@ mod tests {
 
     /// Planes of so many channels, a 3x3 convolution of them into so many with a bias, and what an expression makes of it.
     fn plan_of(batch: usize, channels: [usize; 2], then: Option<Expr>, limits: &Limits) -> Plan {
+        plan_by(batch, channels, Window::all(2, 3, 2, 1), then, limits)
+    }
+
+    /// The same by another window.
+    fn plan_by(batch: usize, channels: [usize; 2], window: Window, then: Option<Expr>, limits: &Limits) -> Plan {
+        let [taps_high, taps_wide] = [window.size[0], window.size[1]];
         let mut g = GraphBuilder::new();
         let planes = g.input("x", Dtype::F32, &[batch, channels[0], 64, 96]);
         let x = g.node("pixels", Op::Transpose(vec![0, 2, 3, 1]), &[planes]);
         let x = g.map("scaled", Expr::arg(0) * Expr::float(Dtype::F32, 0.5), &[x]);
-        let filter = g.weight("filter", Dtype::F32, &[channels[1], channels[0], 3, 3]);
+        let filter = g.weight("filter", Dtype::F32, &[channels[1], channels[0], taps_high, taps_wide]);
         let bias = g.weight("bias", Dtype::F32, &[channels[1]]);
-        let conv = Conv { window: Window::all(2, 3, 2, 1), groups: 1 };
+        let conv = Conv { window, groups: 1 };
         let mut y = g.node("first", Op::Conv(conv), &[x, filter, bias]);
         if let Some(then) = then {
             y = g.map("then", then, &[y]);
@@ -124,6 +131,19 @@ mod tests {
         let relu6 = bound(bound(Expr::arg(0), Binary::Max, 0.0), Binary::Min, 6.0);
         let plan = plan_of(1, [3, 32], Some(relu6), &Limits::h200());
         assert_eq!(few(&plan).map(|of| of.activation), Some(ProductActivation::None), "{plan}");
+    }
+
+    /// Few blocks of large windows into many channels take as long as they would in many small tiles, but need no pixels.
+    #[test]
+    fn small_images_have_the_kernel_too() {
+        for (taps, stride) in [(1, 1), (3, 2), (5, 1), (7, 2), (8, 3)] {
+            for (outputs, limits) in
+                [16, 32, 64].into_iter().flat_map(|outputs| [(outputs, Limits::h100()), (outputs, Limits::h200())])
+            {
+                let plan = plan_by(2, [3, outputs], Window::all(2, taps, stride, taps / 2), Some(silu()), &limits);
+                assert!(few(&plan).is_some(), "{taps} taps: {plan}");
+            }
+        }
     }
 
     #[test]
