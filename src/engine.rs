@@ -69,8 +69,10 @@ impl Engine {
     /// Lends a batch to fill, waiting for a free one up to the builder's limit.
     ///
     /// # Errors
-    /// [`Error::Timeout`] past the limit, with the counts of what is being filled, in flight, and finished but unread;
-    /// [`Error::Fault`] if the device is out of use.
+    /// - [`Error::Timeout`] if no batch becomes free within the limit. The error counts the batches that are being
+    ///   filled, that are in flight, and that are finished but unread.
+    /// - [`Error::Fault`] if the device has failed.
+    /// - [`Error::Closed`] after [`Engine::close`].
     pub fn acquire(&self) -> Result<Batch, Error> {
         self.core.acquire(self.core.spec().acquire_limit)
     }
@@ -123,7 +125,7 @@ impl Engine {
     /// Lends a batch if one is free now.
     ///
     /// # Errors
-    /// [`Error::Fault`] if the device is out of use.
+    /// [`Error::Fault`] if the device has failed.
     pub fn try_acquire(&self) -> Result<Option<Batch>, Error> {
         self.core.try_acquire()
     }
@@ -172,19 +174,19 @@ impl Engine {
         self.core.compute_streams()
     }
 
-    /// The rows that producers write, at the dimensions of the first size.
+    /// The layout of the rows that producers write, at the dimensions of the engine's first size.
     pub fn input(&self) -> &RowSpec {
         &self.core.bucket(0).input
     }
 
-    /// The rows that consumers read, at the dimensions of the first size. For an engine of several models, these are
-    /// the rows of its first output.
+    /// The layout of the rows that consumers read, at the dimensions of the engine's first size. An engine of several
+    /// models may have several outputs; this is the layout of the first one.
     pub fn output(&self) -> &RowSpec {
         &self.core.bucket(0).outputs[0]
     }
 
-    /// The rows that producers write, and those that consumers read, at the smallest of the engine's sizes that holds
-    /// rows of `size`.
+    /// The layouts of the rows that producers write and of the rows that consumers read, at the smallest of the
+    /// engine's sizes that holds rows of `size`.
     ///
     /// # Errors
     /// [`Error::Option`] if no size holds such rows, with a list of the sizes.
@@ -234,8 +236,8 @@ impl Engine {
     /// largest batch, one behind the other. Waits for these batches.
     ///
     /// # Errors
-    /// [`Error::Option`] for a state that no model has, or elements of another type; [`Error::Fault`] if the device is out of
-    /// use.
+    /// [`Error::Option`] for a state that no model has, or elements of another type; [`Error::Fault`] if the device has
+    /// failed.
     pub fn read_state<T: Element>(&self, name: &str) -> Result<Vec<T>, Error> {
         let (row, rows) = self.core.state(name)?;
         row.check::<T>()?;
@@ -281,7 +283,7 @@ impl Engine {
     /// The state of the ring's credits.
     ///
     /// # Errors
-    /// [`Error::Fault`] if the device is out of use.
+    /// [`Error::Fault`] if the device has failed.
     pub fn credits(&self) -> Result<Credits, Error> {
         self.core.credits()
     }
@@ -355,7 +357,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device is out of use.
+    /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device has failed.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         self.core.close(how, limit)
     }
@@ -366,16 +368,18 @@ impl Engine {
         crate::ring::Origin::of_ring(&self.core)
     }
 
-    /// Makes only the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], on this thread
-    /// and without the code of the ring around them. For each batch these are the calls and one wait, in the engine's
-    /// way of [waiting](EngineBuilder::waiting); `ahead` batches are in flight, at most as many as there are slots.
-    /// Returns the seconds of each batch, from its first call to the end of its wait. The difference to a run through
-    /// the ring is the cost of the ring: see `examples/waiting.rs`. Takes all credits while it runs. States are zeros
-    /// afterwards.
+    /// Measures the driver calls of a batch without the code of the ring around them. The difference to the times of
+    /// the same batches through the ring is the cost of the ring: see `examples/waiting.rs`.
+    ///
+    /// The calling thread makes the driver calls of `batches` batches of `batch` rows, and waits once for each batch,
+    /// in the engine's way of [waiting](EngineBuilder::waiting). `batch` is one of [`Engine::batch_sizes`]. `ahead` is
+    /// the number of batches in flight, at most as many as there are slots. Returns the seconds of each batch, from its
+    /// first call to the end of its wait. Takes all credits while it runs. States are zeros afterwards.
     ///
     /// # Errors
-    /// [`Error::Option`] for another batch size or too many ahead; [`Error::Timeout`] if credits are held elsewhere past
-    /// the limit; [`Error::Fault`] if the device is out of use.
+    /// - [`Error::Option`] for another batch size, or for too many batches ahead.
+    /// - [`Error::Timeout`] if other threads hold credits for longer than the limit.
+    /// - [`Error::Fault`] if the device has failed.
     pub fn measure_calls(&self, batch: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
         self.core.measure_calls(batch, batches, ahead)
     }

@@ -14,11 +14,16 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 //!
-//! The way of one batch: [`Engine::acquire`] lends a [`Batch`] of page-locked rows. A producer, which is a thread of the
-//! program, writes pixels into the rows. [`Batch::submit`] enqueues upload, forward pass and download on three streams and
-//! returns a [`Ticket`] at once. [`Ticket::wait`] blocks until this submission is done, and waits for nothing else; it
-//! returns an [`Output`], whose values are read in place. Dropping the output frees its memory for a later batch. Any
-//! number of threads may submit batches at the same time.
+//! A batch takes these steps:
+//!
+//! 1. [`Engine::acquire`] lends a [`Batch`] of page-locked rows.
+//! 2. A producer, which is a thread of the program, writes pixels into the rows.
+//! 3. [`Batch::submit`] enqueues upload, forward pass and download on three streams and returns a [`Ticket`] at once.
+//! 4. [`Ticket::wait`] blocks until this submission is done, and waits for nothing else. It returns an [`Output`],
+//!    whose values are read in place.
+//! 5. Dropping the output frees its memory for a later batch.
+//!
+//! Any number of threads may submit batches at the same time.
 //!
 //! A program with CUDA code of its own can keep pixels and results on the device: [`Batch::read_from`],
 //! [`Batch::submit_to_device`], [`Device::in_context`].
@@ -72,9 +77,10 @@
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans, call logs and the list of ONNX's node tests anew |
 //! | `TREFOIL_ONNX_NODES` | the tests | the folder that `tests/onnx/nodes.py` wrote ONNX's node tests to |
 //! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
+//! | `TREFOIL_PART` | the tests | `I/N`: part I, counted from 0, of N parts of all cases on a GPU; default all |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | play the schedule of this seed alone |
-//! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that records name; default the commit of the checkout |
+//! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that measurement records name; default the checkout's |
 //! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: the profiler's library, which receives names |
 //! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |
 //! | `NO_COLOR` | the program | no colours |

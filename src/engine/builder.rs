@@ -106,10 +106,11 @@ impl<'a> EngineBuilder<'a> {
         Self { models: vec![Member { model, after: None }], options: Options::default() }
     }
 
-    /// Adds a model that reads the result of the model that was named last. The result stays on the device, and
-    /// successive batches overlap, because each model has a stream of its own. The added model reads the whole result,
-    /// without softmax; to pass on the input of the classifier, cut the first model with [`Model::features`]. The
-    /// engine does not hand out results that a model reads.
+    /// Adds a model that reads the result of the model that was named last. The result stays on the device. Each model
+    /// has a stream of its own, so the models compute successive batches at the same time.
+    ///
+    /// The added model reads the whole result, without softmax. If it is to read what the first model's classifier
+    /// reads, cut the first model with [`Model::features`]. The engine does not hand out a result that a model reads.
     ///
     /// ```no_run
     /// # use trefoil::{Engine, model::Model};
@@ -174,8 +175,8 @@ impl<'a> EngineBuilder<'a> {
     /// [`Request::size`](crate::Request::size) ask for a size; calls without a size get the dimensions of the first
     /// one. A submission takes the smallest batch that holds its rows. The other dimensions match exactly, unless the
     /// model declares that rows may be [padded](Model::padded) along them: then the smallest size that holds the row is
-    /// taken. If several models of the engine have a dimension of one name, it has one size in all of them; parts of a
-    /// model have the dimensions of the whole model.
+    /// taken. If several models of the engine have a dimension of the same name, it has the same size in all of them;
+    /// parts of a model have the dimensions of the whole model.
     ///
     /// ```
     /// use trefoil::{Engine, Size, model::Model};
@@ -210,13 +211,17 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Sets the number of streams on which each model computes. Slots use them in turn, so that as many batches are
-    /// computed side by side. A small batch leaves much of a GPU idle, and two of them use it better; if one batch
-    /// fills the GPU, two side by side gain nothing, and each takes longer. The number of slots must be a multiple of
-    /// the number of streams. Each stream needs memory for activations of its own. Results do not change by a bit, and
-    /// they become ready in the order of submission. A CPU always has one stream, because a batch keeps all its threads
-    /// busy. A [`Batcher`](crate::Batcher) computes batches side by side only at sizes that gain by it. A model [with
-    /// state](Model::with_state) has one stream. Default 1.
+    /// Sets the number of streams on which each model computes. Default 1. With n streams up to n batches are computed
+    /// side by side, because the slots use the streams in turn.
+    ///
+    /// Several streams help if a batch is so small that it leaves much of the GPU idle. If one batch fills the GPU, two
+    /// batches side by side gain nothing, and each takes longer. A [`Batcher`](crate::Batcher) computes batches side by
+    /// side only at sizes that gain by it. Results do not change by a bit, and they become ready in the order of
+    /// submission.
+    ///
+    /// The number of slots must be a multiple of the number of streams. Each stream has its own memory for activations.
+    /// A model [with state](Model::with_state) can have one stream only. A CPU always uses one stream, because a batch
+    /// keeps all threads of the CPU busy.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -283,8 +288,10 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Sets how long [`Engine::acquire`] waits for a free batch, and how long a submission waits until the submissions
-    /// of other threads have returned from the driver, which is at least 0.1 s. Default 10 s.
+    /// Sets how long [`Engine::acquire`] waits for a free batch. Default 10 s.
+    ///
+    /// The limit also holds for a submission that waits until the submissions of other threads have returned from the
+    /// driver. Such a submission waits up to 0.1 s even if the limit is shorter.
     pub fn acquire_limit(mut self, limit: Duration) -> Self {
         self.options.acquire_limit = limit;
         self
@@ -348,11 +355,14 @@ impl<'a> EngineBuilder<'a> {
     /// weights, allocates all buffers and captures every graph. After the build nothing is allocated or loaded.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, for sizes that a model
-    /// cannot have, all of them with the reasons, and where a model has state,
-    /// for several compute streams and for sizes whose states differ; what [`Device::open`] and the model's weights give;
-    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`];
-    /// [`Error::Option`] where a fleet is asked for, by [`EngineBuilder::rebuild_on_fault`].
+    /// - [`Error::Option`] if a number is zero or too large, or if slots are no multiple of the compute streams.
+    /// - [`Error::Option`] if a model cannot have some of the sizes. The error lists all of these with the reasons.
+    /// - [`Error::Option`] if a model with state has several compute streams, or sizes whose states differ.
+    /// - [`Error::Option`] if [`EngineBuilder::rebuild_on_fault`] is set, because only a fleet rebuilds engines.
+    /// - The errors of [`Device::open`] if no device was given, and those of reading the model's weights.
+    /// - [`Error::OutOfMemory`] with the bytes that are needed and that are free, and the largest batch that fits.
+    /// - [`Error::Thread`] if a thread of the engine cannot be started.
+    /// - [`Error::Fault`] if the device has failed.
     pub fn build(self) -> Result<Engine, Error> {
         if self.options.rebuild_on_fault > 0 {
             let fleets = "0, or a fleet from `build_on`, which may have one device: only fleets rebuild engines";

@@ -57,7 +57,7 @@ use product::Product;
 use rows::Rows;
 use turn::Turn;
 
-/// For which device kernels are written.
+/// The GPU that PTX is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Compute capability, 8.0 or more: `.target`.
