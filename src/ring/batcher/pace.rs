@@ -177,7 +177,13 @@ impl Pace {
     /// after it began.
     fn measure(&mut self, flight: &Flight, before: Option<(Instant, usize)>, now: Instant) {
         let Some(begin) = flight.begins else { return };
+        if flight.uploaded > now {
+            return self.sizes[flight.size].forget_upload();
+        }
         let took = now.saturating_duration_since(begin);
+        if took.is_zero() {
+            return; // others were to be done before
+        }
         if before.is_some_and(|(before, _)| now.saturating_duration_since(before) < took / TOGETHER) {
             return;
         }

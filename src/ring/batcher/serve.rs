@@ -17,6 +17,8 @@ use crate::sync::{MutexGuard, be_punctual, lock, thread, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
+/// A sleep that ends no later than this after it is over says what was done during it.
+const ON_TIME: Duration = Duration::from_micros(20);
 /// Pauses between two looks at the queue.
 const LOOKS: u32 = 32;
 
@@ -60,8 +62,18 @@ fn batch_until_closed(shared: &Shared) {
 
 /// The thread `trefoil-rows-N`. It ends after the other one, when everything in flight is delivered.
 pub(super) fn deliver(shared: &Shared) {
-    let mut wakes = Vec::with_capacity(shared.bounds.full);
     be_punctual();
+    shared.or_fail("the delivering thread panicked", || deliver_until_closed(shared));
+    // Only a bug leaves rows that are waited for: one that a thread panicked by while it had them.
+    shared.told(|state, wakes| {
+        if let Some(error) = state.failure().cloned() {
+            state.lose_all(&error, wakes);
+        }
+    });
+}
+
+fn deliver_until_closed(shared: &Shared) {
+    let mut wakes = Vec::with_capacity(shared.bounds.full);
     while let Some(flight) = shared.next_flight() {
         shared.look_out(&flight.ticket);
         match flight.ticket.wait() {
@@ -175,7 +187,7 @@ impl Shared {
         lock(&self.state).next(&self.bounds, Instant::now()) == Next::Leave
     }
 
-    /// Runs what panics only by a bug, and then answers everything with that.
+    /// Runs what panics only by a bug, and then answers everything queued with that.
     fn or_fail(&self, what: &str, run: impl FnOnce()) {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             self.fail(&Error::Internal { what: what.into() });
@@ -279,7 +291,8 @@ impl Shared {
             match looks_out {
                 Some([from, _]) if now < from => {
                     thread::sleep(from - now);
-                    if !is_under_way() {
+                    let is_on_time = from.elapsed() < ON_TIME;
+                    if is_on_time && !is_under_way() {
                         lock(&self.state).was_early();
                     }
                 }

@@ -387,6 +387,15 @@ impl BatcherState {
         wakes.extend(rows.iter().map(|queued| self.answer(queued.entry, Err(error.clone()))));
     }
 
+    /// Answers every row that is still waited for; nothing proves that the device leaves their memory alone.
+    pub fn lose_all(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
+        for entry in 0..self.entries.len() {
+            if matches!(self.entries[entry], TicketEntry::Waiting(_)) {
+                wakes.push(self.answer(entry, Err(error.clone())));
+            }
+        }
+    }
+
     /// Latches `error` and answers everything queued with it.
     pub fn fail(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
         self.failed.get_or_insert_with(|| error.clone());

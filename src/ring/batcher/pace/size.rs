@@ -78,6 +78,11 @@ impl Size {
         of(&self.upload).map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
     }
 
+    /// What is known of the upload is too long: the next one is measured.
+    pub fn forget_upload(&mut self) {
+        (self.upload, self.unmeasured) = Default::default();
+    }
+
     /// A run took so long, of it `alone` with nothing beside it. From one that was mostly beside others of its size follows
     /// what it takes beside one all the time, if it is known what it takes alone. Smaller ones slow it down less.
     pub fn took(&mut self, took: Duration, alone: Duration, others_alike: bool) {
@@ -88,7 +93,13 @@ impl Size {
             if self.runs_alone == FORGET {
                 self.side_by_side = Estimate::default();
             }
-        } else if let Some(run) = self.alone.mean().filter(|_| others_alike && 2 * alone <= took) {
+            return;
+        }
+        let Some(run) = self.alone.mean() else { return };
+        if self.soonest.is_none() {
+            self.soonest = Some(alone + (took - alone).mul_f64(self.speed_beside()));
+        }
+        if others_alike && 2 * alone <= took {
             let speed = run.saturating_sub(alone).div_duration_f64(took - alone);
             self.side_by_side.add(run.div_f64(speed.clamp(0.5, 1.0)));
             self.runs_alone = 0;
