@@ -29,7 +29,7 @@ impl Device {
     }
 
     /// Adds what is free to the error of an allocation that was refused.
-    pub(super) fn with_free(&self, error: Error) -> Error {
+    pub(crate) fn with_free(&self, error: Error) -> Error {
         let Error::OutOfMemory { device, what, needed_bytes, fitting_batch, .. } = error else { return error };
         match self.free_bytes(&what) {
             Ok(free_bytes) => Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch },

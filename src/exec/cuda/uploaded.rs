@@ -67,12 +67,14 @@ impl Uploaded {
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
         let buffer = DeviceBuffer::new(device, layout.bytes())?;
-        let mut packed = try_zeroed_slice_box(layout.bytes()).map_err(|()| Error::OutOfMemory {
-            device: device.info().target.clone(),
-            what: "host memory for packed weights".into(),
-            needed_bytes: layout.bytes() as u64,
-            free_bytes: 0,
-            fitting_batch: None,
+        let mut packed = try_zeroed_slice_box(layout.bytes()).map_err(|()| {
+            device.with_free(Error::OutOfMemory {
+                device: device.info().target.clone(),
+                what: "host memory for packed weights".into(),
+                needed_bytes: layout.bytes() as u64,
+                free_bytes: 0,
+                fitting_batch: None,
+            })
         })?;
         layout.fill(model, plans, &mut packed)?;
         watch.lap("weights read and packed");
