@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
+use crate::graph::Graph;
 use crate::model::{Model, Network, Shaped};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
@@ -221,17 +222,24 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
     let own = limits.family.dtype();
     let precision = spec.precision.dtype(own, model.weights().most_stored());
     let (input, output) = (spec.input, spec.output);
+    let of_values = |graph: &Graph| {
+        let (from, to) = rows(model, device, spec)?;
+        let (rows, states, in_f32) = ([&from, &to], &[][..], &BTreeSet::new());
+        plan::values::plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices })
+    };
     let planned = match model.network() {
         Network::Images(images) if precision == own => {
             let Shaped { network: graph, preprocessing, .. } = images.shaped();
-            plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
+            let planned = plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices });
+            // What kernels for images do not compute as a whole, they compute beside loops.
+            match planned {
+                Err(refused @ Error::Unsupported { .. }) => {
+                    of_values(&images.shaped().graph(batch, input, output).map_err(|_| refused)?)?
+                }
+                planned => planned?,
+            }
         }
-        Network::Images(images) => {
-            let (from, to) = rows(model, device, spec)?;
-            let graph = images.shaped().graph(batch, input, output)?;
-            let (rows, states, in_f32) = ([&from, &to], &[][..], &BTreeSet::new());
-            plan::values::plan(&graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices })?
-        }
+        Network::Images(images) => of_values(&images.shaped().graph(batch, input, output)?)?,
         Network::Values(values) => {
             let (rows, states, in_f32) = ([values.input(), values.output()], values.states(), values.in_f32());
             let request = ValuesRequest { limits, batch, rows, states, precision, in_f32, choices };

@@ -1,7 +1,9 @@
 //! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
 
-use trefoil::plan::Choices;
-use trefoil::{Device, Engine, Error, Precision, Target};
+use trefoil::graph::{GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
+use trefoil::plan::{Choices, StepOp};
+use trefoil::{Device, Engine, Error, OutputKind, Precision, Shape, Target};
 
 use crate::engine::fail_each_call_of;
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
@@ -49,6 +51,36 @@ fn other_types_than_f16_are_computed_by_loops() {
         for problem in transformer::small(Precision::Bf16) {
             problem.run(&device).unwrap_or_else(|error| panic!("{problem}: {error}"));
         }
+    });
+    // Where no kernel is of bf16, which the stand-in would not compute.
+    scenario.run(&[("FAKE_CUDA_CAPABILITY", "80")]).assert_clean();
+}
+
+/// The second operand of a concatenation begins at a channel that kernels for images cannot write to: loops join them, and
+/// the kernels compute the convolutions.
+#[test]
+fn channels_that_lie_anywhere_are_joined_by_a_loop() {
+    let scenario = Scenario::new("values::channels_that_lie_anywhere_are_joined_by_a_loop", || {
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(12, 10, 8));
+        let [left, right] =
+            [("left", 12), ("right", 20)].map(|(name, k)| g.conv2d(name, image, k, Window::square(3, 1, 1)));
+        let x = g.concat("both", &[left, right]);
+        let x = g.global_avg_pool("mean", x);
+        g.output("y", x);
+        let weights = Weights::from_tensors([
+            ("left.weight", vec![12, 8, 3, 3], vec![0.5; 12 * 72]),
+            ("right.weight", vec![20, 8, 3, 3], vec![0.5; 20 * 72]),
+        ]);
+        let preprocessing = Preprocessing::new(Shape::new(12, 10, 8));
+        let model = Model::new(g.finish().unwrap(), weights.unwrap(), preprocessing, Vec::new()).unwrap();
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let engine = Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[2]).check(true);
+        let engine = engine.build().unwrap();
+        let steps = |is: fn(&StepOp) -> bool| engine.plans()[0].steps.iter().filter(|step| is(&step.op)).count();
+        assert_eq!(steps(|op| matches!(op, StepOp::Conv(_))), 2, "{}", engine.plans()[0]);
+        assert!(steps(|op| matches!(op, StepOp::Loop(_))) > 0, "{}", engine.plans()[0]);
+        assert_eq!(engine.acquire().unwrap().submit(2).unwrap().wait().unwrap().values(1).len(), 32);
     });
     scenario.run(&[]).assert_clean();
 }
