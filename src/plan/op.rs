@@ -261,7 +261,28 @@ impl StepOp {
                 let stem = Stem { conv, conv_shape, pool: None, ..stem.clone() };
                 Self::QuantizedStem(QuantizedStem { stem, output_scale: *output_scale })
             }
-            other => other.clone(),
+            Self::Normalize { .. }
+            | Self::Stem(_)
+            | Self::Few(_)
+            | Self::QuantizedMean(_)
+            | Self::Quantize(_)
+            | Self::Dequantize(_)
+            | Self::ConvSum { .. }
+            | Self::Chain { .. }
+            | Self::ExpandDepthwise { .. }
+            | Self::MaxPool(_)
+            | Self::AvgPool(_)
+            | Self::GlobalAvgPool
+            | Self::Linear(_)
+            | Self::Add(_)
+            | Self::Tail(_)
+            | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::PackedAttention(_)
+            | Self::RowNorm(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => self.clone(),
         }
     }
 
@@ -489,7 +510,29 @@ impl StepOp {
             Self::Attention(of) => [of.flops(), 0],
             Self::PackedAttention(of) => [of.flops(), 0],
             Self::RowNorm(of) => [0, of.flops()],
-            _ => [0; 2],
+            Self::Normalize { .. }
+            | Self::Stem(_)
+            | Self::Conv(_)
+            | Self::Few(_)
+            | Self::QuantizedConv(_)
+            | Self::QuantizedStem(_)
+            | Self::QuantizedMean(_)
+            | Self::Quantize(_)
+            | Self::Dequantize(_)
+            | Self::ConvSum { .. }
+            | Self::Chain { .. }
+            | Self::Depthwise(_)
+            | Self::ExpandDepthwise { .. }
+            | Self::MaxPool(_)
+            | Self::AvgPool(_)
+            | Self::GlobalAvgPool
+            | Self::Linear(_)
+            | Self::Add(_)
+            | Self::Tail(_)
+            | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => [0; 2],
         }
     }
 

@@ -222,7 +222,29 @@ pub(super) fn weight_bytes(step: &Step) -> u64 {
             let bytes = size_of::<f32>() as u64 * step.weight_bytes; // a filter's are kept as floats
             bytes / channels * channels.next_multiple_of(LANES as u64)
         }
-        _ => step.weight_bytes,
+        StepOp::Normalize { .. }
+        | StepOp::Stem(_)
+        | StepOp::Few(_)
+        | StepOp::QuantizedMean(_)
+        | StepOp::Quantize(_)
+        | StepOp::Dequantize(_)
+        | StepOp::ConvSum { .. }
+        | StepOp::Chain { .. }
+        | StepOp::Depthwise(_)
+        | StepOp::ExpandDepthwise { .. }
+        | StepOp::MaxPool(_)
+        | StepOp::AvgPool(_)
+        | StepOp::GlobalAvgPool
+        | StepOp::Linear(_)
+        | StepOp::Add(_)
+        | StepOp::Tail(_)
+        | StepOp::Emit(_)
+        | StepOp::Product(_)
+        | StepOp::Attention(_)
+        | StepOp::PackedAttention(_)
+        | StepOp::RowNorm(_)
+        | StepOp::Loop(_)
+        | StepOp::Hand(_) => step.weight_bytes,
     }
 }
 
@@ -238,7 +260,29 @@ fn scratch_elems(plan: &Plan) -> usize {
             conv2d_s8::scratch_of(of, &inputs, plan.tensors[step.outputs[0].0].shape)
         }
         StepOp::QuantizedStem(of) => scratch_of_stem(of, plan.tensors[step.inputs[0].0].shape),
-        _ => 0,
+        StepOp::Normalize { .. }
+        | StepOp::Stem(_)
+        | StepOp::Few(_)
+        | StepOp::QuantizedMean(_)
+        | StepOp::Quantize(_)
+        | StepOp::Dequantize(_)
+        | StepOp::ConvSum { .. }
+        | StepOp::Chain { .. }
+        | StepOp::Depthwise(_)
+        | StepOp::ExpandDepthwise { .. }
+        | StepOp::MaxPool(_)
+        | StepOp::AvgPool(_)
+        | StepOp::GlobalAvgPool
+        | StepOp::Linear(_)
+        | StepOp::Add(_)
+        | StepOp::Tail(_)
+        | StepOp::Emit(_)
+        | StepOp::Product(_)
+        | StepOp::Attention(_)
+        | StepOp::PackedAttention(_)
+        | StepOp::RowNorm(_)
+        | StepOp::Loop(_)
+        | StepOp::Hand(_) => 0,
     };
     plan.steps.iter().map(of_step).max().unwrap_or(0)
 }

@@ -32,11 +32,10 @@ impl Written {
         let target = target(limits);
         let mut written = Self::default();
         for step in plans.iter().flat_map(|plan| &plan.steps) {
-            match &step.op {
-                StepOp::Loop(of) if written.find(&of.of).is_none() => {
-                    written.kernels.push((of.of.clone(), ptx::kernel(&of.of, &target)?));
-                }
-                _ => {}
+            if let StepOp::Loop(of) = &step.op
+                && written.find(&of.of).is_none()
+            {
+                written.kernels.push((of.of.clone(), ptx::kernel(&of.of, &target)?));
             }
         }
         let kernels = || written.kernels.iter().map(|(_, kernel)| kernel);

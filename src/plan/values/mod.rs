@@ -107,7 +107,30 @@ fn all_written(plan: &Plan) -> Result<(), Error> {
             ptx::check(&of.of).err().map(|error| format!("node `{}` ({}): {error}", step.name, of.kinds))
         }
         StepOp::Hand(of) => Some(format!("node `{}`: {} is no loop", step.name, of.op.kind())),
-        _ => None,
+        StepOp::Normalize { .. }
+        | StepOp::Stem(_)
+        | StepOp::Conv(_)
+        | StepOp::Few(_)
+        | StepOp::QuantizedConv(_)
+        | StepOp::QuantizedStem(_)
+        | StepOp::QuantizedMean(_)
+        | StepOp::Quantize(_)
+        | StepOp::Dequantize(_)
+        | StepOp::ConvSum { .. }
+        | StepOp::Chain { .. }
+        | StepOp::Depthwise(_)
+        | StepOp::ExpandDepthwise { .. }
+        | StepOp::MaxPool(_)
+        | StepOp::AvgPool(_)
+        | StepOp::GlobalAvgPool
+        | StepOp::Linear(_)
+        | StepOp::Add(_)
+        | StepOp::Tail(_)
+        | StepOp::Emit(_)
+        | StepOp::Product(_)
+        | StepOp::Attention(_)
+        | StepOp::PackedAttention(_)
+        | StepOp::RowNorm(_) => None,
     };
     let refused: Vec<String> = plan.steps.iter().filter_map(refused).collect();
     match refused.is_empty() {
