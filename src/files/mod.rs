@@ -18,6 +18,7 @@ mod read;
 mod source;
 mod write;
 
-pub(crate) use read::{Opened, read};
+pub(crate) use read::Opened;
+pub use read::read;
 pub(crate) use source::{Source, SourcePart};
 pub use write::{check, write};

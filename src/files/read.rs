@@ -52,11 +52,23 @@ impl Opened {
     }
 }
 
-/// The content of the regular file at `path`, of at most `limit` bytes.
+/// The content of the regular file at `path`, of at most `limit` bytes. `operation` says in errors what is tried.
 ///
 /// # Errors
-/// As [`Opened::new`] and [`Opened::read`].
-pub(crate) fn read(operation: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+/// [`Error::Io`] if the file cannot be opened or read, is no regular file, holds more than `limit` bytes, or does not fit
+/// into memory.
+///
+/// ```
+/// # fn main() -> Result<(), trefoil::Error> {
+/// let config = trefoil::files::read("read the configuration", "weights/convnet28/config.json", 1 << 20)?;
+/// assert_eq!(config[0], b'{');
+/// let pipe = trefoil::files::read("read the configuration", "/dev/null", 1 << 20);
+/// assert!(pipe.is_err());
+/// # Ok(())
+/// # }
+/// ```
+pub fn read(operation: &'static str, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>, Error> {
+    let path = path.as_ref();
     Opened::new(operation, path, limit)?.read(limit)
 }
 

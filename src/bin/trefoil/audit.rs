@@ -1,7 +1,6 @@
 //! `trefoil audit`: the nodes of a model that f16 does not hold.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use trefoil::{Device, Engine, Target, files};
 
 use crate::feed::Feed;
 use crate::ports::{Inputs, short};
-use crate::{Outcome, report};
+use crate::{Outcome, models, report};
 
 /// Arguments of `audit`.
 #[derive(Args, Debug)]
@@ -84,7 +83,8 @@ fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
     let path = model_path.with_file_name("config.json");
     let config = match path.exists() {
-        true => serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?,
+        true => serde_json::from_slice(&files::read("read the configuration", &path, models::MOST_CONFIG_BYTES)?)
+            .with_context(|| path.display().to_string())?,
         false => Map::new(),
     };
     files::check(&path)?;

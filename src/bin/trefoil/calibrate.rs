@@ -125,7 +125,7 @@ fn method_name(args: &CalibrateArgs) -> String {
 /// The configuration of a model, as it is.
 fn read_config(model: &Path) -> Result<Map<String, Value>> {
     let path = if model.is_dir() { model.join("config.json") } else { model.with_file_name("config.json") };
-    let text = fs::read(&path).with_context(|| {
+    let text = files::read("read the configuration", &path, models::MOST_CONFIG_BYTES).with_context(|| {
         format!("{}: a model to calibrate is a folder with model.safetensors and config.json", path.display())
     })?;
     serde_json::from_slice(&text).with_context(|| path.display().to_string())

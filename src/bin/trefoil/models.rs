@@ -9,6 +9,8 @@ use trefoil::Error;
 use trefoil::model::Model;
 use trefoil::onnx::Sizes;
 
+/// Bytes of a configuration at most.
+pub const MOST_CONFIG_BYTES: u64 = 16 << 20;
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
 /// Extensions of files that are models by themselves.

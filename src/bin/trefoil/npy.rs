@@ -1,10 +1,9 @@
 //! NumPy's .npy files, versions 1 to 3: one array each, little-endian, the last dimension innermost.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use trefoil::Dtype;
+use trefoil::{Dtype, files};
 
 /// An array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +37,7 @@ const TYPES: [(&str, Dtype); 13] = [
 /// Reads the array in a file.
 pub fn read(path: &Path) -> Result<Array> {
     let named = || format!("cannot use {}", path.display());
-    // A pipe may never say anything, and a device may never end.
-    let about = fs::metadata(path).with_context(named)?;
-    ensure!(about.is_file(), "{}: it is no file", named());
-    fs::read(path).map_err(anyhow::Error::from).and_then(parse).with_context(named)
+    files::read("read the array", path, u64::MAX).map_err(anyhow::Error::from).and_then(parse).with_context(named)
 }
 
 /// The array that a file holds.

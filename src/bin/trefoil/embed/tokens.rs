@@ -1,13 +1,15 @@
 //! Texts as the numbers of their tokens.
 
 use std::borrow::Cow;
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
-use trefoil::{Batch, Pack};
+use trefoil::{Batch, Pack, files};
+
+/// Bytes of a tokenizer's file at most.
+const MOST_BYTES: u64 = 1 << 28;
 
 /// Texts, and the tokens of each.
 pub struct Texts {
@@ -22,12 +24,13 @@ impl Texts {
     /// Texts by the `tokenizer.json` of a model's folder.
     pub fn new(model: &Path, lines: Vec<String>) -> Result<Self> {
         let path = model.join("tokenizer.json");
-        ensure!(path.is_file(), "{} is not there: texts need the model's tokenizer", path.display());
+        ensure!(path.exists(), "{} is not there: texts need the model's tokenizer", path.display());
         let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(told)?;
+        let mut tokenizer =
+            Tokenizer::from_bytes(files::read("read the tokenizer", &path, MOST_BYTES)?).map_err(told)?;
         let padding = match tokenizer.get_padding() {
             Some(padding) => padding.pad_id,
-            None => padding_beside(model, &tokenizer).unwrap_or(0),
+            None => padding_beside(model, &tokenizer)?.unwrap_or(0),
         };
         tokenizer.with_padding(None).with_truncation(None).map_err(told)?;
         let tokens = tokenizer.encode_batch(lines.iter().map(String::as_str).collect(), true).map_err(told)?;
@@ -104,9 +107,14 @@ impl Texts {
 }
 
 /// The token that fills rows by the `tokenizer_config.json` of a model's folder.
-fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Option<u32> {
-    let text = fs::read_to_string(model.join("tokenizer_config.json")).ok()?;
-    let config: Value = serde_json::from_str(&text).ok()?;
+fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let path = model.join("tokenizer_config.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = files::read("read the tokenizer's configuration", &path, MOST_BYTES)?;
+    let config: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
     let token = &config["pad_token"];
-    tokenizer.token_to_id(token.as_str().or_else(|| token["content"].as_str())?)
+    let name = token.as_str().or_else(|| token["content"].as_str());
+    Ok(name.and_then(|name| tokenizer.token_to_id(name)))
 }
