@@ -71,9 +71,10 @@ tell(said);
 
 fn main() {
     let arguments = Arguments::from_args();
-    let browser = BROWSERS
-        .into_iter()
-        .find(|name| Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok());
+    let browser = BROWSERS.into_iter().find(|name| {
+        let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        version.is_ok_and(|status| status.success())
+    });
     let required = env::var("TREFOIL_REQUIRE_BROWSER").is_ok_and(|value| value == "1");
     if browser.is_none() {
         println!("ignored: the page's tests, for want of a Chromium");

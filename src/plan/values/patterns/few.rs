@@ -75,14 +75,20 @@ mod tests {
 
     /// Planes of so many channels, a 3x3 convolution of them into so many with a bias, and what an expression makes of it.
     fn plan_of(batch: usize, channels: [usize; 2], then: Option<Expr>, limits: &Limits) -> Plan {
-        plan_by(batch, channels, Window::all(2, 3, 2, 1), then, limits)
+        plan_by([batch, 64, 96], channels, Window::all(2, 3, 2, 1), then, limits)
     }
 
-    /// The same by another window.
-    fn plan_by(batch: usize, channels: [usize; 2], window: Window, then: Option<Expr>, limits: &Limits) -> Plan {
+    /// The same of images of another size and by another window.
+    fn plan_by(
+        [batch, height, width]: [usize; 3],
+        channels: [usize; 2],
+        window: Window,
+        then: Option<Expr>,
+        limits: &Limits,
+    ) -> Plan {
         let [taps_high, taps_wide] = [window.size[0], window.size[1]];
         let mut g = GraphBuilder::new();
-        let planes = g.input("x", Dtype::F32, &[batch, channels[0], 64, 96]);
+        let planes = g.input("x", Dtype::F32, &[batch, channels[0], height, width]);
         let x = g.node("pixels", Op::Transpose(vec![0, 2, 3, 1]), &[planes]);
         let x = g.map("scaled", Expr::arg(0) * Expr::float(Dtype::F32, 0.5), &[x]);
         let filter = g.weight("filter", Dtype::F32, &[channels[1], channels[0], taps_high, taps_wide]);
@@ -136,12 +142,15 @@ mod tests {
     /// Few blocks of large windows into many channels take as long as they would in many small tiles, but need no pixels.
     #[test]
     fn small_images_have_the_kernel_too() {
-        for (taps, stride) in [(1, 1), (3, 2), (5, 1), (7, 2), (8, 3)] {
+        for (taps, stride) in [([1, 1], 1), ([3, 3], 2), ([5, 5], 1), ([7, 7], 2), ([8, 8], 3), ([13, 1], 1)] {
             for (outputs, limits) in
                 [16, 32, 64].into_iter().flat_map(|outputs| [(outputs, Limits::h100()), (outputs, Limits::h200())])
             {
-                let plan = plan_by(2, [3, outputs], Window::all(2, taps, stride, taps / 2), Some(silu()), &limits);
-                assert!(few(&plan).is_some(), "{taps} taps: {plan}");
+                let pad = taps.map(|taps| [taps / 2, taps / 2]);
+                let window =
+                    Window { size: taps.into(), stride: vec![stride; 2], dilation: vec![1, 1], pad: pad.into() };
+                let plan = plan_by([2, 29, 41], [3, outputs], window, Some(silu()), &limits);
+                assert!(few(&plan).is_some(), "{taps:?} taps: {plan}");
             }
         }
     }
