@@ -5,7 +5,7 @@ use super::records::{check, fill, image, joined};
 pub use super::whole_numbers::images_between_loops_are_exact;
 use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op, TopK};
 use trefoil::model::{Model, Weights};
-use trefoil::{Device, Dtype, Engine, Error};
+use trefoil::{Batch, Device, Dtype, Engine, Error};
 
 pub fn rows_have_ports_of_their_own_types(device: &Device) {
     let model = joined();
@@ -28,7 +28,7 @@ pub fn rows_have_ports_of_their_own_types(device: &Device) {
 }
 
 pub fn a_batcher_takes_single_records(device: &Device) {
-    let engine = Engine::builder(&joined()).on(device).build().unwrap();
+    let engine = Engine::builder(&joined()).on(device).check(true).build().unwrap();
     let batcher = engine.batcher().build().unwrap();
     let send = |seed: usize| {
         let mut row = batcher.row().unwrap();
@@ -68,37 +68,83 @@ pub fn every_output_is_there_whoever_reads_it(device: &Device) {
     assert_eq!(output.port::<i64>(0, "places").unwrap(), [1, 2]);
 }
 
-/// A residual MLP on tokens, then a model that reads its result on the device.
-pub fn models_read_one_another(device: &Device) {
-    let tokens = || {
-        let weights = [("up", 8 * 16), ("down", 16 * 8)].map(|(name, count)| {
-            let dims = if name == "up" { vec![8, 16] } else { vec![16, 8] };
-            (name, dims, (0..count).map(|i| (i % 11) as f32 / 16.0 - 0.3).collect::<Vec<_>>())
-        });
-        Model::of_graphs(Weights::from_tensors(weights).unwrap(), |rows| {
-            let mut g = GraphBuilder::new();
-            let x = g.input("tokens", Dtype::F32, &[rows, 5, 8]);
-            let [up, down] = [("up", [8, 16]), ("down", [16, 8])].map(|(name, dims)| g.weight(name, Dtype::F32, &dims));
-            let y = g.node("up", Op::Contract(Contract::matmul(3, 2)), &[x, up]);
-            let y = g.map("relu", Expr::arg(0).binary(Binary::Max, Expr::float(Dtype::F32, 0.0)), &[y]);
-            let y = g.node("down", Op::Contract(Contract::matmul(3, 2)), &[y, down]);
-            let y = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
-            g.output("tokens", y);
-            g.finish()
-        })
-        .unwrap()
+/// A fleet, and two models that read one upload, take records as a single engine does.
+pub fn fleets_and_several_models_take_records(device: &Device) {
+    let model = joined();
+    let fleet = Engine::builder(&model).batch(3).check(true).build_on(std::slice::from_ref(device)).unwrap();
+    let both = Engine::builder(&model).beside(&model).on(device).batch(3).check(true).build().unwrap();
+    for (mut batch, parts) in [(fleet.acquire().unwrap(), 1), (both.acquire().unwrap(), 2)] {
+        (0..3).for_each(|row| fill(&mut batch, row));
+        let output = batch.submit(3).unwrap().wait().unwrap();
+        assert_eq!(output.parts(), parts);
+        for (row, part) in (0..3).flat_map(|row| (0..parts).map(move |part| (row, part))) {
+            let part = output.part(part);
+            check(part.port(row, "features").unwrap(), part.port(row, "best").unwrap(), row);
+        }
+    }
+}
+
+/// A residual MLP on tokens.
+fn mlp() -> Model {
+    let weights = [("up", vec![8, 16]), ("down", vec![16, 8])];
+    let weights = weights.map(|(name, dims)| (name, dims, (0..8 * 16).map(mlp_weight).collect::<Vec<_>>()));
+    Model::of_graphs(Weights::from_tensors(weights).unwrap(), |rows| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("tokens", Dtype::F32, &[rows, 5, 8]);
+        let [up, down] = [("up", [8, 16]), ("down", [16, 8])].map(|(name, dims)| g.weight(name, Dtype::F32, &dims));
+        let y = g.node("up", Op::Contract(Contract::matmul(3, 2)), &[x, up]);
+        let y = g.map("relu", Expr::arg(0).binary(Binary::Max, Expr::float(Dtype::F32, 0.0)), &[y]);
+        let y = g.node("down", Op::Contract(Contract::matmul(3, 2)), &[y, down]);
+        let y = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
+        g.output("tokens", y);
+        g.finish()
+    })
+    .unwrap()
+}
+
+fn mlp_weight(index: usize) -> f32 {
+    (index % 11) as f32 / 16.0 - 0.3
+}
+
+/// What the MLP makes of a row, by plain loops.
+fn of_mlp(row: &[f32]) -> Vec<f32> {
+    let token = |x: &[f32]| {
+        let sum = |of: &[f32], column: usize, columns: usize| -> f32 {
+            of.iter().enumerate().map(|(i, value)| value * mlp_weight(i * columns + column)).sum()
+        };
+        let up: Vec<f32> = (0..16).map(|column| sum(x, column, 16).max(0.0)).collect();
+        (0..8).map(|column| x[column] + sum(&up, column, 8)).collect::<Vec<_>>()
     };
+    row.chunks(8).flat_map(token).collect()
+}
+
+/// Whether a row is this one, but for roundings to f16: `trefoil check` allows a hundredth of the largest for them.
+fn check_mlp(found: &[f32], wanted: &[f32]) {
+    let largest = wanted.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let is_near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1e-2 * largest);
+    assert!(is_near && found.len() == wanted.len(), "{found:?}, expected {wanted:?}");
+}
+
+/// A residual MLP on tokens by an engine, a batcher, a fleet, and then a model that reads its result on the device.
+pub fn models_read_one_another(device: &Device) {
     let row: Vec<f32> = (0..40).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
-    let run = |engine: &Engine| {
-        let mut batch = engine.acquire().unwrap();
+    let run = |mut batch: Batch| {
         batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&row);
         batch.submit(1).unwrap().wait().unwrap().values(0).to_vec()
     };
-    let model = tokens();
-    let twice = run(&Engine::builder(&model).then(&model).on(device).check(true).build().unwrap());
-    let engine = Engine::builder(&model).on(device).build().unwrap();
+    let (model, once) = (mlp(), of_mlp(&row));
+    let engine = Engine::builder(&model).on(device).check(true).build().unwrap();
+    check_mlp(&run(engine.acquire().unwrap()), &once);
+    let batcher = engine.batcher().build().unwrap();
+    let mut one = batcher.row().unwrap();
+    one.port_mut::<f32>("tokens").unwrap().copy_from_slice(&row);
+    check_mlp(one.submit().unwrap().wait().unwrap().port("tokens").unwrap(), &once);
+    let fleet = Engine::builder(&model).check(true).build_on(std::slice::from_ref(device)).unwrap();
+    check_mlp(&run(fleet.acquire().unwrap()), &once);
+    let twice = run(Engine::builder(&model).then(&model).on(device).check(true).build().unwrap().acquire().unwrap());
+    check_mlp(&twice, &of_mlp(&once));
     let mut batch = engine.acquire().unwrap();
-    batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&run(&engine));
+    batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&run(engine.acquire().unwrap()));
     assert_eq!(twice, batch.submit(1).unwrap().wait().unwrap().values(0));
 }
 
@@ -137,10 +183,11 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// Each case with its name.
-pub const ALL: [Case; 7] = [
+pub const ALL: [Case; 8] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),
     ("every_output_is_there_whoever_reads_it", every_output_is_there_whoever_reads_it),
+    ("fleets_and_several_models_take_records", fleets_and_several_models_take_records),
     ("models_read_one_another", models_read_one_another),
     ("outputs_are_whatever_the_graph_says", outputs_are_whatever_the_graph_says),
     ("images_between_loops_are_exact", images_between_loops_are_exact),
