@@ -17,8 +17,6 @@ use crate::sync::{MutexGuard, be_punctual, lock, thread, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
-/// A sleep that ends no later than this after it is over says what was done during it.
-const ON_TIME: Duration = Duration::from_micros(20);
 /// Pauses between two looks at the queue.
 const LOOKS: u32 = 32;
 
@@ -291,8 +289,7 @@ impl Shared {
             match looks_out {
                 Some([from, _]) if now < from => {
                     thread::sleep(from - now);
-                    let is_on_time = from.elapsed() < ON_TIME;
-                    if is_on_time && !is_under_way() {
+                    if !is_under_way() {
                         lock(&self.state).was_early();
                     }
                 }
