@@ -5,25 +5,30 @@ use crate::graph::Element;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 6;
 
-/// Columns of a panel: with AVX the sums of six rows of f32 fill 12 of 16 registers.
+/// Columns of a panel: with AVX the sums of six rows of f32 fill 12 of 16 registers. The last panel may have half of them.
 pub(super) const COLUMNS: usize = 16;
+/// Halves of a panel, of which each row's sums fill a register.
+pub(super) const HALVES: usize = 2;
+/// Columns of a half.
+pub(super) const HALF: usize = COLUMNS / HALVES;
 
 /// A type of products.
 pub(super) trait Factor: Element + Default + Send + Sync {
     /// self + a x b, in one rounding if `FMA` and the type has roundings.
     fn plus<const FMA: bool>(self, a: Self, b: Self) -> Self;
 
-    /// Adds to the sums of M rows what their first elements give with those of a panel, in their order.
+    /// Adds to the sums of M rows, in the first H halves, what their first elements give with those of a panel, in their
+    /// order.
     ///
     /// # Panics
     /// If a row is shorter than the panel.
     #[inline(always)]
-    fn add_products<const M: usize, const FMA: bool>(
+    fn add_products<const M: usize, const H: usize, const FMA: bool>(
         rows: [&[Self]; M],
         panel: &[[Self; COLUMNS]],
         sums: &mut [[Self; COLUMNS]; M],
     ) {
-        add_products::<Self, M, FMA>(rows, panel, sums);
+        add_products::<Self, M, H, FMA>(rows, panel, sums);
     }
 }
 
@@ -34,7 +39,7 @@ impl Factor for f32 {
     }
 
     #[inline(always)]
-    fn add_products<const M: usize, const FMA: bool>(
+    fn add_products<const M: usize, const H: usize, const FMA: bool>(
         rows: [&[Self]; M],
         panel: &[[Self; COLUMNS]],
         sums: &mut [[Self; COLUMNS]; M],
@@ -42,9 +47,9 @@ impl Factor for f32 {
         #[cfg(target_arch = "x86_64")]
         if FMA && is_x86_feature_detected!("avx") && is_x86_feature_detected!("fma") {
             // SAFETY: the processor was just seen to have both.
-            return unsafe { avx::add_products(rows, panel, sums) };
+            return unsafe { avx::add_products::<M, H>(rows, panel, sums) };
         }
-        add_products::<Self, M, FMA>(rows, panel, sums);
+        add_products::<Self, M, H, FMA>(rows, panel, sums);
     }
 }
 
@@ -63,7 +68,7 @@ impl Factor for i32 {
 }
 
 #[inline(always)]
-fn add_products<T: Factor, const M: usize, const FMA: bool>(
+fn add_products<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     rows: [&[T]; M],
     panel: &[[T; COLUMNS]],
     to: &mut [[T; COLUMNS]; M],
@@ -72,7 +77,7 @@ fn add_products<T: Factor, const M: usize, const FMA: bool>(
     for (i, factors) in panel.iter().enumerate() {
         for (sums, row) in sums.iter_mut().zip(rows) {
             let value = row[i];
-            for (sum, &factor) in sums.iter_mut().zip(factors) {
+            for (sum, &factor) in sums[..H * HALF].iter_mut().zip(&factors[..H * HALF]) {
                 *sum = sum.plus::<FMA>(value, factor);
             }
         }
@@ -85,41 +90,43 @@ fn add_products<T: Factor, const M: usize, const FMA: bool>(
 mod avx {
     use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
 
-    use super::COLUMNS;
+    use super::{COLUMNS, HALF, HALVES};
 
     #[target_feature(enable = "avx,fma")]
-    pub fn add_products<const M: usize>(rows: [&[f32]; M], panel: &[[f32; COLUMNS]], to: &mut [[f32; COLUMNS]; M]) {
+    pub fn add_products<const M: usize, const H: usize>(
+        rows: [&[f32]; M],
+        panel: &[[f32; COLUMNS]],
+        to: &mut [[f32; COLUMNS]; M],
+    ) {
+        const { assert!(H <= HALVES) };
         assert!(rows.iter().all(|row| row.len() >= panel.len()));
-        let mut sums = [[_mm256_setzero_ps(); 2]; M];
+        let mut sums = [[_mm256_setzero_ps(); H]; M];
         for m in 0..M {
-            let [low, high] = halves(&to[m]);
-            // SAFETY: each pointer is to eight floats, which are borrowed.
-            sums[m] = unsafe { [_mm256_loadu_ps(low.as_ptr()), _mm256_loadu_ps(high.as_ptr())] };
+            for h in 0..H {
+                // SAFETY: the pointer is to eight floats, which are borrowed.
+                sums[m][h] = unsafe { _mm256_loadu_ps(to[m][h * HALF..][..HALF].as_ptr()) };
+            }
         }
-        for (i, factors) in panel.iter().enumerate() {
-            let [low, high] = halves(factors);
-            // SAFETY: each pointer is to eight floats, which are borrowed.
-            let factors = unsafe { [_mm256_loadu_ps(low.as_ptr()), _mm256_loadu_ps(high.as_ptr())] };
+        for (i, of_panel) in panel.iter().enumerate() {
+            let mut factors = [_mm256_setzero_ps(); H];
+            for h in 0..H {
+                // SAFETY: the pointer is to eight floats, which are borrowed.
+                factors[h] = unsafe { _mm256_loadu_ps(of_panel[h * HALF..][..HALF].as_ptr()) };
+            }
             for m in 0..M {
                 // SAFETY: `i` is less than the length of the panel, and no row is shorter than that (asserted).
                 let value = _mm256_set1_ps(unsafe { *rows[m].get_unchecked(i) });
-                sums[m][0] = _mm256_fmadd_ps(value, factors[0], sums[m][0]);
-                sums[m][1] = _mm256_fmadd_ps(value, factors[1], sums[m][1]);
+                for h in 0..H {
+                    sums[m][h] = _mm256_fmadd_ps(value, factors[h], sums[m][h]);
+                }
             }
         }
         for m in 0..M {
-            let (low, high) = to[m].split_at_mut(COLUMNS / 2);
-            // SAFETY: each pointer is to eight floats, which are borrowed mutably.
-            unsafe {
-                _mm256_storeu_ps(low.as_mut_ptr(), sums[m][0]);
-                _mm256_storeu_ps(high.as_mut_ptr(), sums[m][1]);
+            for h in 0..H {
+                // SAFETY: the pointer is to eight floats, which are borrowed mutably.
+                unsafe { _mm256_storeu_ps(to[m][h * HALF..][..HALF].as_mut_ptr(), sums[m][h]) };
             }
         }
-    }
-
-    #[inline(always)]
-    fn halves(of: &[f32; COLUMNS]) -> [&[f32]; 2] {
-        [&of[..COLUMNS / 2], &of[COLUMNS / 2..]]
     }
 }
 
@@ -128,24 +135,28 @@ mod tests {
     use super::*;
 
     /// Products of M rows of k elements, by named instructions where the processor has them and by plain ones.
-    fn compare<const M: usize>(k: usize) {
+    fn compare<const M: usize, const H: usize>(k: usize) {
         let number = |i: usize| ((i * 37 + 11) % 64) as f32 / 32.0 - 1.0;
         let elems: Vec<f32> = (0..M * k).map(number).collect();
         let panel: Vec<[f32; COLUMNS]> = (0..k).map(|i| std::array::from_fn(|c| number(i * COLUMNS + c))).collect();
         let rows: [&[f32]; M] = std::array::from_fn(|m| &elems[m * k..][..k]);
-        let start = std::array::from_fn(|m| std::array::from_fn(|c| (m + c) as f32));
+        let start: [[f32; COLUMNS]; M] = std::array::from_fn(|m| std::array::from_fn(|c| (m + c) as f32));
         let (mut named, mut plain) = (start, start);
-        f32::add_products::<M, true>(rows, &panel, &mut named);
-        add_products::<f32, M, true>(rows, &panel, &mut plain);
+        f32::add_products::<M, H, true>(rows, &panel, &mut named);
+        add_products::<f32, M, H, true>(rows, &panel, &mut plain);
         assert_eq!(named, plain);
+        let kept = named.iter().zip(start).all(|(sums, start)| sums[H * HALF..] == start[H * HALF..]);
+        assert!(kept, "columns behind {H} halves");
     }
 
     #[test]
     fn named_instructions_give_the_bits_of_plain_ones() {
         for k in [0, 1, 7, 64] {
-            compare::<1>(k);
-            compare::<5>(k);
-            compare::<6>(k);
+            compare::<1, 2>(k);
+            compare::<5, 2>(k);
+            compare::<6, 2>(k);
+            compare::<1, 1>(k);
+            compare::<6, 1>(k);
         }
     }
 
@@ -156,6 +167,6 @@ mod tests {
         if !is_x86_feature_detected!("fma") {
             panic!("rows.iter() are not looked at by these instructions");
         }
-        f32::add_products::<1, true>([&[1.0]], &[[1.0; COLUMNS]; 2], &mut [[0.0; COLUMNS]; 1]);
+        f32::add_products::<1, 2, true>([&[1.0]], &[[1.0; COLUMNS]; 2], &mut [[0.0; COLUMNS]; 1]);
     }
 }

@@ -1,6 +1,6 @@
 //! Sums of products of rows, whose sums stay in registers.
 
-use super::factor::{COLUMNS, Factor, ROWS};
+use super::factor::{COLUMNS, Factor, HALF, HALVES, ROWS};
 use super::runs::Places;
 use crate::loops::vectorized;
 
@@ -13,23 +13,36 @@ vectorized! {
 fn multiply_body<T: Factor, const FMA: bool>(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) {
     let k = rows.taps * rows.outside.len();
     for (panel, column) in panels.chunks_exact(k).zip((0..n).step_by(COLUMNS)) {
-        for (tile, y) in y.chunks_mut(ROWS * n).enumerate() {
-            let (row, y) = (tile * ROWS, Columns { y, n, column });
-            match y.y.len() / n {
-                6 => y.write(sums::<T, 6, FMA>(rows, row, panel)),
-                5 => y.write(sums::<T, 5, FMA>(rows, row, panel)),
-                4 => y.write(sums::<T, 4, FMA>(rows, row, panel)),
-                3 => y.write(sums::<T, 3, FMA>(rows, row, panel)),
-                2 => y.write(sums::<T, 2, FMA>(rows, row, panel)),
-                _ => y.write(sums::<T, 1, FMA>(rows, row, panel)),
-            }
+        match n - column {
+            1..=HALF => of_panel::<T, 1, FMA>(rows, panel, Columns { y, n, column }),
+            _ => of_panel::<T, HALVES, FMA>(rows, panel, Columns { y, n, column }),
+        }
+    }
+}
+
+/// The columns of a panel, of which H halves are computed.
+#[inline(always)]
+fn of_panel<T: Factor, const H: usize, const FMA: bool>(
+    rows: &Places<'_, T>,
+    panel: &[[T; COLUMNS]],
+    Columns { y, n, column }: Columns<'_, T>,
+) {
+    for (tile, y) in y.chunks_mut(ROWS * n).enumerate() {
+        let (row, y) = (tile * ROWS, Columns { y, n, column });
+        match y.y.len() / n {
+            6 => y.write(sums::<T, 6, H, FMA>(rows, row, panel)),
+            5 => y.write(sums::<T, 5, H, FMA>(rows, row, panel)),
+            4 => y.write(sums::<T, 4, H, FMA>(rows, row, panel)),
+            3 => y.write(sums::<T, 3, H, FMA>(rows, row, panel)),
+            2 => y.write(sums::<T, 2, H, FMA>(rows, row, panel)),
+            _ => y.write(sums::<T, 1, H, FMA>(rows, row, panel)),
         }
     }
 }
 
 /// The sums of a tile, in the order of taps and their runs.
 #[inline(always)]
-fn sums<T: Factor, const M: usize, const FMA: bool>(
+fn sums<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     rows: &Places<'_, T>,
     first: usize,
     panel: &[[T; COLUMNS]],
@@ -37,7 +50,7 @@ fn sums<T: Factor, const M: usize, const FMA: bool>(
     let mut sums = [[T::default(); COLUMNS]; M];
     for (tap, panel) in panel.chunks_exact(rows.outside.len()).enumerate() {
         let runs: [&[T]; M] = std::array::from_fn(|m| &rows.run(first + m, tap)[..panel.len()]);
-        T::add_products::<M, FMA>(runs, panel, &mut sums);
+        T::add_products::<M, H, FMA>(runs, panel, &mut sums);
     }
     sums
 }
