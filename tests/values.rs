@@ -37,6 +37,7 @@ on_the_cpu!(
         rows_have_ports_of_their_own_types,
         a_batcher_takes_single_records,
         every_output_is_there_whoever_reads_it,
+        fleets_and_several_models_take_records,
         models_read_one_another,
         outputs_are_whatever_the_graph_says,
         images_between_loops_are_exact,
