@@ -126,6 +126,7 @@ impl FewTile {
     }
 
     /// Dynamic shared memory of a block.
+    #[cfg(feature = "cuda")]
     pub(crate) const fn shared_bytes(&self) -> usize {
         self.patch[0] * self.pitch
     }
