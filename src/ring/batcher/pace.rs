@@ -182,7 +182,7 @@ impl Pace {
         }
         let took = now.saturating_duration_since(begin);
         if took.is_zero() {
-            return; // others were to be done before
+            return; // those before it were expected to end later
         }
         if before.is_some_and(|(before, _)| now.saturating_duration_since(before) < took / TOGETHER) {
             return;
@@ -239,8 +239,8 @@ impl Pace {
             && (self.comes_back() || is_large)
     }
 
-    /// Whether a compute stream is free for a batch that leaves now, and no client is expected who could be back with a row for it
-    /// before a thread has woken to send it.
+    /// Whether a compute stream is free for a batch that leaves now, and no client is expected who could be back with a row
+    /// for it before a thread has woken to send it.
     pub fn waits_for_nobody(&self, now: Instant) -> bool {
         self.flights.len() < self.streams && self.returns.due(now).next().is_none()
     }

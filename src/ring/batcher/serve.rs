@@ -62,7 +62,7 @@ fn batch_until_closed(shared: &Shared) {
 pub(super) fn deliver(shared: &Shared) {
     be_punctual();
     shared.or_fail("the delivering thread panicked", || deliver_until_closed(shared));
-    // Only a bug leaves rows that are waited for: one that a thread panicked by while it had them.
+    // A row is still waited for only if a thread panicked while it held the row.
     shared.told(|state, wakes| {
         if let Some(error) = state.failure().cloned() {
             state.lose_all(&error, wakes);
