@@ -238,7 +238,7 @@ impl Player<'_> {
             Err(error) => return Err(error),
         };
         let rows = self.books.pick(&self.bounds, self.instant());
-        let told = self.books.sent(&rows, 1, self.instant());
+        let told = self.books.sent(&rows, self.instant());
         let staging = batch.staging();
         let last = self.last_upload.replace(staging);
         for (index, row) in rows.iter().enumerate() {

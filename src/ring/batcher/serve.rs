@@ -202,7 +202,7 @@ impl Shared {
             state.expire(now, wakes);
             let rows = state.pick(&self.bounds, now);
             runs_of(&rows, runs);
-            let told = (!rows.is_empty()).then(|| state.sent(&rows, runs.len(), now));
+            let told = (!rows.is_empty()).then(|| state.sent(&rows, now));
             (rows, told, now)
         });
         let Some(told) = told else {
@@ -221,7 +221,7 @@ impl Shared {
         match unsafe { batch.submit_gathered(&from) } {
             Ok(ticket) => {
                 *last_upload = Some(staging);
-                lock(&self.state).flights.push_back(Flight { ticket, rows });
+                lock(&self.state).taken(Flight { ticket, rows }, runs.len(), sent);
                 self.flown.notify_one();
                 if is_measured {
                     self.measure_upload(staging, count, sent);
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_whose_submission_times_out_is_not_in_flight() {
+    fn a_batch_whose_submission_times_out_is_neither_in_flight_nor_counted() {
         let (core, held) = ring(4);
         let batcher = batcher(&core, Duration::from_secs(3600)).build().unwrap();
         let answer_to = |number| batcher.submit(&[number; 8]).and_then(answer);
@@ -393,6 +393,8 @@ mod tests {
         drop(turn);
         assert_eq!(lock(&batcher.shared[0].state).looks_out(Instant::now()), None, "there is no batch to look for");
         assert_eq!(answer_to(3).unwrap().bytes(), [3; 8]);
+        let stats = batcher.stats();
+        assert_eq!((stats.batches(), stats.rows(), stats.runs), (2, 2, 2), "without the batch that timed out");
         drop(batcher);
         all_credits_return(&core);
     }

@@ -314,9 +314,14 @@ impl BatcherState {
     }
 
     /// Picked rows are sent as a batch.
-    pub fn sent(&mut self, rows: &[Queued], runs: usize, now: Instant) -> Sent {
-        self.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs);
+    pub fn sent(&mut self, rows: &[Queued], now: Instant) -> Sent {
         self.pace.sent(rows.len(), now)
+    }
+
+    /// The ring has taken the batch that was sent at `sent`.
+    pub fn taken(&mut self, flight: Flight, runs: usize, sent: Instant) {
+        self.counters.left(flight.rows.iter().map(|row| sent.saturating_duration_since(row.since)), runs);
+        self.flights.push_back(flight);
     }
 
     /// Between which moments the delivering thread looks for the oldest batch, instead of sleeping in the driver, if any.

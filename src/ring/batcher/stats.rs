@@ -26,7 +26,7 @@ pub struct BatcherStats {
 }
 
 impl BatcherStats {
-    /// Batches submitted.
+    /// Batches submitted. One whose rows got an error because its submission failed or timed out does not count.
     pub fn batches(&self) -> u64 {
         self.batch_sizes.iter().sum()
     }

@@ -24,7 +24,7 @@ fn send(state: &mut BatcherState, rows: usize, now: Instant) {
     (0..rows).for_each(|_| commit(state, None, now));
     assert_eq!(state.next(&BOUNDS, now), Next::Leave);
     let rows = state.pick(&BOUNDS, now);
-    state.sent(&rows, 1, now);
+    state.sent(&rows, now);
 }
 
 fn done(state: &mut BatcherState, now: Instant) {
@@ -68,7 +68,7 @@ fn a_row_that_may_not_wait_goes_along() {
         for (rows, run) in [(8, 10), (16, 90)] {
             (0..rows).for_each(|_| commit(&mut state, None, start));
             let rows = state.take_rows(rows);
-            state.sent(&rows, 1, start);
+            state.sent(&rows, start);
             done(&mut state, start + MS(run));
         }
         (0..8).for_each(|_| commit(&mut state, None, now));
@@ -103,7 +103,7 @@ fn of_a_batch_that_never_reached_the_device_nothing_is_learnt() {
     send(&mut state, 1, now);
     commit(&mut state, None, now + MS(1));
     let rows = state.pick(&patient, now + MS(1));
-    state.sent(&rows, 1, now + MS(1));
+    state.sent(&rows, now + MS(1));
     state.take_back(rows, &Error::Closed, &mut Vec::new());
     done(&mut state, now + MS(10));
     let mut at = now + MS(100);
