@@ -401,9 +401,12 @@ impl BatcherState {
         }
     }
 
-    /// Latches `error` and answers everything queued with it.
+    /// Latches `error` and answers everything queued with it. The first one counts, but a fault counts more than that the
+    /// engine was closed: what is in flight then never lands.
     pub fn fail(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
-        self.failed.get_or_insert_with(|| error.clone());
+        if matches!(self.failed, None | Some(Error::Closed)) {
+            self.failed = Some(error.clone());
+        }
         self.answer_queued(error, wakes);
     }
 

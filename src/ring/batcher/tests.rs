@@ -472,6 +472,22 @@ fn an_engine_closed_under_it_ends_it() {
 }
 
 #[test]
+fn a_fault_of_an_engine_that_was_closed_under_it_is_told_at_once() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).build().unwrap();
+    let flying = busy(&batcher, 1);
+    until(|| core.credits().unwrap().in_flight == 1);
+    assert!(matches!(core.close(Close::Abort, Duration::ZERO), Err(Error::Timeout { .. })));
+    assert!(matches!(answer(submit(&batcher, 2)), Err(Error::Closed)));
+    lock(&held.gate).panics = true;
+    held.changed.notify_all();
+    assert!(matches!(answer(flying), Err(Error::Fault { .. })));
+    let closing = Instant::now();
+    assert!(matches!(batcher.close(Close::Drain, LONG), Err(Error::Fault { .. })));
+    assert!(closing.elapsed() < LONG / 4, "closing took {:?}", closing.elapsed());
+}
+
+#[test]
 fn a_waker_is_told_once_the_row_is_there() {
     struct Flag(Mutex<usize>);
     impl std::task::Wake for Flag {
