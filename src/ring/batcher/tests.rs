@@ -488,6 +488,28 @@ fn a_fault_of_an_engine_that_was_closed_under_it_is_told_at_once() {
 }
 
 #[test]
+fn a_panic_of_the_delivering_thread_answers_every_ticket() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).in_flight(2).build().unwrap();
+    let (first, flying) = (busy(&batcher, 1), busy(&batcher, 2));
+    let shared = &batcher.shared[0];
+    until(|| core.credits().unwrap().in_flight == 2);
+    drop(lock(&shared.sender)); // the second is among the flights now, and the first is soon waited for
+    until(|| lock(&shared.state).flights.len() == 1);
+    lock(&shared.state).flights[0].rows[0].entry = usize::MAX; // as by a bug
+    let queued = submit(&batcher, 3);
+    held.permit(100);
+    assert_eq!(answer(first).unwrap().bytes(), [1; 8]);
+    for ticket in [flying, queued] {
+        let error = answer(ticket).unwrap_err();
+        assert!(error.to_string().contains("the delivering thread panicked"), "{error}");
+    }
+    assert!(matches!(batcher.submit(&[4; 8]), Err(Error::Internal { .. })));
+    assert!(matches!(batcher.close(Close::Drain, LONG), Err(Error::Internal { .. })));
+    all_credits_return(&core);
+}
+
+#[test]
 fn a_waker_is_told_once_the_row_is_there() {
     struct Flag(Mutex<usize>);
     impl std::task::Wake for Flag {
