@@ -1,6 +1,9 @@
 //! The batcher around a program that can be held, counted and broken. What needs no such program is in
 //! `tests/batcher.rs`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::task::{Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -507,6 +510,61 @@ fn a_panic_of_the_delivering_thread_answers_every_ticket() {
     assert!(matches!(batcher.submit(&[4; 8]), Err(Error::Internal { .. })));
     assert!(matches!(batcher.close(Close::Drain, LONG), Err(Error::Internal { .. })));
     all_credits_return(&core);
+}
+
+/// A waker that submits a row, and returns when this has its answer.
+struct Asks {
+    batcher: Arc<Batcher>,
+    called: AtomicBool,
+    told: mpsc::Sender<Vec<u8>>,
+}
+
+impl std::task::Wake for Asks {
+    fn wake(self: Arc<Self>) {
+        self.called.store(true, Ordering::Release);
+        let output = answer(submit(&self.batcher, 9)).unwrap();
+        self.told.send(output.bytes().to_vec()).unwrap();
+    }
+}
+
+/// A batch whose submission times out answers its rows, and whoever sent it calls their wakers: the batching thread, or
+/// one that commits. Meanwhile others may send.
+#[test]
+fn a_waker_may_wait_for_a_row_of_its_own() {
+    for commits in [false, true] {
+        let (core, gate) = ring(8);
+        let batcher = Arc::new(batcher(&core, HOUR).build().unwrap());
+        gate.permit(100);
+        answer(submit(&batcher, 1)).unwrap(); // what a run takes is known, and no upload is measured
+        let (tell, told) = mpsc::channel();
+        let asks = Arc::new(Asks { batcher: batcher.clone(), called: AtomicBool::new(false), told: tell });
+        thread::scope(|scope| {
+            let sender = lock(&batcher.shared[0].sender); // the batching thread waits for it, with the next row
+            let mut late = Box::pin(submit(&batcher, 2));
+            let waker = asks.clone().into();
+            assert!(Future::poll(late.as_mut(), &mut std::task::Context::from_waker(&waker)).is_pending());
+            let (taken, is_taken) = mpsc::channel();
+            let (core, asks) = (&core, &asks);
+            scope.spawn(move || {
+                let turn = core.order.take(); // no submission gets through before the waker is called
+                taken.send(()).unwrap();
+                until(|| asks.called.load(Ordering::Acquire));
+                drop(turn);
+            });
+            is_taken.recv().unwrap();
+            drop(sender);
+            if commits {
+                let late = answer(submit(&batcher, 3));
+                assert!(matches!(late, Err(Error::Timeout { operation: "submit", .. })), "{late:?}");
+            }
+            assert_eq!(told.recv_timeout(2 * LONG), Ok(vec![9; 8]), "the waker's row is not answered");
+            let Poll::Ready(answer) = Future::poll(late.as_mut(), &mut std::task::Context::from_waker(Waker::noop()))
+            else {
+                panic!("its waker was called")
+            };
+            assert!(matches!(answer, Err(Error::Timeout { operation: "submit", .. })), "{answer:?}");
+        });
+    }
 }
 
 #[test]
