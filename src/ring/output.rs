@@ -259,3 +259,47 @@ impl std::fmt::Debug for Output {
         f.debug_struct("Output").field("rows", &self.extent.rows).field("spec", &self.spec()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Dtype;
+
+    /// The best class of the second row of two, of which the first is sound.
+    fn best(kind: OutputKind, words: [u32; 2]) -> Result<Vec<(usize, f32)>, Error> {
+        let elems = words.len();
+        let spec = RowSpec::new([("y", Dtype::F32, vec![elems])]);
+        let mut rows = vec![0_u32; 2 * spec.row_pitch / size_of::<u32>()];
+        let second = spec.row_pitch / size_of::<u32>();
+        rows[second..][..elems].copy_from_slice(&words);
+        let part = OutputPart { bytes: bytemuck::cast_slice(&rows), rows: 2, spec: &spec, kind, classes: 2 };
+        assert_eq!(part.top_k(0, 1).unwrap(), [(0, 0.0)], "{kind:?}");
+        part.top_k(1, 1)
+    }
+
+    #[test]
+    fn what_is_no_probability_or_no_class_is_an_error_of_its_row() {
+        let (pairs, all) = (OutputKind::TopK(1), OutputKind::Probabilities);
+        let rounded = 1.0 + f32::EPSILON;
+        for value in [1.1, f32::INFINITY, f32::NAN, -0.1] {
+            for (kind, words) in [(pairs, [value.to_bits(), 1]), (all, [0.0_f32.to_bits(), value.to_bits()])] {
+                match best(kind, words) {
+                    Err(Error::Output { row: 1, what }) => {
+                        assert_eq!(what, format!("the probability of class 1 is {value}"));
+                    }
+                    other => panic!("{kind:?}, {value}: {other:?}"),
+                }
+            }
+        }
+        assert_eq!(best(pairs, [rounded.to_bits(), 1]).unwrap(), [(1, rounded)]);
+        assert_eq!(best(all, [0.0_f32.to_bits(), rounded.to_bits()]).unwrap(), [(1, rounded)]);
+        match best(pairs, [0.5_f32.to_bits(), 2]) {
+            Err(Error::Output { row: 1, what }) => assert_eq!(what, "it names class 2, and the model has 2"),
+            other => panic!("{other:?}"),
+        }
+        for kind in [OutputKind::Logits, OutputKind::Features] {
+            assert_eq!(best(kind, [0.0_f32.to_bits(), 1.1_f32.to_bits()]).unwrap(), [(1, 1.1)]);
+            assert!(matches!(best(kind, [0, f32::NAN.to_bits()]), Err(Error::Output { row: 1, .. })));
+        }
+    }
+}
