@@ -222,3 +222,52 @@ unsafe fn wake(data: *const ()) {
 }
 
 unsafe fn ignore(_: *const ()) {}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::device::{Device, Target};
+    use crate::engine::Engine;
+    use crate::ffi::ticket::{trefoil_on_ready, trefoil_wait};
+    use crate::model::Model;
+    use crate::sync::refused;
+
+    static CALLED: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C" fn called(_: *mut c_void, status: trefoil_status, _: trefoil_output) {
+        assert_eq!(status, trefoil_status::Ok);
+        CALLED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// In a process of its own, where no other test has started the thread.
+    #[test]
+    fn without_its_thread_a_callback_is_refused_and_the_ticket_stays() {
+        const CHILD: &str = "TREFOIL_WITHOUT_CALLBACK_THREAD";
+        if std::env::var_os(CHILD).is_none() {
+            let name = "ffi::callback::tests::without_its_thread_a_callback_is_refused_and_the_ticket_stays";
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            return;
+        }
+        let (model, cpu) = (Model::open("weights/convnet28").unwrap(), Device::open(Target::Cpu).unwrap());
+        let engine = Engine::builder(&model).on(&cpu).build().unwrap();
+        let submit = || insert(Flying::Batch(engine.acquire().unwrap().submit(1).unwrap())).unwrap();
+        let [first, second] = [submit(), submit()];
+        // SAFETY: the callback uses nothing of its user's.
+        let register = |ticket| unsafe { trefoil_on_ready(ticket, Some(called), std::ptr::null_mut()) };
+        let without_thread = |ticket| refused::after(0, || register(ticket));
+        assert_eq!(without_thread(first), (trefoil_status::OutOfMemory, true));
+        let mut output = 0;
+        // SAFETY: there is room for an output.
+        assert_eq!(unsafe { trefoil_wait(first, &raw mut output) }, trefoil_status::Ok, "the ticket was lost");
+        assert!(drained(Duration::ZERO, |_| true).is_ok(), "a refused callback is outstanding");
+        assert_eq!(without_thread(second), (trefoil_status::OutOfMemory, true));
+        assert_eq!(register(second), trefoil_status::Ok);
+        assert!(drained(Duration::from_secs(20), |_| true).is_ok());
+        assert_eq!(CALLED.load(Ordering::Relaxed), 1);
+    }
+}
