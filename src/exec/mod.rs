@@ -21,7 +21,7 @@ use crate::model::{Model, Network, Shaped};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
-use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
+use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowPort, RowSpec};
 
 pub use audit::{Audit, NotHeld};
 pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
@@ -222,11 +222,12 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
     let own = limits.family.dtype();
     let precision = spec.precision.dtype(own, model.weights().most_stored());
     let (input, output) = (spec.input, spec.output);
-    let of_values = |graph: &Graph| {
+    let of_values = |graph: &Graph, states: &[RowPort], in_f32: &BTreeSet<String>| {
         let (from, to) = rows(model, device, spec)?;
-        let (rows, states, in_f32) = ([&from, &to], &[][..], &BTreeSet::new());
+        let rows = [&from, &to];
         plan::values::plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices })
     };
+    let of_images = |graph: &Graph| of_values(graph, &[], &BTreeSet::new());
     let planned = match model.network() {
         Network::Images(images) if precision == own => {
             let Shaped { network: graph, preprocessing, .. } = images.shaped();
@@ -234,17 +235,13 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
             // What kernels for images do not compute as a whole, they compute beside loops.
             match planned {
                 Err(refused @ Error::Unsupported { .. }) => {
-                    of_values(&images.shaped().graph(batch, input, output).map_err(|_| refused)?)?
+                    of_images(&images.shaped().graph(batch, input, output).map_err(|_| refused)?)?
                 }
                 planned => planned?,
             }
         }
-        Network::Images(images) => of_values(&images.shaped().graph(batch, input, output)?)?,
-        Network::Values(values) => {
-            let (rows, states, in_f32) = ([values.input(), values.output()], values.states(), values.in_f32());
-            let request = ValuesRequest { limits, batch, rows, states, precision, in_f32, choices };
-            plan::values::plan(&values.graph(batch)?, &request)?
-        }
+        Network::Images(images) => of_images(&images.shaped().graph(batch, input, output)?)?,
+        Network::Values(values) => of_values(&values.graph(batch)?, values.states(), values.in_f32())?,
     };
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
