@@ -19,6 +19,7 @@ mod open;
 mod rebuild;
 #[path = "../support/mod.rs"]
 mod support;
+mod threads;
 mod trace;
 mod tuning;
 mod values;

@@ -1,0 +1,55 @@
+//! The program where the system refuses one of its threads, each in turn.
+#![cfg(all(feature = "cli", target_os = "linux"))]
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut};
+
+use crate::harness::library;
+
+/// Runs the program, which is refused the thread of this number; its exit code, and what it wrote to a terminal.
+fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
+    let (mut terminal, mut end) = (-1, -1);
+    // SAFETY: the call writes two descriptors, and reads neither a name nor settings.
+    assert_eq!(unsafe { libc::openpty(&raw mut terminal, &raw mut end, null_mut(), null(), null()) }, 0);
+    // SAFETY: both were opened just now, and belong to nobody else.
+    let [terminal, end] = [terminal, end].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
+    let mut command = Command::new("timeout");
+    command.args(["100", env!("CARGO_BIN_EXE_trefoil")]).args(args.split(' ')).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.env("LD_PRELOAD", library("few_threads")).env("REFUSED_THREAD", number.to_string());
+    command.env("RUST_LOG", "trefoil=debug").stdout(Stdio::null()).stderr(end);
+    let mut child = command.spawn().unwrap();
+    drop(command); // and with it this end
+    let mut said = Vec::new();
+    let _ = File::from(terminal).read_to_end(&mut said); // ends with an error once nobody has the other end
+    (child.wait().unwrap().code(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn a_thread_that_is_refused_is_named_or_done_without() {
+    let args = "bench server --device cpu --model weights/convnet28 --batch 4 --seconds 0.1 --steps 1 --most 40";
+    let (mut named, mut done_without) = (Vec::new(), String::new());
+    for number in 1.. {
+        let (code, said) = without_thread(number, args);
+        assert!(!said.contains("panicked") && !said.contains("internal error"), "thread {number}: {said}");
+        if !said.contains("refused thread") {
+            assert_eq!(code, Some(0), "{said}");
+            break; // there are no more
+        }
+        match code {
+            Some(0) => done_without += &said,
+            Some(1) => {
+                let (_, why) = said.split_once("error: cannot start the thread ").unwrap_or_else(|| panic!("{said}"));
+                assert!(why.contains("(os error 11)") && why.contains("`ulimit -u`"), "{said}");
+                named.push(why.to_owned());
+            }
+            _ => panic!("thread {number}: {code:?}, {said}"),
+        }
+    }
+    for name in ["cpu-1", "done", "up", "compute", "batch", "rows", "load-0", "collect-0"] {
+        assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
+    }
+    assert!(done_without.contains("the progress bar moves with the work alone"), "{done_without}");
+}
