@@ -215,6 +215,7 @@ fn done(
 impl Driver {
     fn new() -> Self {
         let config = Config::read();
+        let poison = env_number("FAKE_CUDA_POISON", 0xCD) as u8;
         let log = env::var_os("FAKE_CUDA_LOG").map(|path| {
             OpenOptions::new().create(true).append(true).open(path).expect("FAKE_CUDA_LOG names a file to append to")
         });
@@ -230,8 +231,8 @@ impl Driver {
             functions: Table::new("function", 0x4000_0000),
             graphs: Table::new("graph", 0x5000_0000),
             execs: Table::new("exec", 0x6000_0000),
-            device: Memory::new("device", 256),
-            host: Memory::new("host", 4096),
+            device: Memory::new("device", 256, poison),
+            host: Memory::new("host", 4096, poison),
             pushed: 0,
             capturing: Vec::new(),
             clock_ms: 0.0,

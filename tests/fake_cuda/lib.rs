@@ -15,6 +15,7 @@
 //! | `FAKE_CUDA_DEVICES` | number of GPUs | 1 |
 //! | `FAKE_CUDA_CAPABILITY` | compute capability, as 10 x major + minor | 90 |
 //! | `FAKE_CUDA_MEMORY` | bytes of device memory | 1 GiB |
+//! | `FAKE_CUDA_POISON` | each byte of new memory | 205, which is 0xCD |
 //! | `FAKE_CUDA_EVENTS` | `instant`: work is done when enqueued; `held`: as late as it may be, a step a query; `own`: by a thread of the driver's own, a step at a time; `stuck`: kernels never end | `instant` |
 //! | `FAKE_CUDA_SEED` | which of the ready streams goes first, where work is held | 1 |
 //! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or several, `7,12`; or a name, `cuInit`, from the first of that name on, or `cuInit#2` from the second on; or `use:cuInit`, the first of that name behind the test's mark `use` | none |

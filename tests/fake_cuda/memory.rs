@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_raw_parts_mut;
 
-const POISON: u8 = 0xCD;
 const GUARD: u8 = 0xFD;
 const GUARD_BYTES: usize = 64;
 
 pub struct Memory {
     kind: &'static str,
     align: usize,
+    /// Each byte of a new block.
+    poison: u8,
     blocks: Vec<Block>,
     /// The numbers of the live ones, by their start: a long run has many others.
     live: BTreeMap<usize, usize>,
@@ -26,8 +27,8 @@ pub struct Block {
 }
 
 impl Memory {
-    pub const fn new(kind: &'static str, align: usize) -> Self {
-        Self { kind, align, blocks: Vec::new(), live: BTreeMap::new(), used: 0 }
+    pub const fn new(kind: &'static str, align: usize, poison: u8) -> Self {
+        Self { kind, align, poison, blocks: Vec::new(), live: BTreeMap::new(), used: 0 }
     }
 
     fn layout(&self, bytes: usize) -> Layout {
@@ -40,7 +41,7 @@ impl Memory {
         let start = unsafe {
             let start = alloc(self.layout(bytes));
             assert!(!start.is_null(), "the host is out of memory");
-            start.write_bytes(POISON, bytes);
+            start.write_bytes(self.poison, bytes);
             start.add(bytes).write_bytes(GUARD, GUARD_BYTES);
             start as usize
         };
