@@ -120,6 +120,48 @@ impl std::task::Wake for Unpark {
     }
 }
 
+/// A waker that uses its engine, and then panics.
+struct Asks {
+    engine: Engine,
+    submitted: std::sync::Mutex<Vec<Ticket>>,
+}
+
+impl std::task::Wake for Asks {
+    fn wake(self: std::sync::Arc<Self>) {
+        let ticket = submit(&self.engine, 1, 9).unwrap();
+        let _ = (ticket.is_ready().unwrap(), self.engine.credits().unwrap(), self.engine.health());
+        self.submitted.lock().unwrap().push(ticket);
+        panic!("a waker's own");
+    }
+}
+
+#[test]
+fn a_waker_may_use_the_engine_and_its_panic_harms_nobody() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1]).staging(8).results(8).build().unwrap();
+    let asks = std::sync::Arc::new(Asks { engine, submitted: std::sync::Mutex::default() });
+    let poll = |ticket: &mut Ticket, waker: &Waker| std::pin::Pin::new(ticket).poll(&mut Context::from_waker(waker));
+    let in_time = |done: &dyn Fn() -> bool| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < end, "the completion thread hangs, or is gone");
+            thread::yield_now();
+        }
+    };
+    let mut calls = 0;
+    while calls < 2 {
+        let mut awaited = submit(&asks.engine, 1, 7).unwrap();
+        if poll(&mut awaited, &asks.clone().into()).is_pending() {
+            calls += 1; // twice, as the thread that calls wakers outlives the first panic
+            in_time(&|| asks.submitted.lock().unwrap().len() == calls);
+            assert_eq!(read(&awaited.wait().unwrap()), 7);
+        }
+    }
+    for ticket in asks.submitted.lock().unwrap().drain(..) {
+        assert_eq!(read(&ticket.wait().unwrap()), 9);
+    }
+}
+
 #[test]
 fn tickets_and_outputs_outlive_the_engine() {
     let model = echo();
