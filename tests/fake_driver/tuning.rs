@@ -178,6 +178,34 @@ fn users_share_a_folder_and_take_no_answer_from_another() {
     fs::remove_dir_all(&cache).unwrap();
 }
 
+/// Answers are kept nowhere then, and that is all.
+#[cfg(feature = "cli")]
+#[test]
+fn the_program_needs_no_home_folder() {
+    use std::process::Command;
+
+    use crate::harness::library_folder;
+
+    for home in [None, Some("/dev/null"), Some("/proc/nope")] {
+        for tune in ["cached", "full"] {
+            let mut inspect = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+            inspect.args(["inspect", "weights/convnet28", "--batch", "1", "--runs", "1", "--tune", tune]);
+            for name in ["HOME", "XDG_CACHE_HOME", "TREFOIL_CACHE", "RUST_LOG"] {
+                inspect.env_remove(name);
+            }
+            let output =
+                inspect.env("LD_LIBRARY_PATH", library_folder()).envs(home.map(|home| ("HOME", home))).output();
+            let output = output.unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(0), "{home:?}, {tune}: {said}");
+            match (home, tune) {
+                (Some(_), "full") => assert!(said.lines().all(|line| line.contains("is not kept")), "{home:?}: {said}"),
+                _ => assert_eq!(said, "", "{home:?}, {tune}"),
+            }
+        }
+    }
+}
+
 /// Ctrl-C once the first shape is being timed.
 #[cfg(all(unix, feature = "cli"))]
 #[test]

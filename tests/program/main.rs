@@ -796,3 +796,17 @@ fn the_demonstration_shows_device_model_photos_and_throughput() {
     assert_eq!(stderr(&output), "");
     println!("the demonstration took {:.1} s", start.elapsed().as_secs_f64());
 }
+
+#[test]
+fn a_home_folder_is_not_needed() {
+    for home in [None, Some("/dev/null"), Some("/proc/nope")] {
+        let mut command = program();
+        for name in ["HOME", "XDG_CACHE_HOME", "TREFOIL_CACHE"] {
+            command.env_remove(name);
+        }
+        let output = command.args(["--device", "cpu"]).envs(home.map(|home| ("HOME", home))).output().unwrap();
+        expect_code(&output, 0);
+        assert!(stdout(&output).contains("images/s"), "{home:?}: {}", stdout(&output));
+        assert_eq!(stderr(&output), "", "{home:?}");
+    }
+}

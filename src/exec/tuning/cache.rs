@@ -151,7 +151,7 @@ impl Cache {
         let passed_over = |why: String| log::warn!("tuning: {} is ignored: {why}", path.display());
         let text = match files::own::read(READ, path, MAX_ENTRY_BYTES) {
             Ok(text) => text,
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
+            Err(Error::Io { source, .. }) if is_missing(&source) => return None,
             Err(error) => {
                 passed_over(error.to_string());
                 return None;
@@ -189,6 +189,11 @@ pub(super) fn default_folder() -> Option<PathBuf> {
 
 fn file_name(shape: &str) -> String {
     format!("{}.json", fnv1a64(shape.as_bytes()))
+}
+
+/// Whether it is said of a file that is not there; a home that is `/dev/null` can hold none.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// What is in a folder, in order; nothing where there is none.
