@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use trefoil::model::{Embedding, Model};
@@ -208,4 +208,26 @@ fn what_is_missing_is_named() {
     let none = lines(&folder, &[]);
     fs::write(&none, "").unwrap();
     refused(&["embed", path(&of_texts()), &none, "--device", "cpu"], "one on each line");
+}
+
+/// A pipe that nobody writes to would be read for ever.
+#[test]
+fn a_pipe_in_place_of_a_file_is_an_error() {
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "texts.txt"] {
+        let folder = of_texts();
+        let texts = lines(&folder, &TEXTS);
+        let tokenizer = folder.0.join("tokenizer.json");
+        let mut without_padding: Value = serde_json::from_slice(&fs::read(&tokenizer).unwrap()).unwrap();
+        without_padding["padding"] = Value::Null; // then it is looked for in tokenizer_config.json
+        fs::write(&tokenizer, without_padding.to_string()).unwrap();
+        let pipe = folder.0.join(file);
+        let _ = fs::remove_file(&pipe);
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut embed = Command::new("timeout");
+        embed.args(["100", env!("CARGO_BIN_EXE_trefoil"), "embed", path(&folder), &texts, "--device", "cpu"]);
+        let output = embed.output().unwrap();
+        expect_code(&output, 1);
+        let said = stderr(&output);
+        assert!(said.contains(pipe.to_str().unwrap()) && said.contains("expected a file, found a pipe"), "{said}");
+    }
 }

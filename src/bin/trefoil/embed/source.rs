@@ -1,12 +1,11 @@
 //! What is embedded: texts of a file, a line each, or photos.
 
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use trefoil::image;
 use trefoil::model::Tower;
+use trefoil::{files, image};
 
 use super::tokens::Texts;
 use crate::inputs::{Input, Inputs};
@@ -63,8 +62,6 @@ fn read(path: &Path) -> Result<String> {
         let mut text = String::new();
         return io::stdin().read_to_string(&mut text).map(|_| text).context("cannot read the standard input");
     }
-    let named = || format!("cannot read {}", path.display());
-    let about = fs::metadata(path).with_context(named)?;
-    ensure!(about.is_file(), "{}: it is no file", named()); // a device may never end
-    fs::read_to_string(path).with_context(named)
+    let text = files::read("read the texts", path, u64::MAX)?;
+    String::from_utf8(text).with_context(|| format!("{} is no text", path.display()))
 }
