@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trefoil::model::Model;
@@ -82,11 +82,7 @@ fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
 fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
     let path = model_path.with_file_name("config.json");
-    let config = match path.exists() {
-        true => serde_json::from_slice(&files::read("read the configuration", &path, models::MOST_CONFIG_BYTES)?)
-            .with_context(|| path.display().to_string())?,
-        false => Map::new(),
-    };
+    let config = if path.exists() { models::read_config(&path)? } else { Map::new() };
     files::check(&path)?;
     Ok((path, config))
 }

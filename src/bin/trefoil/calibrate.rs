@@ -83,7 +83,7 @@ impl CalibrateArgs {
 
 pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
     let (model, from) = models::open(Some(&args.model))?;
-    let config = read_config(&from)?;
+    let config = config_of(&from)?;
     ensure!(!is_same(&args.out, &from), "{} is the model itself: name another folder", args.out.display());
     let inputs = Inputs::collect(&args.photos);
     ensure!(
@@ -123,12 +123,11 @@ fn method_name(args: &CalibrateArgs) -> String {
 }
 
 /// The configuration of a model, as it is.
-fn read_config(model: &Path) -> Result<Map<String, Value>> {
+fn config_of(model: &Path) -> Result<Map<String, Value>> {
     let path = if model.is_dir() { model.join("config.json") } else { model.with_file_name("config.json") };
-    let text = files::read("read the configuration", &path, models::MOST_CONFIG_BYTES).with_context(|| {
+    models::read_config(&path).with_context(|| {
         format!("{}: a model to calibrate is a folder with model.safetensors and config.json", path.display())
-    })?;
-    serde_json::from_slice(&text).with_context(|| path.display().to_string())
+    })
 }
 
 fn is_same(a: &Path, b: &Path) -> bool {

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
-use trefoil::Error;
+use serde_json::{Map, Value};
 use trefoil::model::Model;
 use trefoil::onnx::Sizes;
+use trefoil::{Error, files};
 
-/// Bytes of a configuration at most.
-pub const MOST_CONFIG_BYTES: u64 = 16 << 20;
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
 /// Extensions of files that are models by themselves.
@@ -36,6 +35,13 @@ fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Re
     })?;
     log::info!("model {} from {}", model.name(), path.display());
     Ok((model, path))
+}
+
+/// What a configuration says.
+pub fn read_config(path: &Path) -> Result<Map<String, Value>> {
+    const MOST_BYTES: u64 = 16 << 20;
+    let text = files::read("read the configuration", path, MOST_BYTES)?;
+    serde_json::from_slice(&text).with_context(|| path.display().to_string())
 }
 
 /// Whether it is named like an ONNX file.
