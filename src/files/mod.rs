@@ -20,5 +20,5 @@ mod write;
 
 pub(crate) use read::Opened;
 pub use read::read;
-pub(crate) use source::{Source, SourcePart};
+pub(crate) use source::{Source, SourcePart, zeros};
 pub use write::{check, write};

@@ -46,6 +46,14 @@ impl Source {
     }
 }
 
+/// Zeros to be read over, or that there is no memory for what a file says of its size.
+pub(crate) fn zeros<T: Clone + Default>(count: usize) -> io::Result<Vec<T>> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(count).map_err(io::Error::other)?;
+    zeros.resize(count, T::default());
+    Ok(zeros)
+}
+
 /// Fills `out` with what lies from `offset` on in all parts together.
 fn read_parts(parts: &[SourcePart], mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
     for part in parts {

@@ -15,6 +15,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::weights::WeightDtype;
 use crate::error::Error;
+use crate::files::zeros;
 
 /// Where one tensor lies.
 #[derive(Clone, Debug)]
@@ -69,10 +70,11 @@ impl Header {
                  at most, found {header_bytes}"
             ));
         }
-        let mut json = Vec::new();
-        json.try_reserve_exact(header_bytes as usize).map_err(|e| Error::io("read", path, io::Error::other(e)))?;
-        json.resize(header_bytes as usize, 0);
-        read_at(&mut json, LENGTH_BYTES).map_err(|e| Error::io("read", path, e))?;
+        let json = zeros(header_bytes as usize).and_then(|mut json| {
+            read_at(&mut json, LENGTH_BYTES)?;
+            Ok(json)
+        });
+        let json = json.map_err(|e| Error::io("read", path, e))?;
         Self::parse(path, &json, LENGTH_BYTES + header_bytes, file_bytes)
     }
 

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::names::nearest;
 use super::safetensors_header::{Header, StoredTensor};
 use crate::error::Error;
-use crate::files::{Opened, Source, SourcePart};
+use crate::files::{Opened, Source, SourcePart, zeros};
 use crate::fnv::fnv1a64;
 use crate::graph::{Constant, Expr, Op, Tensor, ValueType};
 use crate::loops;
@@ -374,7 +374,7 @@ impl Weights {
             return Err(self.error(name, format!("{} elements", out.len()), format!("{} elements", entry.elems)));
         }
         if entry.transposed {
-            let mut stored = vec![0.0; entry.elems];
+            let mut stored = zeros(entry.elems).map_err(|e| Error::io("read", &self.path, e))?;
             self.read_stored(name, entry, &mut stored)?;
             let (rows, columns) = (entry.dims[1], entry.dims[0]);
             for (column, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
@@ -424,12 +424,12 @@ impl Weights {
         let read = |source: &Arc<Source>| match &**source {
             Source::Memory(_) => Ok(source.clone()),
             Source::File(file) => {
-                let mut bytes = vec![0; file.metadata()?.len() as usize];
+                let mut bytes = zeros(file.metadata()?.len() as usize)?;
                 file.read_exact_at(&mut bytes, 0)?;
                 Ok(Arc::new(Source::Memory(bytes)))
             }
             Source::Parts(parts) => {
-                let mut bytes = vec![0; parts.iter().map(|part| part.bytes as usize).sum()];
+                let mut bytes = zeros(parts.iter().map(|part| part.bytes as usize).sum())?;
                 source.read_at(&mut bytes, 0)?;
                 Ok(Arc::new(Source::Memory(bytes)))
             }
@@ -578,6 +578,15 @@ mod tests {
         let integers = Weights::from_bytes(file("I64", &[1], &[0; 8])).unwrap();
         let error = integers.read_f32("w", &[1], &mut [0.0]).unwrap_err().to_string();
         assert!(error.ends_with("expected f16, bf16, f32 or f64, found i64"), "{error}");
+    }
+
+    /// As of a file without content whose size is a lie.
+    #[test]
+    fn what_fits_into_no_memory_is_an_error() {
+        let Weights { path, sources, header } = Weights::from_tensors([("w", vec![1], vec![0.5])]).unwrap();
+        let part = SourcePart { source: sources[0].clone(), offset: 0, bytes: 1 << 60 };
+        let weights = Weights { path, sources: vec![Arc::new(Source::Parts(vec![part]))], header };
+        assert!(matches!(Weights::in_memory(&Arc::new(weights)), Err(Error::Io { .. })));
     }
 
     #[test]

@@ -43,10 +43,11 @@ pub fn read(path: &Path) -> Result<Array> {
 /// The array that a file holds.
 fn parse(mut file: Vec<u8>) -> Result<Array> {
     let header = header_end(&file).context("it is no .npy file: write one by numpy.save")?;
-    let bytes = file.split_off(header.end);
-    let text = std::str::from_utf8(&file[header]).context("its header is no text")?;
+    let text = std::str::from_utf8(&file[header.clone()]).context("its header is no text")?;
     let Header { descr, fortran_order, shape: dims } = Header::parse(text).context("its header is not one of NumPy")?;
     let dtype = dtype(descr)?;
+    file.drain(..header.end);
+    let bytes = file;
     ensure!(
         !fortran_order,
         "its first dimension is the innermost: save it as numpy.ascontiguousarray(x), the last one innermost"
