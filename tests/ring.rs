@@ -144,7 +144,10 @@ fn a_waker_may_use_the_engine_and_its_panic_harms_nobody() {
     let in_time = |done: &dyn Fn() -> bool| {
         let end = Instant::now() + Duration::from_secs(20);
         while !done() {
-            assert!(Instant::now() < end, "the completion thread hangs, or is gone");
+            if Instant::now() > end {
+                eprintln!("the completion thread hangs, or is gone");
+                std::process::abort(); // a panic would drop the ticket, and wait for the lock that the thread may have
+            }
             thread::yield_now();
         }
     };

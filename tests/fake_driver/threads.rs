@@ -17,7 +17,8 @@ fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
     // SAFETY: both were opened just now, and belong to nobody else.
     let [terminal, end] = [terminal, end].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
     let mut command = Command::new("timeout");
-    command.args(["100", env!("CARGO_BIN_EXE_trefoil")]).args(args.split(' ')).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["-s", "KILL", "100", env!("CARGO_BIN_EXE_trefoil")]).args(args.split(' '));
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
     command.env("LD_PRELOAD", library("few_threads")).env("REFUSED_THREAD", number.to_string());
     command.env("RUST_LOG", "trefoil=debug").stdout(Stdio::null()).stderr(end);
     let mut child = command.spawn().unwrap();

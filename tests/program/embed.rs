@@ -224,7 +224,8 @@ fn a_pipe_in_place_of_a_file_is_an_error() {
         let _ = fs::remove_file(&pipe);
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         let mut embed = Command::new("timeout");
-        embed.args(["100", env!("CARGO_BIN_EXE_trefoil"), "embed", path(&folder), &texts, "--device", "cpu"]);
+        embed.args(["-s", "KILL", "100", env!("CARGO_BIN_EXE_trefoil")]);
+        embed.args(["embed", path(&folder), &texts, "--device", "cpu"]);
         let output = embed.output().unwrap();
         expect_code(&output, 1);
         let said = stderr(&output);
