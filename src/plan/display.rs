@@ -1,59 +1,83 @@
 //! A plan as a table: what runs, how, how much work it is, and where its result lies.
 
 use std::fmt;
+use std::iter;
 
 use super::{Kernel, Place, Plan, Step, StepOp, Tensor};
 
+/// What [`Plan`] prints, as texts: for programs that lay a table out by themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanTable {
+    /// What the plan is for: the line above the table.
+    pub title: String,
+    /// The head of each column: the columns of a row, whose last one is empty where there is a single lane.
+    pub heads: [&'static str; 9],
+    /// A row for each step, and one for the second result of a chain.
+    pub rows: Vec<[String; 9]>,
+    /// Work and memory in all: the line below the table.
+    pub totals: String,
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "plan for {}, batch {}, input {}, output {}", self.limits, self.batch, self.input, self.output)?;
-        let labels: Vec<String> = self.steps.iter().map(|step| step.op.label(step.inputs.len())).collect();
-        let wide = labels.iter().map(String::len).fold(16, usize::max);
-        writeln!(
-            f,
-            "{:>3}  {:<28} {:<wide$} {:<27} {:>15} {:>10} {:>10}  {:<12}{}",
-            "#",
-            "step",
-            "operation",
-            "kernel",
-            "output",
-            "MFLOP",
-            "KiB",
-            "offset",
-            if self.lanes() > 1 { " lane" } else { "" }
-        )?;
-        for (index, (step, label)) in self.steps.iter().zip(&labels).enumerate() {
-            let tensor = &self.tensors[step.outputs[0].0];
-            writeln!(
-                f,
-                "{index:>3}  {:<28} {label:<wide$} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
-                step.name,
-                self.kernel_name(step.kernel, &step.op),
-                tensor.dims(),
-                step.flops as f64 / 1e6,
-                step.bytes as f64 / 1024.0,
-                place(tensor),
-                self.lane_of(step)
-            )?;
-            if let (StepOp::Chain { next, .. }, [_, also]) = (&step.op, &step.outputs[..]) {
-                // The second result has a row of its own, with what is not the step's.
-                let (tensor, name) = (&self.tensors[also.0], format!("> {}", next.name));
-                let (shape, blank) = (tensor.dims(), wide + 28);
-                writeln!(f, "     {name:<28} {:blank$} {shape:>15} {:>21}  {}", "", "", place(tensor))?;
-            }
+        let PlanTable { title, heads, rows, totals } = self.table();
+        let wide = rows.iter().map(|row| row[2].len()).fold(16, usize::max);
+        writeln!(f, "{title}")?;
+        for [index, step, op, kernel, output, flops, bytes, place, lane] in
+            iter::once(&heads.map(str::to_owned)).chain(&rows)
+        {
+            let line = format!(
+                "{index:>3}  {step:<28} {op:<wide$} {kernel:<27} {output:>15} {flops:>10} {bytes:>10}  {place:<12} {lane}"
+            );
+            writeln!(f, "{}", line.trim_end())?;
         }
+        write!(f, "{totals}")
+    }
+}
+
+impl Plan {
+    /// The plan as texts.
+    pub fn table(&self) -> PlanTable {
+        let title =
+            format!("plan for {}, batch {}, input {}, output {}", self.limits, self.batch, self.input, self.output);
+        let lane = if self.lanes() > 1 { "lane" } else { "" };
+        let heads = ["#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset", lane];
+        let rows = self.steps.iter().enumerate().flat_map(|(index, step)| self.rows(index, step)).collect();
         let total: u64 = self.steps.iter().map(|s| s.flops).sum();
         let bytes: u64 = self.steps.iter().map(|s| s.bytes).sum();
         let mib = |b: usize| b as f64 / (1 << 20) as f64;
-        write!(
-            f,
+        let totals = format!(
             "{} steps, {:.3} GFLOP and {:.1} MiB moved a run; arena {:.2} MiB ({:.2} MiB without reuse)",
             self.steps.len(),
             total as f64 / 1e9,
             mib(bytes as usize),
             mib(self.arena_bytes),
             mib(self.arena_bytes_without_reuse)
-        )
+        );
+        PlanTable { title, heads, rows, totals }
+    }
+
+    /// The row of a step, and that of its second result, which has nothing of what is the step's.
+    fn rows(&self, index: usize, step: &Step) -> Vec<[String; 9]> {
+        let tensor = &self.tensors[step.outputs[0].0];
+        let mut rows = vec![[
+            index.to_string(),
+            step.name.clone(),
+            step.op.label(step.inputs.len()),
+            self.kernel_name(step.kernel, &step.op),
+            tensor.dims(),
+            format!("{:.2}", step.flops as f64 / 1e6),
+            format!("{:.1}", step.bytes as f64 / 1024.0),
+            place(tensor),
+            self.lane_of(step),
+        ]];
+        if let (StepOp::Chain { next, .. }, [_, also]) = (&step.op, &step.outputs[..]) {
+            let mut row = [const { String::new() }; 9];
+            let tensor = &self.tensors[also.0];
+            (row[1], row[4], row[7]) = (format!("> {}", next.name), tensor.dims(), place(tensor));
+            rows.push(row);
+        }
+        rows
     }
 }
 
@@ -83,8 +107,8 @@ impl Plan {
         let after: Vec<String> = after.iter().map(usize::to_string).collect();
         match (self.lanes(), after.is_empty()) {
             (..=1, _) => String::new(),
-            (_, true) => format!(" {lane}"),
-            (_, false) => format!(" {lane} after {}", after.join(", ")),
+            (_, true) => lane.to_string(),
+            (_, false) => format!("{lane} after {}", after.join(", ")),
         }
     }
 

@@ -46,6 +46,7 @@ pub use choices::Choices;
 #[cfg(feature = "cuda")]
 pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
+pub use display::PlanTable;
 pub use kernels::{
     ChainTile, ConvTile, DepthwiseTile, FewOp, ImagesAt, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile,
 };
