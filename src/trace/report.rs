@@ -297,15 +297,15 @@ impl fmt::Display for TraceReport {
         if *batches == 0 {
             return write!(f, "nothing has finished");
         }
-        let heads = ["busy", "middle", "mean", "median", "90 %", "99 %", "max"];
+        let heads = ["mean", "median", "90 %", "99 %", "max"];
         let name = |of: &TraceStageReport| of.model.as_ref().map_or(of.stage.to_string(), |model| format!("- {model}"));
         let width = self.stages.iter().map(|of| name(of).chars().count()).fold(9, usize::max);
-        write!(f, "{:<width$}", "stage")?;
+        write!(f, "{:<width$} {:>7} {:>7}", "stage", "busy", "middle")?;
         heads.iter().try_for_each(|head| write!(f, " {head:>10}"))?;
         for of in &self.stages {
             let TraceStageReport { busy, busy_middle, mean, spread, .. } = of;
             let (busy, middle) = (format!("{:.1} %", 100.0 * busy), format!("{:.1} %", 100.0 * busy_middle));
-            write!(f, "\n{:<width$} {busy:>10} {middle:>10}", name(of))?;
+            write!(f, "\n{:<width$} {busy:>7} {middle:>7}", name(of))?;
             [*mean, spread.p50, spread.p90, spread.p99, spread.max]
                 .iter()
                 .try_for_each(|&time| write!(f, " {:>10}", Time(time)))?;
