@@ -1,7 +1,7 @@
 //! `trefoil audit`: the nodes of a model that f16 does not hold.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
@@ -12,7 +12,7 @@ use trefoil::{Device, Engine, Target, files};
 
 use crate::feed::Feed;
 use crate::ports::{Inputs, short};
-use crate::{Outcome, models, report};
+use crate::{Outcome, models, out, report};
 
 /// Arguments of `audit`.
 #[derive(Args, Debug)]
@@ -50,7 +50,7 @@ pub fn run(args: &AuditArgs) -> Result<Outcome> {
     let config = args.save.then(|| config_beside(&path)).transpose()?; // before the audit, which may be long
     let (inputs, rows) = rows(args, &model)?;
     let audit = model.audit(&rows, args.tolerance)?;
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     for line in inputs.lines() {
         writeln!(out, "input   {}", report::message(&line))?;
@@ -97,6 +97,6 @@ fn save<'a>(
     let names: BTreeSet<&str> = model.nodes_in_f32()?.iter().map(String::as_str).chain(found).collect();
     config.insert("nodes_in_f32".into(), json!(names));
     files::write(path, serde_json::to_string_pretty(&config)? + "\n")?;
-    writeln!(io::stdout(), "wrote {}", report::path(path))?;
+    writeln!(out::stdout(), "wrote {}", report::path(path))?;
     Ok(())
 }

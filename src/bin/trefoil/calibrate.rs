@@ -14,7 +14,7 @@ use trefoil::{CalibrationMethod, Calibrator, Sensitivity, files, image};
 
 use crate::inputs::{Input, Inputs};
 use crate::threads::{join, spawn};
-use crate::{Outcome, models, report, setup, stop};
+use crate::{Outcome, models, out, report, setup, stop};
 
 /// Arguments of `calibrate`.
 #[derive(Args, Debug)]
@@ -216,7 +216,7 @@ fn print(
     bad: &[Sensitivity],
     error: f64,
 ) -> Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = out::stdout();
     writeln!(
         out,
         "{} layers in bytes after {} photos ({}), {} left in floats; error of the result {:.3} %",

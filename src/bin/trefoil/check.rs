@@ -12,7 +12,9 @@ use crate::cli::{Kernels, PrecisionArg};
 use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::search::{self, Cut};
-use crate::{Outcome, report, setup};
+use crate::table::Column::{Figure, Text, Word};
+use crate::table::Table;
+use crate::{Outcome, out, report, setup};
 
 /// Arguments of `check`.
 #[derive(Args, Debug)]
@@ -60,7 +62,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         Ok((rows.1, results, engine.plans().to_vec()))
     };
     let ((inputs, expected, _), (_, found, plans)) = (compute(&cpu, on_cpu)?, compute(&device, args.kernels)?);
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     writeln!(out, "device  {}", setup::describe(device.info()))?;
     for line in inputs.lines() {
@@ -89,7 +91,7 @@ fn name_first_node(
     outputs: &[&str],
     mut differs: impl FnMut(&Model) -> Result<Option<Difference>>,
 ) -> Result<()> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     let said = match search::first(&search::cuts(model, outputs)?, |cut| differs(&cut.model(model)?))? {
         Some((Cut { name, kind, .. }, found)) => {
             format!("first node that differs: `{name}` ({kind}), by {}, {}", short(found.absolute), found.place())
@@ -203,22 +205,19 @@ fn place(port: &RowPort, mut index: usize) -> Vec<usize> {
 }
 
 fn print(differences: &[Difference]) -> Result<()> {
-    let mut out = io::stdout();
-    writeln!(out, "{:<28} {:>10} {:>10} {:>10}", "output", "absolute", "relative", "tolerance")?;
+    let mut out = out::stdout();
+    let columns = [Text("output"), Figure("absolute"), Figure("relative"), Figure("tolerance"), Word("")];
+    let mut table = Table::new(&columns);
     for one in differences {
-        let name = trefoil::printable(&one.port.name, MOST_OF_A_NAME);
         let [absolute, relative, tolerance] = [one.absolute, one.relative, one.tolerance].map(short);
         let said = if one.is_beyond() { "beyond it" } else { "ok" };
-        writeln!(out, "{name:<28} {absolute:>10} {relative:>10} {tolerance:>10}  {said}")?;
+        table.row([one.port.name.to_string(), absolute, relative, tolerance, said.to_owned()]);
         if one.absolute != 0.0 {
-            writeln!(out, "  {} {}", one.port.dtype, one.place())?;
+            table.line(&format!("{} {}", one.port.dtype, one.place()));
         }
     }
-    Ok(())
+    Ok(table.print(&mut out)?)
 }
-
-/// Characters of a port's name in the table.
-const MOST_OF_A_NAME: usize = 28;
 
 /// A part of the largest number.
 pub fn tolerance(text: &str) -> Result<f64, String> {

@@ -38,7 +38,7 @@ Examples:
   trefoil trace --batch 64 --html trace.html
 
 The first Ctrl-C ends a run early, with a report of what was done; the second one quits.
-Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR.
+Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR, COLUMNS.
 Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, \
 130 interrupted."
 )]

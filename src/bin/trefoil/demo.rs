@@ -13,7 +13,7 @@ use crate::inputs::Inputs;
 use crate::report::{self, Class, Spread};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::{self, Load};
-use crate::{Outcome, models};
+use crate::{Outcome, models, out};
 
 const TOP: usize = 5;
 /// The demonstration shows no more photos than this.
@@ -27,7 +27,7 @@ const STAGE_RUNS: usize = 50;
 pub fn run(args: &Place) -> Result<Outcome> {
     let (model, path) = args.open()?;
     let device = setup::open_device(args.device)?;
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "device      {}", setup::describe(device.info()))?;
     let (name, input, classes) = (model.name(), model.preprocessing()?.input, model.classes());
     writeln!(out, "model       {name} from {}: input {input}, {classes} classes", report::path(&path))?;
@@ -48,7 +48,7 @@ pub fn run(args: &Place) -> Result<Outcome> {
 
 /// Prints the top classes of the photos that come with the weights; returns their decoded rows.
 fn show_photos(model: &Model, engine: &Engine, model_path: &Path) -> Result<(Vec<Vec<u8>>, Outcome)> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     let Some(folder) = models::photos_folder(model_path) else {
         writeln!(out, "\nno photos: there is no folder `photos` beside the model; random bytes are used below")?;
         return Ok((Vec::new(), Outcome::AllGood));
@@ -91,7 +91,7 @@ fn measure_throughput(engine: &Engine, photos: &[Vec<u8>], producers: usize) -> 
     bar.finish_and_clear();
     let run = run?;
     let seconds = run.batch_seconds();
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     match seconds {
         Some(seconds) => writeln!(out, "\nthroughput  {:.1} images/s end to end", batch as f64 / seconds)?,
         None => writeln!(out, "\nthroughput  not one batch in {} s", THROUGHPUT_RUN.as_secs())?,
@@ -114,7 +114,7 @@ fn show_overlap(device: &Device, engine: &Engine, batch_seconds: Option<f64>) ->
         Ok(Spread::of(&samples).map_or(f64::NAN, |spread| spread.median))
     };
     let [copy_in, compute, copy_out] = [median(Stage::CopyIn)?, median(Stage::Compute)?, median(Stage::CopyOut)?];
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "one batch   on {}, each stage alone, median of {STAGE_RUNS}", device.info().target)?;
     writeln!(out, "            copy in   {:>10}", report::time(copy_in))?;
     writeln!(out, "            compute   {:>10}", report::time(compute))?;

@@ -8,13 +8,15 @@ use anyhow::{Result, bail};
 use trefoil::graph as values;
 use trefoil::model::images::{BatchNorm, Network, Op, Window, infer, params};
 use trefoil::model::{self, Model, Preprocessing};
-use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
+use trefoil::plan::{self, Choices, Family, Limits, Plan, PlanTable, Request};
 use trefoil::{Device, Error, InputFormat, OutputKind};
 
 use crate::cli::{InspectArgs, KnownGpu, PrecisionArg};
 use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
-use crate::{Outcome, models, onnx_file, report};
+use crate::table::Column::{Figure, Text, Word};
+use crate::table::Table;
+use crate::{Outcome, models, onnx_file, out, report};
 
 /// Classes of an architecture without weights: ImageNet's.
 const CLASSES: usize = 1000;
@@ -25,7 +27,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
         (Some(gpu), Some((name, graph))) => {
             let preprocessing = Preprocessing::new(graph.input);
             if !args.json {
-                let mut out = io::stdout();
+                let mut out = out::stdout();
                 writeln!(
                     out,
                     "{name}, the architecture: there is no model of that name here, and a plan needs no weights"
@@ -56,13 +58,13 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
 
 /// Prints a plan with its steps.
 fn print(args: &InspectArgs, plan: &Plan, steps: &Steps, is_images: bool) -> Result<()> {
-    let mut out = io::stdout();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(steps)?)?;
+        writeln!(io::stdout(), "{}", serde_json::to_string(steps)?)?;
         return Ok(());
     }
+    let mut out = out::stdout();
     writeln!(out)?;
-    plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
+    print_plan(plan, &mut out)?;
     if plan.limits.family != Family::Cpu {
         writeln!(out)?;
         steps.print()?;
@@ -80,6 +82,27 @@ fn print(args: &InspectArgs, plan: &Plan, steps: &Steps, is_images: bool) -> Res
         writeln!(out)?;
         steps.print_candidates()?;
     }
+    Ok(())
+}
+
+fn print_plan(plan: &Plan, out: &mut dyn Write) -> Result<()> {
+    let PlanTable { title, heads, rows, totals } = plan.table();
+    let [index, step, operation, kernel, output, flops, bytes, place, lane] = heads;
+    let mut table = Table::new(&[
+        Figure(index),
+        Text(step),
+        Text(operation),
+        Text(kernel),
+        Figure(output),
+        Figure(flops),
+        Figure(bytes),
+        Word(place),
+        Text(lane),
+    ]);
+    rows.into_iter().for_each(|row| table.row(row));
+    writeln!(out, "{}", report::message(&title))?;
+    table.print(out)?;
+    writeln!(out, "{totals}")?;
     Ok(())
 }
 
@@ -119,7 +142,7 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
         if models::is_onnx(path) { onnx_file::print(path) } else { print_ports(model, &graph, path) }?;
         return onnx_file::print_graph(&graph);
     }
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     let preprocessing = model.preprocessing()?;
     writeln!(out, "{} from {}", model.name(), report::path(path))?;
     writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
@@ -136,7 +159,7 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
 
 /// What an encoder reads and gives.
 fn print_ports(model: &Model, graph: &values::Graph, path: &Path) -> Result<()> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "{} from {}", model.name(), report::path(path))?;
     for (kind, ports) in [("input ", &graph.inputs), ("output", &graph.outputs)] {
         for port in ports {
@@ -205,18 +228,25 @@ fn print_graph(graph: &Network) -> Result<()> {
     let shapes = infer(graph)?;
     let params = params(graph)?;
     let elems: HashMap<&str, usize> = params.iter().map(|(name, dims)| (*name, dims.iter().product())).collect();
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     let (mut total, mut counted) = (0, HashSet::new());
-    writeln!(out, "{:>4}  {:<32} {:<28} {:>14} {:>12}  reads", "#", "node", "operation", "output", "parameters")?;
+    let columns = [Figure("#"), Text("node"), Text("operation"), Figure("output"), Figure("parameters"), Text("reads")];
+    let mut table = Table::new(&columns);
     for (index, (node, shape)) in graph.nodes.iter().zip(&shapes).enumerate() {
         let tensors = tensors(&node.op);
         let parameters: usize = tensors.iter().filter_map(|name| elems.get(name)).sum();
         total += tensors.iter().filter(|name| counted.insert(**name)).filter_map(|name| elems.get(name)).sum::<usize>();
         let reads: Vec<String> = node.inputs.iter().map(|id| id.0.to_string()).collect();
-        let (name, op, shape) = (&node.name, operation(&node.op), shape.to_string());
-        let line = format!("{index:>4}  {name:<32} {op:<28} {shape:>14} {parameters:>12}  {}", reads.join(", "));
-        writeln!(out, "{}", line.trim_end())?;
+        table.row([
+            index.to_string(),
+            node.name.clone(),
+            operation(&node.op),
+            shape.to_string(),
+            parameters.to_string(),
+            reads.join(", "),
+        ]);
     }
+    table.print(&mut out)?;
     writeln!(out, "{} nodes, {:.2} million parameters", graph.nodes.len(), total as f64 / 1e6)?;
     Ok(())
 }

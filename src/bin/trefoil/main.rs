@@ -7,6 +7,7 @@
 //! | `TREFOIL_WEIGHTS` | a folder with models, or a model, looked at after `--model` |
 //! | `TREFOIL_CACHE` | where measurements of kernels are kept |
 //! | `TREFOIL_DECODE_MEMORY` | MiB that all photos in decoding share |
+//! | `COLUMNS` | the width of tables where standard output is no terminal; unset, nothing is cut |
 //! | `RUST_LOG` | what to log on stderr: `error`, `warn` (the default), `info`, `debug` |
 //! | `NO_COLOR` | no colours, whatever its value |
 //!
@@ -32,6 +33,7 @@ mod npy;
 mod npz;
 mod onnx_file;
 mod ordered;
+mod out;
 mod ports;
 mod random;
 mod report;
@@ -42,6 +44,7 @@ mod simulate;
 mod smi;
 mod steps;
 mod stop;
+mod table;
 mod threads;
 mod throughput;
 mod trace;

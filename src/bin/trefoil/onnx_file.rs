@@ -1,7 +1,7 @@
 //! What an ONNX file holds and what becomes of it, as `inspect` prints it.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Result;
@@ -10,9 +10,9 @@ use trefoil::onnx::{Dim, File, Problem, ValueInfo, ValueType};
 use trefoil::plan::{Plan, Step};
 use trefoil::printable;
 
-use crate::report;
+use crate::{out, report};
 
-/// Characters of a line.
+/// Characters of a line where no terminal says how wide it is.
 const WIDTH: usize = 80;
 /// Characters of a name.
 const MOST_OF_A_NAME: usize = 48;
@@ -22,7 +22,7 @@ const LISTED: usize = 5;
 /// Prints what the file says: versions, inputs, outputs and operators.
 pub fn print(path: &Path) -> Result<()> {
     let file = File::open(path)?;
-    let (model, mut out) = (file.model(), io::stdout());
+    let (model, mut out) = (file.model(), out::stdout());
     let graph = &model.graph;
     let opset = |(domain, version): (&str, i64)| match domain {
         "" => version.to_string(),
@@ -71,13 +71,13 @@ fn port(info: &ValueInfo) -> String {
 
 /// Prints the operations that the file becomes.
 pub fn print_graph(graph: &Graph) -> Result<()> {
-    writeln!(io::stdout(), "\nas a graph of one row: {} operations", graph.nodes.len())?;
+    writeln!(out::stdout(), "\nas a graph of one row: {} operations", graph.nodes.len())?;
     print_counts(graph.nodes.iter().map(|node| node.op.kind().to_owned()))
 }
 
 /// Prints what cannot be imported, by operator.
 pub fn print_problems(problems: &[Problem]) -> Result<()> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     let mut groups = BTreeMap::<String, Vec<&Problem>>::new();
     problems.iter().for_each(|problem| groups.entry(problem.kind()).or_default().push(problem));
     writeln!(out, "\nnodes that are not supported: {}", problems.len())?;
@@ -102,8 +102,8 @@ pub fn print_moves(plan: &Plan) -> Result<()> {
         plan.steps.iter().filter(moves).map(|step| printable(&step.name, MOST_OF_A_NAME)).collect();
     let said = format!("{} of {} steps only move elements", names.len(), plan.steps.len());
     match &names[..] {
-        [] => writeln!(io::stdout(), "{said}")?,
-        names => writeln!(io::stdout(), "{said}: {}", names.join(", "))?,
+        [] => writeln!(out::stdout(), "{said}")?,
+        names => writeln!(out::stdout(), "{said}: {}", names.join(", "))?,
     }
     Ok(())
 }
@@ -112,20 +112,20 @@ pub fn print_moves(plan: &Plan) -> Result<()> {
 fn print_counts(names: impl Iterator<Item = String>) -> Result<()> {
     let mut counts = BTreeMap::<String, usize>::new();
     names.for_each(|name| *counts.entry(name).or_default() += 1);
-    for line in columns(counts) {
-        writeln!(io::stdout(), "{line}")?;
+    for line in columns(counts, out::width().unwrap_or(WIDTH)) {
+        writeln!(out::stdout(), "{line}")?;
     }
     Ok(())
 }
 
-fn columns(counts: BTreeMap<String, usize>) -> Vec<String> {
+fn columns(counts: BTreeMap<String, usize>, width: usize) -> Vec<String> {
     let mut counts: Vec<(String, usize)> = counts.into_iter().collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count)); // stable: equal ones stay in the order of their names
     let cells: Vec<String> =
         counts.iter().map(|(name, count)| format!("  {count:>5} {}", printable(name, MOST_OF_A_NAME))).collect();
     let wide = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(1);
     let line = |cells: &[String]| cells.iter().map(|cell| format!("{cell:<wide$}")).collect::<String>();
-    cells.chunks((WIDTH / wide).max(1)).map(|cells| line(cells).trim_end().to_owned()).collect()
+    cells.chunks((width / wide).max(1)).map(|cells| line(cells).trim_end().to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -135,10 +135,10 @@ mod tests {
     #[test]
     fn counts_stand_in_columns_of_a_line() {
         let counts = (0..23).map(|i| (format!("Operator{i}"), i % 3 + 1)).chain([("X".repeat(200), 9)]);
-        let lines = columns(counts.collect());
+        let lines = columns(counts.collect(), WIDTH);
         assert!(lines.iter().all(|line| line.chars().count() <= WIDTH), "{lines:?}");
         assert!(lines[0].starts_with("      9 XXX") && lines.last().unwrap().contains("    1 "), "{lines:?}");
-        let few = columns([("Add".to_owned(), 2), ("Relu".to_owned(), 12)].into());
+        let few = columns([("Add".to_owned(), 2), ("Relu".to_owned(), 12)].into(), WIDTH);
         assert_eq!(few, ["     12 Relu      2 Add"]);
     }
 }

@@ -85,6 +85,18 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// Seconds in milliseconds, with four digits or those before the point.
+pub fn ms(seconds: f64) -> String {
+    let digits = match seconds {
+        s if s < 1e-3 => 4,
+        s if s < 1e-2 => 3,
+        s if s < 0.1 => 2,
+        s if s < 1.0 => 1,
+        _ => 0,
+    };
+    format!("{:.digits$}", 1e3 * seconds)
+}
+
 /// How a word on stdout is to look, on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
@@ -196,6 +208,12 @@ mod tests {
         let samples: Vec<f64> = (0..=10).rev().map(f64::from).collect();
         assert_eq!(Spread::of(&samples), Some(Spread { median: 5.0, p10: 1.0, p90: 9.0, samples: 11 }));
         assert_eq!(Spread::of(&[1.0, 2.0]).unwrap().median, 1.5);
+    }
+
+    #[test]
+    fn milliseconds_have_four_digits() {
+        let said = [12.3456e-6, 1.23456e-3, 12.3456e-3, 0.123_456, 12.3456].map(ms);
+        assert_eq!(said, ["0.0123", "1.235", "12.35", "123.5", "12346"]);
     }
 
     #[test]

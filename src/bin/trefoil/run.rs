@@ -1,18 +1,20 @@
 //! `trefoil run`: rows through a model, and what comes out.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use trefoil::model::Model;
-use trefoil::{Device, Engine, OutputKind, RowPort, Size, Target, files, printable};
+use trefoil::{Device, Engine, OutputKind, RowPort, Size, Target, files};
 
 use crate::cli::{Kernels, count};
 use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
-use crate::{Outcome, npy, npz, report, setup};
+use crate::table::Column::{Figure, Text};
+use crate::table::Table;
+use crate::{Outcome, npy, npz, out, report, setup};
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -61,7 +63,7 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
             other.0
         );
     }
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     writeln!(out, "device  {}", setup::describe(device.info()))?;
     for (index, rows) in all.iter().enumerate() {
@@ -80,7 +82,7 @@ fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcom
     ensure!(all.len() == 1, "--check-finite: give one size");
     let (spec, (_, inputs)) = (engine.input().clone(), all.swap_remove(0));
     drop(engine); // its memory is for those that hand out every value
-    let (mut out, mut found) = (io::stdout(), 0);
+    let (mut out, mut found) = (out::stdout(), 0);
     for row in 0..inputs.rows() {
         let builder = setup::tuned(Engine::builder(model).on(device), args.kernels);
         for value in builder.not_finite(&inputs.row(&spec, row)?)? {
@@ -106,7 +108,7 @@ fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()
 }
 
 fn print_rows((size, inputs): &(Size, Inputs), repeat: usize, took: Duration) -> Result<()> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     for line in inputs.lines() {
         writeln!(out, "input   {}", report::message(&line))?;
     }
@@ -127,27 +129,26 @@ fn write(path: &Path, results: &Results) -> Result<()> {
     files::write(path, archive)?;
     let names: Vec<&str> = results.ports.iter().map(|(port, _)| &*port.name).collect();
     let said = format!("output  {} in {}", names.join(", "), path.display());
-    writeln!(io::stdout(), "{}", report::message(&said))?;
+    writeln!(out::stdout(), "{}", report::message(&said))?;
     Ok(())
 }
 
 /// What came out, as a table.
 fn print(results: &Results) -> Result<()> {
-    let mut out = io::stdout();
-    writeln!(out, "\n{:<24} {:>9} {:>9} {:>9} {:>11}", "output", "min", "max", "mean", "NaN or inf")?;
+    let mut out = out::stdout();
+    let columns = [Text("output"), Figure("min"), Figure("max"), Figure("mean"), Figure("NaN or inf")];
+    let mut table = Table::new(&columns);
     for (port, bytes) in &results.ports {
         let Summary { min, max, mean, bad, first } = Summary::of(port, bytes);
-        let name = printable(&port.name, MOST_OF_A_NAME);
         let [min, max, mean] = [min, max, mean].map(|number| number.map_or_else(|| "-".into(), short));
-        writeln!(out, "{name:<24} {min:>9} {max:>9} {mean:>9} {bad:>11}")?;
+        table.row([port.name.to_string(), min, max, mean, bad.to_string()]);
         let dims: Vec<String> = [results.rows].iter().chain(&port.dims).map(usize::to_string).collect();
-        writeln!(out, "  {}[{}]: {first}", port.dtype, dims.join(","))?;
+        table.line(&format!("{}[{}]: {first}", port.dtype, dims.join(",")));
     }
-    Ok(())
+    writeln!(out)?;
+    Ok(table.print(&mut out)?)
 }
 
-/// Characters of a port's name in the table.
-const MOST_OF_A_NAME: usize = 24;
 /// Elements that are shown.
 const FIRST: usize = 5;
 

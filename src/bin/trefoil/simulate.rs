@@ -7,9 +7,11 @@ use serde::Serialize;
 use trefoil::simulate::{Arrival, SimBatcher, SimReport, SimSpec, SimStage, simulate};
 use trefoil::{Error, Stage};
 
-use crate::Outcome;
 use crate::cli::{self, SimArrival, SimulateArgs};
 use crate::report::time;
+use crate::table::Column::{Figure, Word};
+use crate::table::Table;
+use crate::{Outcome, out};
 
 /// The report.
 #[derive(Serialize)]
@@ -62,11 +64,10 @@ pub fn run(args: &SimulateArgs) -> Result<Outcome> {
     let spec = spec(args);
     spec.check().map_err(|error| usage(&error))?;
     let figures = Figures::of(&spec, &simulate(&spec)?);
-    let mut out = io::stdout();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&figures)?)?;
+        writeln!(io::stdout(), "{}", serde_json::to_string(&figures)?)?;
     } else {
-        print(&figures, &mut out)?;
+        print(&figures, &mut out::stdout())?;
     }
     Ok(Outcome::AllGood)
 }
@@ -196,12 +197,13 @@ fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
         "simulated  {batches} batches, {slots} slots, {staging} staging, {results} results, {producers} producers"
     )?;
     writeln!(out)?;
-    writeln!(out, "{:<10} {:>12} {:>12} {:>12} {:>6}", "stage", "alone", "loaded", "busy", "used")?;
+    let mut table = Table::new(&[Word("stage"), Figure("alone"), Figure("loaded"), Figure("busy"), Figure("used")]);
     for engine in &figures.stages {
         let [alone, loaded, busy] = [engine.alone_seconds, engine.loaded_seconds, engine.busy_seconds].map(time);
         let used = 100.0 * engine.utilisation;
-        writeln!(out, "{:<10} {alone:>12} {loaded:>12} {busy:>12} {used:>4.1} %", engine.stage)?;
+        table.row([engine.stage.to_owned(), alone, loaded, busy, format!("{used:.1} %")]);
     }
+    table.print(out)?;
     let Latency { p50, p90, p99, max } = figures.latency_seconds;
     let [p50, p90, p99, max] = [p50, p90, p99, max].map(time);
     let (rate, bound) = (figures.images_per_second, &figures.bound);

@@ -1,11 +1,15 @@
 //! A plan's steps: what each is predicted to take, what it was measured to take, and what it takes at least.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
 use trefoil::StepTimes;
 use trefoil::plan::{Plan, Rates, StepOp, TensorId};
+
+use crate::table::Column::{Figure, Text, Word};
+use crate::table::Table;
+use crate::{out, report};
 
 /// A plan with its times.
 #[derive(Serialize)]
@@ -124,12 +128,7 @@ impl Steps {
 
     /// As a table.
     pub fn print(&self) -> Result<()> {
-        Ok(self.write(&mut io::stdout())?)
-    }
-
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let wide = |text: fn(&Row) -> &str| self.steps.iter().map(|row| text(row).len()).max().unwrap_or(0).max(6);
-        let [name, op, kernel] = [wide(|row| &row.step), wide(|row| &row.operation), wide(|row| &row.kernel)];
+        let mut out = out::stdout();
         match &self.rates {
             Some(rates) => {
                 let cache = rates.cache_gb_per_second.map(|rate| format!(", {:.1} TB/s of L2", rate / 1e3));
@@ -144,28 +143,27 @@ impl Steps {
             }
             None => writeln!(out, "no rooflines: what {} does in a second is not known here", self.device)?,
         }
-        writeln!(
-            out,
-            "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {:<6} {:>6} {:>9}",
-            "step", "operation", "kernel", "us", "TFLOP/s", "GB/s", "roofline", "bound", "ratio", "predicted"
-        )?;
+        let names = ["step", "operation", "kernel"].map(Text);
+        let figures = ["us", "TFLOP/s", "GB/s", "roofline"].map(Figure);
+        let of_roofline = [Word("bound"), Figure("ratio"), Figure("predicted")];
+        let mut table = Table::new(&[&names[..], &figures, &of_roofline].concat());
         for row in &self.steps {
             let (roofline, bound) =
                 row.roofline.as_ref().map_or((None, "-"), |roofline| (Some(roofline.us), roofline.bound));
-            writeln!(
-                out,
-                "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {bound:<6} {:>6} {:>9}",
-                row.step,
-                row.operation,
-                row.kernel,
+            table.row([
+                row.step.clone(),
+                row.operation.clone(),
+                row.kernel.clone(),
                 figure(row.time_us, 2),
                 figure(row.tflops, 1),
                 figure(row.gb_per_second, 0),
                 figure(roofline, 2),
+                bound.to_owned(),
                 figure(row.ratio, 2),
                 figure(row.predicted_us, 2),
-            )?;
+            ]);
         }
+        table.print(&mut out)?;
         let sums = [self.sum_of_times_us, self.sum_of_rooflines_us].map(|sum| figure(sum, 1));
         writeln!(out, "sum of times {} us, of rooflines {} us: {}", sums[0], sums[1], figure(self.ratio, 3))?;
         if let (Some(graph), Some(mark)) = (self.graph_us, self.mark_us) {
@@ -181,14 +179,14 @@ impl Steps {
 
     /// The candidates of each step that has several.
     pub fn print_candidates(&self) -> Result<()> {
-        let mut out = io::stdout();
+        let mut out = out::stdout();
         for row in self.steps.iter().filter(|row| row.candidates.len() > 1) {
             let one = |candidate: &CandidateUs| match candidate.predicted_us {
                 Some(us) => format!("{} {us:.2} us", candidate.kernel),
                 None => candidate.kernel.clone(),
             };
             let candidates: Vec<String> = row.candidates.iter().map(one).collect();
-            writeln!(out, "{}: {}", row.step, candidates.join(", "))?;
+            writeln!(out, "{}: {}", report::message(&row.step), candidates.join(", "))?;
         }
         Ok(())
     }
@@ -276,24 +274,5 @@ mod tests {
             assert!(lines[first].contains(row["output"].as_str().unwrap()) && row["output"] != output, "{row}");
         }
         assert!(rows[0]["also"].is_null() && rows[0]["output"] == "56x56x64", "{}", rows[0]);
-    }
-
-    #[test]
-    fn columns_begin_in_one_place_however_long_a_name_is() {
-        let graph = Network::of(&architecture("resnet50", 1000, None).unwrap()).unwrap();
-        let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
-        let (batch, input, output) = (128, InputFormat::U8Nhwc, OutputKind::Logits);
-        let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices });
-        let mut text = Vec::new();
-        Steps::planned(&plan.unwrap()).write(&mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
-        let lines: Vec<&str> = text.lines().skip(1).collect();
-        let (head, rows) = (lines[0], &lines[1..lines.len() - 1]);
-        assert!(rows.iter().any(|row| row.split_whitespace().any(|word| word == "chain")), "{text}");
-        assert!(rows.iter().all(|row| row.len() == head.len()), "{text}");
-        for title in ["operation", "kernel"] {
-            let at = head.find(title).unwrap();
-            assert!(rows.iter().all(|row| row[..at].ends_with(' ') && !row[at..].starts_with(' ')), "{title}: {text}");
-        }
     }
 }

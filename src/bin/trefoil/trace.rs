@@ -16,7 +16,7 @@ use trefoil::{Engine, Error, OutputKind, Ticket, Trace, files};
 use crate::cli::{MAX_BATCH, MAX_THREADS, Place, SlotsArgs, count, seconds};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::run_all;
-use crate::{Outcome, report, stop, throughput};
+use crate::{Outcome, out, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
@@ -151,7 +151,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn print(&self, report: &TraceReport) -> Result<()> {
         let Self { args, engine, model, batch, producers, .. } = *self;
-        let (info, mut out) = (engine.device().info(), io::stdout());
+        let (info, mut out) = (engine.device().info(), out::stdout());
         let (slots, compute_streams) = (engine.slots(), engine.compute_streams());
         if args.json {
             let name = |path: Option<&Path>| path.map(|path| path.display().to_string());
@@ -159,7 +159,7 @@ impl Run<'_> {
             let (model, device_name) = (model.name(), &*info.name);
             let figures =
                 Figures { model, device_name, batch, slots, compute_streams, producers, out: out_file, html, report };
-            writeln!(out, "{}", serde_json::to_string(&figures)?)?;
+            writeln!(io::stdout(), "{}", serde_json::to_string(&figures)?)?;
         } else {
             writeln!(out, "device  {}", setup::describe(info))?;
             writeln!(out, "model   {} from {}", model.name(), report::path(self.path))?;
@@ -197,7 +197,7 @@ impl<'a> Files<'a> {
     }
 
     fn tell(&self) -> Result<()> {
-        let mut out = io::stdout();
+        let mut out = out::stdout();
         if let Some(path) = self.perfetto {
             writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", report::path(path))?;
         }

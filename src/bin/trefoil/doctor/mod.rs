@@ -12,7 +12,7 @@ use serde::Serialize;
 use trefoil::{Device, Error, FaultClass, Target};
 
 use crate::report::{self, Paint, paint};
-use crate::{Outcome, models, setup};
+use crate::{Outcome, models, out, setup};
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
@@ -83,10 +83,10 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     }
     checks.push(weights(args.model.as_deref()));
     let ok = checks.iter().all(|check| check.verdict != Verdict::Bad);
-    let mut out = io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&Findings { ok, checks })?)?;
+        writeln!(io::stdout(), "{}", serde_json::to_string(&Findings { ok, checks })?)?;
     } else {
+        let mut out = out::stdout();
         checks.iter().try_for_each(|check| print(&mut out, check))?;
         let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
         let (warnings, faults) = (count(Verdict::Warn), count(Verdict::Bad));
