@@ -19,6 +19,8 @@ use super::record::Record;
 use super::sources::Images;
 use crate::cli::{Kernels, SlotsArgs};
 use crate::setup::{self, Ring, Sizes};
+use crate::table::Column::{Figure, Word};
+use crate::table::Table;
 use crate::throughput::Load;
 use crate::{Outcome, report, stop};
 
@@ -230,26 +232,25 @@ pub fn since(before: Option<&BatcherStats>, after: &BatcherStats) -> (f64, f64) 
 
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     let Figures { ring, p99_bound_seconds, .. } = figures;
-    writeln!(
-        out,
-        "{:>7} {:>10} {:>7} {:>10} {:>10} {:>10} {:>6} {:>7}  p99 within the bound",
-        "threads", "images/s", "ratio", "p50", "p95", "p99", "batch", "copies"
-    )?;
+    let heads = ["threads", "images/s", "ratio", "p50", "p95", "p99", "batch", "copies"].map(Figure);
+    let mut table = Table::new(&[&heads[..], &[Word("in bound")]].concat());
     for row in &figures.rows {
         let [p50, p95, p99] = [row.p50_seconds, row.p95_seconds, row.p99_seconds].map(report::time);
-        let (threads, rate, ratio) = (row.threads, row.images_per_second, row.ratio);
+        let (threads, ratio) = (row.threads.to_string(), format!("{:.3}", row.ratio));
         let held = if row.within_bound { "yes" } else { "no" };
-        let (batch, copies) = (row.mean_batch, row.copies_a_batch);
-        writeln!(
-            out,
-            "{threads:>7} {rate:>10.0} {ratio:>7.3} {p50:>10} {p95:>10} {p99:>10} {batch:>6.1} {copies:>7.1}  {held}"
-        )?;
+        let rate = format!("{:.0}", row.images_per_second);
+        let [batch, copies] = [row.mean_batch, row.copies_a_batch].map(|mean| format!("{mean:.1}"));
+        table.row([threads, rate, ratio, p50, p95, p99, batch, copies, held.to_owned()]);
     }
+    table.print(out)?;
     let (batch, rate) = (ring.batch, ring.images_per_second);
     let bound = report::time(*p99_bound_seconds);
     writeln!(out, "\nWith the upload: {INCLUDES}.")?;
     writeln!(out, "ratio: the rate over the ring's {rate:.0} images/s with batches of {batch}, also with the upload.")?;
-    writeln!(out, "bound: {bound}, the time of {BOUND_BATCHES:.0} batches of {batch} at the ring's rate.")
+    writeln!(
+        out,
+        "in bound: p99 is at most {bound}, the time of {BOUND_BATCHES:.0} batches of {batch} at the ring's rate."
+    )
 }
 
 fn plot(figures: &Figures, about: &str) -> Chart {

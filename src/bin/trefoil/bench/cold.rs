@@ -11,7 +11,7 @@ use trefoil::Phase;
 
 use super::args::ColdArgs;
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, report, stop};
+use crate::{Outcome, out, report, stop};
 
 /// What one process took.
 #[derive(Serialize, Deserialize)]
@@ -57,12 +57,11 @@ fn starts(args: &ColdArgs) -> Result<Outcome> {
     starts.sort_by(|a, b| a.above_driver().total_cmp(&b.above_driver()));
     let [least, most] = [&starts[0], &starts[starts.len() - 1]].map(Start::above_driver);
     let median = &starts[starts.len() / 2];
-    let mut out = io::stdout();
     if args.json {
-        serde_json::to_writer(&mut out, &starts)?;
-        writeln!(out)?;
+        writeln!(io::stdout(), "{}", serde_json::to_string(&starts)?)?;
         return Ok(Outcome::AllGood);
     }
+    let mut out = out::stdout();
     writeln!(out, "{}: the median of {} starts", median.device, starts.len())?;
     for (name, seconds) in &median.phases {
         writeln!(out, "{name:<34} {:>9.2} ms", 1e3 * seconds)?;

@@ -20,6 +20,8 @@ use super::orders::{Case, IssueOrder, Start, Turns, cases};
 use super::plot::{Bar, bars};
 use super::record::Record;
 use super::sources::Sources;
+use crate::table::Column::{Figure, Word};
+use crate::table::Table;
 use crate::{Outcome, report, setup, stop};
 
 const GPU_BATCH: usize = 32;
@@ -163,12 +165,14 @@ impl Side {
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     let Figures { threads, batch, .. } = figures;
     writeln!(out, "{threads} threads, batches of {batch}\n")?;
-    writeln!(out, "{:<9} {:<12} {:<36} {:>10} {:>8}", "pixels", "start in", "order", "images/s", "ratio")?;
+    let columns = [Word("pixels"), Word("start in"), Word("order"), Figure("images/s"), Figure("ratio")];
+    let mut table = Table::new(&columns);
     for row in &figures.rows {
         let start = row.start.name();
-        let Row { format, name, images_per_second, ratio, .. } = row;
-        writeln!(out, "{format:<9} {start:<12} {name:<36} {images_per_second:>10.0} {ratio:>8.3}")?;
+        let (rate, ratio) = (format!("{:.0}", row.images_per_second), format!("{:.3}", row.ratio));
+        table.row([row.format.clone(), start.to_owned(), row.name.to_owned(), rate, ratio]);
     }
+    table.print(out)?;
     writeln!(out)?;
     for compute in &figures.compute {
         let Compute { format, images_per_second, .. } = compute;

@@ -17,6 +17,8 @@ use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Sources;
 use crate::Outcome;
+use crate::table::Column::{Figure, Word};
+use crate::table::Table;
 use crate::{report, setup, stop};
 
 const GPU_BATCHES: [usize; 3] = [8, 32, 128];
@@ -28,8 +30,8 @@ const IDLE_FASTER: f64 = 0.99;
 /// Different batches.
 const SOURCES: usize = 3;
 const ON_GPUS: &str = "If compute is faster under load than idle, there is a warning. ratio: the throughput of the ring over that of its \
-                       slowest engine alone. off: the difference of prediction and measurement. gain: the throughput over that with \
-                       one slot.";
+                       slowest engine alone. off: the difference of the simulator's prediction and the measurement. gain: the \
+                       throughput over that with one slot, measured and predicted.";
 const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so no engine alone is a bound of the ring, and the \
                           simulator, whose engines do not slow each other down, cannot predict it: there is no ratio and no \
                           prediction. The figures show the times of the stages and the gain over one slot.";
@@ -222,48 +224,41 @@ fn best(seconds: &[f64]) -> f64 {
 }
 
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "{:<15} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
-        "regime",
-        "batch",
-        "slots",
-        "copy in",
-        "compute",
-        "(idle)",
-        "copy out",
-        "ring",
-        "images/s",
-        "ratio",
-        "predicted",
-        "off",
-        "gain",
-        "pred."
-    )?;
-    for row in &figures.rows {
+    let first_slots = || figures.rows.iter().filter(|row| row.slots == figures.rows[0].slots);
+    let name = |row: &Row| {
+        let name = row.regime.name();
+        if row.regime_reached { name.to_owned() } else { format!("({name})") }
+    };
+    let stages = ["copy in", "compute", "(idle)", "copy out"].map(Figure);
+    let mut alone = Table::new(&[&[Word("regime"), Figure("batch")][..], &stages].concat());
+    for row in first_slots() {
         let Engines { copy_in, compute, copy_out } = row.alone_seconds;
-        let times = [copy_in, compute, row.idle_seconds.compute, copy_out, row.ring_seconds];
-        let [copy_in, compute, idle, copy_out, ring] = times.map(report::time);
+        let times = [copy_in, compute, row.idle_seconds.compute, copy_out].map(report::time);
+        alone.row([name(row), row.batch.to_string()].into_iter().chain(times));
+    }
+    let gains = ["ratio", "off", "gain", "predicted"].map(Figure);
+    let of_ring = ["batch", "slots", "ring", "images/s"].map(Figure);
+    let mut rings = Table::new(&[&[Word("regime")][..], &of_ring, &gains].concat());
+    for row in &figures.rows {
         let beside = row.beside.as_ref();
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         let gain = |gain: Option<f64>| or_dash(gain.map(|gain| format!("{gain:.2}x")));
-        let name = row.regime.name();
-        writeln!(
-            out,
-            "{:<15} {:>5} {:>5} {copy_in:>10} {compute:>10} {idle:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7} {:>10} {:>7} \
-             {:>6} {:>6}",
-            if row.regime_reached { name.to_owned() } else { format!("({name})") },
-            row.batch,
-            row.slots,
-            row.images_per_second,
+        rings.row([
+            name(row),
+            row.batch.to_string(),
+            row.slots.to_string(),
+            report::time(row.ring_seconds),
+            format!("{:.0}", row.images_per_second),
             or_dash(beside.map(|beside| format!("{:.3}", beside.ratio))),
-            or_dash(beside.map(|beside| format!("{:.0}", beside.predicted_images_per_second))),
             or_dash(beside.map(|beside| format!("{:+.1} %", beside.deviation_percent))),
             gain(row.gain),
             gain(beside.and_then(|beside| beside.predicted_gain)),
-        )?;
+        ]);
     }
-    let first_slots = || figures.rows.iter().filter(|row| row.slots == figures.rows[0].slots);
+    writeln!(out, "a batch on each engine, the others loaded")?;
+    alone.print(out)?;
+    writeln!(out, "\na batch in the ring, all engines at once")?;
+    rings.print(out)?;
     for row in first_slots().filter(|row| !row.regime_reached) {
         let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
         let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);

@@ -10,6 +10,7 @@ use serde_json::Value;
 use trefoil::{Device, files};
 
 use super::args::ReportArgs;
+use crate::out;
 use crate::setup;
 use crate::smi::{query, said, visible};
 use crate::stop;
@@ -133,10 +134,10 @@ impl Record {
     }
 
     fn print(&self, json: bool, table: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-        let mut out = io::stdout();
         if json {
-            writeln!(out, "{}", serde_json::to_string(self)?)?;
+            writeln!(io::stdout(), "{}", serde_json::to_string(self)?)?;
         } else {
+            let mut out = out::stdout();
             writeln!(out, "{}\n", self.headline())?;
             table(&mut out)?;
         }

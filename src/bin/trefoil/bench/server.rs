@@ -18,6 +18,8 @@ use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use crate::random::Random;
+use crate::table::Column::{Figure, Word};
+use crate::table::Table;
 use crate::threads::{join, spawn};
 use crate::{Outcome, report, setup, stop};
 
@@ -233,25 +235,22 @@ impl Server<'_> {
 }
 
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "{:>10} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10} {:>6}  p99 within the limit",
-        "due/s", "answered/s", "images", "p50", "p95", "p99", "max", "batch"
-    )?;
+    let heads = ["due/s", "answered/s", "images", "p50", "p95", "p99", "max", "batch"].map(Figure);
+    let mut table = Table::new(&[&heads[..], &[Word("in limit")]].concat());
     for step in &figures.ladder {
         let [p50, p95, p99, max] =
-            [step.p50_seconds, step.p95_seconds, step.p99_seconds, step.max_seconds].map(report::time);
+            [step.p50_seconds, step.p95_seconds, step.p99_seconds, step.max_seconds].map(report::ms);
         let held = match step {
             Step { given_up: true, .. } => "no, given up",
             Step { within_limit: true, .. } => "yes",
             _ => "no",
         };
-        writeln!(
-            out,
-            "{:>10.0} {:>10.0} {:>8} {p50:>10} {p95:>10} {p99:>10} {max:>10} {:>6.1}  {held}",
-            step.images_per_second, step.answered_per_second, step.images, step.mean_batch
-        )?;
+        let [due, answered] = [step.images_per_second, step.answered_per_second].map(|rate| format!("{rate:.0}"));
+        let (images, batch) = (step.images.to_string(), format!("{:.1}", step.mean_batch));
+        table.row([due, answered, images, p50, p95, p99, max, batch, held.to_owned()]);
     }
+    table.print(out)?;
+    writeln!(out, "p50, p95, p99, max: latencies in ms. in limit: whether p99 is within the limit.")?;
     if figures.ladder.iter().any(|step| step.images < 100) {
         writeln!(out, "the p99 of fewer than 100 images is the slowest of them: --seconds measures longer")?;
     }

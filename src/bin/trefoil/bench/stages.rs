@@ -14,7 +14,7 @@ use super::args::{BenchStage, StagesArgs};
 use crate::report::{self, Spread};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::{self, Load};
-use crate::{Outcome, stop};
+use crate::{Outcome, out, stop};
 
 const GPU_BATCHES: [usize; 3] = [1, 32, 256];
 const CPU_BATCHES: [usize; 2] = [1, 8];
@@ -69,7 +69,7 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
     let batches = if args.batch.is_empty() { defaults } else { &args.batch };
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
     if !args.json {
-        let mut out = io::stdout();
+        let mut out = out::stdout();
         writeln!(out, "device  {}", setup::describe(device.info()))?;
         writeln!(out, "model   {} from {}, input {}", model.name(), report::path(&path), model.preprocessing()?.input)?;
         let (slots, streams) = (args.on_device.slots(), args.on_device.compute_streams);
@@ -123,7 +123,7 @@ impl Bench<'_> {
         if let ([copy_in, compute, copy_out, together], true) = (&medians[..], say_hidden) {
             let hidden = 100.0 * throughput::hidden_part(*together, *copy_in, *compute, *copy_out);
             let line = format!("{:>6}  copies hidden under compute: {hidden:.0} % (estimated from these four)", "");
-            self.bar.suspend(|| writeln!(io::stdout(), "{line}"))?;
+            self.bar.suspend(|| writeln!(out::stdout(), "{line}"))?;
         }
         Ok(())
     }
@@ -183,12 +183,12 @@ impl Bench<'_> {
     }
 
     fn print(&self, figure: &Figure) -> Result<()> {
-        let mut out = io::stdout();
         let is_first = !self.printed.replace(true);
         if self.args.json {
-            writeln!(out, "{}", serde_json::to_string(figure)?)?;
+            writeln!(io::stdout(), "{}", serde_json::to_string(figure)?)?;
             return Ok(());
         }
+        let mut out = out::stdout();
         if is_first {
             writeln!(
                 out,
@@ -256,7 +256,7 @@ fn includes(stage: BenchStage) -> &'static str {
 
 /// Says what is in each figure.
 fn explain(args: &StagesArgs, device: &Device) -> Result<()> {
-    let mut out = io::stdout();
+    let mut out = out::stdout();
     writeln!(out)?;
     for stage in STAGES {
         if args.only.is_none_or(|only| only == stage) {

@@ -5,45 +5,38 @@ use std::io::{self, Write};
 use super::{Figures, INCLUDES, Row};
 use crate::bench::plot::{Axis, Chart, Panel, Series};
 use crate::report;
+use crate::table::Column::Figure;
+use crate::table::Table;
 
 const MIB: f64 = (1 << 20) as f64;
 
 pub fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
+    let heads = ["s", "answers/s", "opened", "p50", "p99", "resident", "files", "threads", "device", "locked", "GPU"];
+    let mut table = Table::new(&heads.map(Figure));
+    figures.rows.iter().for_each(|row| table.row(cells(row)));
+    table.print(out)?;
+    writeln!(out, "\ns: seconds since the start. opened: models opened, run and closed. p50, p99: latencies in ms.")?;
     writeln!(
         out,
-        "{:>8} {:>10} {:>7} {:>10} {:>10} {:>12} {:>11} {:>7} {:>10} {:>11} {:>7}",
-        "time",
-        "answers/s",
-        "opened",
-        "p50",
-        "p99",
-        "resident MiB",
-        "descriptors",
-        "threads",
-        "device MiB",
-        "locked MiB",
-        "GPU MiB"
+        "resident, device, locked: MiB of this process, on the device and page-locked. GPU: MiB of all processes on it. \
+         files: open descriptors."
     )?;
-    figures.rows.iter().try_for_each(|row| line(row, out))?;
-    writeln!(out, "\nWith the upload: {INCLUDES}.")?;
+    writeln!(out, "With the upload: {INCLUDES}.")?;
     match &figures.grown[..] {
         [] => writeln!(out, "Nothing grew."),
         grown => grown.iter().try_for_each(|what| writeln!(out, "grown: {what}")),
     }
 }
 
-fn line(row: &Row, out: &mut dyn Write) -> io::Result<()> {
+fn cells(row: &Row) -> [String; 11] {
     let Row { seconds, answers_per_second, opened, vitals, .. } = row;
-    let [p50, p99] = [row.p50_seconds, row.p99_seconds].map(report::time);
-    let [resident, device, locked] =
-        [vitals.resident_bytes, vitals.device_bytes, vitals.page_locked_bytes].map(|bytes| bytes as f64 / MIB);
+    let [p50, p99] = [row.p50_seconds, row.p99_seconds].map(report::ms);
+    let [resident, device, locked] = [vitals.resident_bytes, vitals.device_bytes, vitals.page_locked_bytes]
+        .map(|bytes| format!("{:.0}", bytes as f64 / MIB));
     let gpu = vitals.gpu_mib.map_or_else(|| "-".to_owned(), |mib| mib.to_string());
-    let (descriptors, threads) = (vitals.descriptors, vitals.threads);
-    writeln!(
-        out,
-        "{seconds:>6.0} s {answers_per_second:>10.0} {opened:>7} {p50:>10} {p99:>10} {resident:>12.1} {descriptors:>11} \
-         {threads:>7} {device:>10.1} {locked:>11.1} {gpu:>7}"
-    )
+    let [opened, files, threads] = [*opened, vitals.descriptors, vitals.threads].map(|count| count.to_string());
+    let [seconds, rate] = [seconds, answers_per_second].map(|number| format!("{number:.0}"));
+    [seconds, rate, opened, p50, p99, resident, files, threads, device, locked, gpu]
 }
 
 pub fn plot(figures: &Figures, about: &str) -> Chart {
