@@ -20,6 +20,7 @@ mod rebuild;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;
+mod tables;
 mod trace;
 mod tuning;
 mod values;

@@ -15,6 +15,7 @@ mod random;
 #[path = "../support/tolerance.rs"]
 mod tolerance;
 mod values;
+mod width;
 #[allow(dead_code, reason = "the tests of hostile files use all of it")]
 #[path = "../onnx/write.rs"]
 mod write;
@@ -42,7 +43,7 @@ fn root() -> PathBuf {
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
-    command.current_dir(root()).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG");
+    command.current_dir(root()).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG").env_remove("COLUMNS");
     command
 }
 
