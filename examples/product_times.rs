@@ -1,8 +1,8 @@
 //! Times matrix products alone, with the epilogues that transformers need, by each kernel.
 //!
-//! usage: product_times [ROUNDS [ROWS...]]
+//! usage: product_times [ROUNDS [ROWS|ROWSxNxK[+ACTIVATION]...]]
 //!
-//! For each product of a known network it prints the microseconds of the kernels that the planner predicts to be the
+//! For each product of a known network, or of the sizes that are given, with `+silu` or another activation, it prints the microseconds of the kernels that the planner predicts to be the
 //! fastest, sorted by time, and the TFLOP/s of the fastest one, and marks the planner's choice. A figure is the median
 //! of rounds in which all kernels run in turn. Operands are random and rotate over more memory than a GPU's L2 cache
 //! has. `benches/peers/product.py` times PyTorch on the same products.
@@ -16,38 +16,66 @@ use trefoil::{Device, Error, ProductOperands, ProductRun, Target};
 
 /// Rows of ViT-B/16 at batches 1, 8, 32 and 128, and of BERT-base at 384 tokens; n, k, GELU and residual of its layers.
 const ROWS: [usize; 5] = [197, 384, 1576, 6304, 25_216];
-const LAYERS: [(usize, usize, bool, bool); 4] =
-    [(2304, 768, false, false), (768, 768, false, true), (3072, 768, true, false), (768, 3072, false, true)];
+const LAYERS: [(usize, usize, ProductActivation, bool); 4] = [
+    (2304, 768, ProductActivation::None, false),
+    (768, 768, ProductActivation::None, true),
+    (3072, 768, ProductActivation::Gelu, false),
+    (768, 3072, ProductActivation::None, true),
+];
 /// Kernels that are timed.
 const KERNELS: usize = 6;
 
 fn main() -> Result<(), Error> {
-    let arguments = std::env::args().skip(1).map(|argument| argument.parse().expect("ROUNDS and ROWS are numbers"));
-    let arguments: Vec<usize> = arguments.collect();
-    let rounds = arguments.first().copied().unwrap_or(7);
-    let rows = arguments.get(1..).filter(|rows| !rows.is_empty()).unwrap_or(&ROWS);
+    let mut arguments = std::env::args().skip(1);
+    let rounds = arguments.next().map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
+    let asked: Vec<Vec<Problem>> = arguments.map(|argument| problems(&argument)).collect();
+    let usual = || ROWS.into_iter().flat_map(of_rows).collect();
+    let asked: Vec<Problem> = if asked.is_empty() { usual() } else { asked.into_iter().flatten().collect() };
     let device = Device::open(Target::Cuda(0))?;
     let info = device.info();
     let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-    for &m in rows {
-        for (n, k, gelu, residual) in LAYERS {
-            let sizes = ProductSizes { m, n, k };
-            let activation = if gelu { ProductActivation::Gelu } else { ProductActivation::None };
-            let mut kernels = sizes.kernels(&limits);
-            kernels.truncate(KERNELS);
-            let mut times = time(&device, sizes, activation, residual, &kernels, rounds)?;
-            times.sort_by(|a, b| a.1.total_cmp(&b.1));
-            let with = [("", true), (", GELU", gelu), (", residual", residual)];
-            let with: String = with.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
-            print!("{m:5} x {n} x {k}, bias{with}: {:.0} TFLOP/s", 2e-6 * (m * n * k) as f64 / times[0].1);
-            for (kernel, micros) in times {
-                let mark = if kernel == kernels[0] { "*" } else { "" };
-                print!("; {kernel} {micros:.1}{mark}");
-            }
-            println!();
+    for Problem { sizes, activation, residual } in asked {
+        let ProductSizes { m, n, k } = sizes;
+        let mut kernels = sizes.kernels(&limits);
+        kernels.truncate(KERNELS);
+        let mut times = time(&device, sizes, activation, residual, &kernels, rounds)?;
+        times.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let activated = if activation == ProductActivation::None { String::new() } else { format!(", {activation:?}") };
+        let with = if residual { ", residual" } else { "" };
+        print!("{m:5} x {n} x {k}, bias{activated}{with}: {:.0} TFLOP/s", 2e-6 * (m * n * k) as f64 / times[0].1);
+        for (kernel, micros) in times {
+            let mark = if kernel == kernels[0] { "*" } else { "" };
+            print!("; {kernel} {micros:.1}{mark}");
         }
+        println!();
     }
     Ok(())
+}
+
+/// A product and its epilogue.
+struct Problem {
+    sizes: ProductSizes,
+    activation: ProductActivation,
+    residual: bool,
+}
+
+/// The layers of so many rows.
+fn of_rows(m: usize) -> impl Iterator<Item = Problem> {
+    let of = move |(n, k, activation, residual)| Problem { sizes: ProductSizes { m, n, k }, activation, residual };
+    LAYERS.into_iter().map(of)
+}
+
+/// What an argument asks for.
+fn problems(argument: &str) -> Vec<Problem> {
+    let (sizes, name) = argument.split_once('+').unwrap_or((argument, "none"));
+    let is_named = |of: &ProductActivation| format!("{of:?}").eq_ignore_ascii_case(name);
+    let activation = ProductActivation::ALL.into_iter().find(is_named).expect("the name of an activation");
+    let numbers: Vec<usize> = sizes.split('x').map(|number| number.parse().expect("numbers")).collect();
+    match numbers[..] {
+        [m] => of_rows(m).collect(),
+        [m, n, k] => vec![Problem { sizes: ProductSizes { m, n, k }, activation, residual: false }],
+        _ => panic!("expected ROWS or ROWSxNxK, found `{argument}`"),
+    }
 }
 
 /// Microseconds of each kernel.
