@@ -5,6 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+/// What a source includes that is compiled once more, the suffix of that module, and the flag.
+const TWINS: [(&str, &str, &str); 2] = [
+    ("#include \"element.cuh\"", "_bf16", "-DTREFOIL_BF16"),
+    ("#include \"activation.cuh\"", "_silu", "-DTREFOIL_SILU"),
+];
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=TREFOIL_NVCC");
@@ -48,10 +54,12 @@ fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     let mut images = Vec::new();
     for source in files(kernels, "cu") {
         images.push(compile(&source, "", None));
-        // As `kernels/build.py` has it: what includes this is compiled for bf16 too.
+        // As `kernels/build.py` has it: what includes one of these is compiled once more.
         let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-        if text.contains("#include \"element.cuh\"") {
-            images.push(compile(&source, "_bf16", Some("-DTREFOIL_BF16")));
+        for (include, suffix, flag) in TWINS {
+            if text.contains(include) {
+                images.push(compile(&source, suffix, Some(flag)));
+            }
         }
     }
     images

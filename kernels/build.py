@@ -40,8 +40,8 @@ PTX_VERSION, TARGET = "9.0", "sm_80"
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 # Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
 SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
-# Such kernels whose source includes this are compiled for bf16 too, by this flag, as a module of that suffix.
-ELEMENT, BF16_FLAG, BF16_SUFFIX = '#include "element.cuh"', "-DTREFOIL_BF16", "_bf16"
+# Such kernels whose source includes one of these are compiled once more, by this flag, as a module of that suffix.
+TWINS = {'#include "element.cuh"': ("-DTREFOIL_BF16", "_bf16"), '#include "activation.cuh"': ("-DTREFOIL_SILU", "_silu")}
 
 
 def main():
@@ -84,9 +84,9 @@ def generate(binaries, folder):
         compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
         ptx = folder / f"{source.stem}.ptx"
         if source.stem.startswith(SM90_PREFIX):
-            suffixes = ["", BF16_SUFFIX] if ELEMENT in source.read_text() else [""]
-            for suffix in suffixes:
-                name, defines = source.stem + suffix, [BF16_FLAG] if suffix else []
+            twins = [twin for include, twin in TWINS.items() if include in source.read_text()]
+            for flag, suffix in [(None, ""), *twins]:
+                name, defines = source.stem + suffix, [flag] if flag else []
                 cubin = folder / f"{name}.cubin"
                 more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
                 log = run([*compile, *sm90_flags, *defines, *more, "-o", cubin], cwd=KERNELS)

@@ -1,4 +1,5 @@
 // Dense convolution, forward, on Hopper.
+#include "activation.cuh"
 #include "sm90_conv2d_fprop.cuh"
 
 // The tiles. A test compares these lines with the table in select.rs.
@@ -17,8 +18,8 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            + the same sum of a second source + bias[n] + residual[i][p][q][n]); x is zero outside the image. The
 //            second source, a convolution with the same output pixels and channels, may be missing.
 // Operands   x         read   of each source: halves [images][height][width][C], by its map
-//            filter    read   of each source: halves [k_stored][filter_h][filter_w][C], zeros in padded channels, by its
-//                             map
+//            filter    read   of each source: halves [k_stored][filter_h][filter_w][64 * c_steps], by its map: channels in
+//                             their order, if they are 64 or more the last step's at its end, zeros in all others
 //            bias      read   floats [k_stored], zeros in padded channels
 //            residual  read   halves like y, by its map; has_residual 0: not read. Disjoint from y
 //            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, by its map, disjoint from each x
@@ -26,7 +27,9 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).
-//            NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.
+//            The activation is none or a bound, or SiLU by entries *_silu. NaN stays NaN; minus infinity becomes NaN by
+//            SiLU, and so may results of an infinite x, where C is no multiple of 64: zeros meet channels that two steps
+//            have. Padded channels of y come out zero if x is finite.
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Tiles of one
 //            warpgroup (kSplits): or clusters of 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block
 //            sums a part of the steps, then adds up what all have for a part of the tile. Tiles of 128 channels (kPairs):
@@ -42,7 +45,7 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0.
 #define TREFOIL_SM90_CONV2D_FPROP(tile)                                                                         \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                                         \
-      sm90_conv2d_fprop_##tile(const __grid_constant__ Sm90ConvArgs args) {                                     \
+      TREFOIL_ENTRY(sm90_conv2d_fprop_##tile)(const __grid_constant__ Sm90ConvArgs args) {                      \
     sm90_conv2d_fprop<Tile##tile>(args);                                                                        \
   }
 

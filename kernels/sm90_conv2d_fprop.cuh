@@ -15,7 +15,7 @@
 // neighbouring channels may be a pair: each copies half of their pixels, for both, so that the L2 cache gives them once.
 #pragma once
 
-#include "common.cuh"
+#include "activation.cuh"
 #include "sm90_ptx.cuh"
 
 // One of the convolutions whose sum a launch computes. Mirrored in sm90_conv2d_fprop.rs.
@@ -30,11 +30,13 @@ struct Sm90Source {
   int32_t dilation_h;
   int32_t dilation_w;
   int32_t by_windows;  // 0: x is a matrix, one filter tap
+  int32_t last_channel;  // of x, the first of a tap's last step: C - 64, or 0
+  int32_t padding;
 };
 
 // The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
 struct Sm90ConvArgs {
-  TensorMap filter[2];  // of each source: halves {C, R * S, K}, box {64, 1, channels of the tile}
+  TensorMap filter[2];  // of each source: halves {64 * c_steps, R * S, K}, box {64, 1, channels of the tile}
   TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part,
                         // or of what a block of a pair copies of it
   TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
@@ -56,7 +58,8 @@ struct Sm90ConvArgs {
   Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
   int32_t y_pitch;       // halves from one pixel of y to the next
   int32_t backward_from;  // the last pixel tile: they are taken from there on down; negative: from 0 up
-  int32_t padding[6];
+  int32_t cuts;  // whether channels of a source are no multiple of 64
+  int32_t padding;
 };
 static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
 static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 848,
@@ -216,7 +219,8 @@ TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &rin
 }
 
 // Copies a stage's pixels: one part of the tile, or the half of it that the block copies for a pair, from output pixel m
-// on, which is `first`.
+// on, which is `first`. A tap's last step ends with the last channel, if there are 64, and filters have zeros for those of
+// its channels that the step before had: the copy engine takes several times as long for pixels that end within a box.
 template <class Tile>
 TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, uint32_t smem, uint32_t full,
                                 const Step &step, int32_t m, const Pixel &first) {
@@ -224,13 +228,14 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, ui
   const TensorMap *map = &args.x[step.source];
   const int32_t w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
   const uint16_t offset_w = step.s * from.dilation_w, offset_h = step.r * from.dilation_h;
+  const int32_t c = args.cuts ? min(step.c, from.last_channel) : step.c;
   if (Tile::kPairs && share.blocks > 1) {
     const uint16_t both = 3;
-    if (from.by_windows) copy_im2col_to(both, smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
-    else copy_box_2d_to(both, smem, map, full, step.c, m);
+    if (from.by_windows) copy_im2col_to(both, smem, map, full, c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d_to(both, smem, map, full, c, m);
   } else {
-    if (from.by_windows) copy_im2col(smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
-    else copy_box_2d(smem, map, full, step.c, m);
+    if (from.by_windows) copy_im2col(smem, map, full, c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d(smem, map, full, c, m);
   }
 }
 
@@ -363,7 +368,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
                                                               static_cast<int64_t>(m) * args.k_stored + k));
   }
   barrier_wait_cluster(received);
-  const Clamp clamp(args.activation);
+  const Activation activation(args.activation);
 #pragma unroll
   for (uint32_t i = 0; i < kMostTwos; ++i) {
     if (i >= twos) break;
@@ -379,7 +384,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
     const float2 add = unpack_half2(residual[i]);
     sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
-    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = clamp(sum);
+    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = activation(sum);
   }
 }
 
@@ -393,7 +398,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
   // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
-  const Clamp clamp(args.activation);
+  const Activation activation(args.activation);
   const bool has_residual = args.residual_values != nullptr;
 
   uint32_t chunk_slot = 0;
@@ -432,7 +437,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
             const float2 other = unpack_half2(add[q]);
             sum.x += other.x, sum.y += other.y;
           }
-          out[q] = clamp(sum);
+          out[q] = activation(sum);
         }
         stmatrix_x4_trans(smem_chunk + lane_offset + j * 16 * kRowBytes, out);
       }

@@ -1,11 +1,12 @@
 // Convolution by 3x3 windows, forward, on Hopper, of up to 64 channels of halves, whose pixels come to shared memory once
 // for all taps.
+#include "activation.cuh"
 #include "sm90_halo.cuh"
 
 // The one argument of the entry point. Mirrored in sm90_conv2d_halo.rs.
 struct Sm90HaloArgs {
-  TensorMap filter;    // halves {C, 9, K}, box {64, 1, 64}
-  TensorMap x;         // halves {C, W, H, images}, box {64, line, 2 * rows + 2, 1}
+  TensorMap filter;    // halves {C, 9, K}, box {stored, 1, 64}
+  TensorMap x;         // halves {C, W, H, images}, box {stored, line, 2 * rows + 2, 1}
   TensorMap residual;  // halves {K, Q, P, images}, box {64, columns, rows, 1}
   TensorMap y;         // the same with pixels y_pitch apart
   const float *bias;   // [k_stored]
@@ -33,26 +34,29 @@ static_assert(sizeof(Sm90HaloArgs) == 640, "mirrored in sm90_conv2d_halo.rs");
 static_assert(offsetof(Sm90HaloArgs, bias) == 512 && offsetof(Sm90HaloArgs, by_line) == 600,
               "mirrored in sm90_conv2d_halo.rs");
 
-using Shared = HaloShared<kChannels * 2>;  // 128 bytes, the copy engine's widest swizzle
-constexpr int kRowBytes = Shared::kRowBytes, kTapBytes = Shared::kTapBytes;
-constexpr int kPixels = 120;               // of a part: columns of the product
-static_assert((kPixels + 8) * kRowBytes <= kOutBytes, "eight pixels after the results take what is left out");
+// Of as many channels as a pixel has, 64, 32 or 16: a box that is wider than a pixel takes several times as long to copy.
+template <int kStored> using SharedOf = HaloShared<kStored * 2, kChannels * 2>;
+constexpr int kOutRowBytes = kChannels * 2;  // the copy engine's widest swizzle
+constexpr int kPixels = 120;                 // of a part: columns of the product
+static_assert((kPixels + 8) * kOutRowBytes <= kOutBytes, "eight pixels after the results take what is left out");
 
 // The sums of a part: line by line of the filter, tap by tap, channel by channel. The other part's turn is next, unless
 // it has nothing left.
+template <class Shared>
 TREFOIL_DEVICE void multiply(const Sm90HaloArgs &args, uint32_t smem_filters, uint32_t smem_band, uint32_t part,
                              bool is_other_next, float (&d)[kPixels / 2]) {
-  constexpr int kUnit = 16;  // of a descriptor's address
+  constexpr int kUnit = 16, kProductBytes = 32;  // of a descriptor's address, and of a product
+  constexpr int kRowBytes = Shared::kRowBytes, kTapBytes = Shared::kTapBytes;
   barrier_sync(turn_of(part), kTurnThreads);
   wgmma_fence();
 #pragma unroll
   for (int r = 0; r < kTapsOnASide; ++r) {
-    const uint64_t a = wgmma_operand(smem_filters) + r * kTapsOnASide * (kTapBytes / kUnit);
-    const uint64_t b = wgmma_operand(smem_band) + r * args.line * (kRowBytes / kUnit);
+    const uint64_t a = wgmma_operand<kRowBytes>(smem_filters) + r * kTapsOnASide * (kTapBytes / kUnit);
+    const uint64_t b = wgmma_operand<kRowBytes>(smem_band) + r * args.line * (kRowBytes / kUnit);
 #pragma unroll
     for (int s = 0; s < kTapsOnASide; ++s) {
 #pragma unroll
-      for (int k = 0; k < kChannels / 16; ++k)
+      for (int k = 0; k < kRowBytes / kProductBytes; ++k)
         Wgmma<kPixels>::multiply(d, a + s * (kTapBytes / kUnit) + 2 * k, b + s * (kRowBytes / kUnit) + 2 * k,
                                  r + s + k > 0);
     }
@@ -64,6 +68,7 @@ TREFOIL_DEVICE void multiply(const Sm90HaloArgs &args, uint32_t smem_filters, ui
 }
 
 // A warpgroup: its half of the rows of each of the block's tiles.
+template <class Shared>
 TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &shared, uint32_t part) {
   constexpr int kSixteens = kPixels / 16;
   static_assert(kPixels % 16 == 8, "the last eight pixels are stored by themselves");
@@ -80,13 +85,13 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
     const int32_t row = divide(number, args.by_line), column = number - row * args.line;
     const bool inside = row < args.rows && column < args.columns;
     const uint32_t pixel = inside ? row * args.columns + column : kPixels + lane % 8;
-    lane_offset[j] = pixel * kRowBytes + (channel_chunk ^ pixel % 8) * 16;
+    lane_offset[j] = pixel * kOutRowBytes + (channel_chunk ^ pixel % 8) * 16;
   }
   const Origin first = origin_of(args, blockIdx.x);
   const int32_t k_lane = first.k + warp * 16 + lane / 4;  // and eight more
   const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                          k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
-  const Clamp clamp(args.activation);
+  const Activation activation(args.activation);
   if (stores && has_residual) {
     wait_for_earlier_launches();
     load_residual(args, shared, part, 0, first);
@@ -101,8 +106,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
     const int32_t next = tile + gridDim.x;
     float d[kPixels / 2];
     barrier_wait(shared.full(turn), phase);
-    multiply(args, shared.filters(), shared.band(turn) + part * args.rows * args.line * kRowBytes, part,
-             part == 0 || next < args.tiles, d);
+    multiply<Shared>(args, shared.filters(), shared.band(turn) + part * args.rows * args.line * Shared::kRowBytes, part,
+                     part == 0 || next < args.tiles, d);
     if (lane == 0) barrier_arrive(shared.empty(turn));
 
     if (stores) {
@@ -128,7 +133,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
           const float2 other = unpack_half2(add[q]);
           sum.x += other.x, sum.y += other.y;
         }
-        out[q] = clamp(sum);
+        out[q] = activation(sum);
       }
       if (whole) {
         stmatrix_x4_trans(smem_lane, out);
@@ -145,6 +150,21 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
   if (stores) wait_stores_read<0>();
 }
 
+// The kernel body.
+template <int kStored> TREFOIL_DEVICE void sm90_conv2d_halo(const Sm90HaloArgs &args) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  const SharedOf<kStored> shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
+  if (threadIdx.x == 0) init_barriers(shared);
+  __syncthreads();
+  // The same for all lanes, and the compiler knows it.
+  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (group == 0) {
+    if (threadIdx.x == 0) load(args, shared);
+  } else {
+    multiply_and_store(args, shared, group - 1);
+  }
+}
+
 // Purpose    y[i][p][q][n] = act(sum over r, s, c of x[i][p - pad_top + r][q - pad_left + s][c] * filter[n][r][s][c]
 //            + bias[n] + residual[i][p][q][n]), r and s from 0 to 2; x is zero outside the image.
 // Operands   x         read   halves [images][height][width][C], by its map
@@ -153,10 +173,11 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
 //            residual  read   halves [images][P][Q][k_stored], by its map; has_residual 0: not read. Disjoint from y
 //            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, by its map, disjoint from x
 //            All are row-major, but for y's pixels without gaps, at multiples of 16 bytes; channel counts and y_pitch are
-//            multiples of 8, C at most 64. The maps swizzle by 128 bytes and fill with zeros; their boxes are those that
-//            Sm90HaloArgs names.
+//            multiples of 8, C at most `stored`. The maps swizzle by 2 * `stored` bytes, of residual and y by 128, and fill
+//            with zeros; their boxes are those that Sm90HaloArgs names.
 // Arithmetic half products, float sums in the order of r, s, c, one rounding to half at the end (overflow becomes
-//            infinity). NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.
+//            infinity). The activation is none or a bound, or SiLU by *_silu. NaN stays NaN; minus infinity becomes NaN by
+//            SiLU. Padded channels of y come out zero if x is finite.
 // Launch     grid a multiple of channel_tiles up to `tiles`, best as many as run at once: a block takes every
 //            gridDim.x-th tile, whose channels are the same then. Block kThreads. Dynamic shared memory kFilterBytes +
 //            4 * kOutBytes + 2 * band_bytes + 72. tiles = images * row_tiles * column_tiles * channel_tiles, row_tiles =
@@ -170,16 +191,12 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
 //            writes y, only after griddepcontrol.wait; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024), its windows by shifted addresses; wgmma, tensor
 //            maps, mbarrier: PTX ISA 9.0.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_conv2d_halo(const __grid_constant__ Sm90HaloArgs args) {
-  extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  const Shared shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
-  if (threadIdx.x == 0) init_barriers(shared);
-  __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (group == 0) {
-    if (threadIdx.x == 0) load(args, shared);
-  } else {
-    multiply_and_store(args, shared, group - 1);
+#define TREFOIL_SM90_CONV2D_HALO(stored)                                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
+      TREFOIL_ENTRY(sm90_conv2d_halo_##stored)(const __grid_constant__ Sm90HaloArgs args) {                     \
+    sm90_conv2d_halo<stored>(args);                                                                             \
   }
-}
+
+TREFOIL_SM90_CONV2D_HALO(64)
+TREFOIL_SM90_CONV2D_HALO(32)
+TREFOIL_SM90_CONV2D_HALO(16)

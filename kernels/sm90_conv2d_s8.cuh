@@ -371,8 +371,8 @@ TREFOIL_DEVICE void multiply(const S8Share &share, S8Ring<Tile> &ring, uint32_t 
 #pragma unroll 1
   for (int32_t step = 0; step < share.steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
-    const uint64_t a = wgmma_operand_bytes<Tile::kRowBytes>(ring.filters() + filters_at);
-    const uint64_t b = wgmma_operand_bytes<Tile::kRowBytes>(ring.pixels() + pixels_at);
+    const uint64_t a = wgmma_operand<Tile::kRowBytes>(ring.filters() + filters_at);
+    const uint64_t b = wgmma_operand<Tile::kRowBytes>(ring.pixels() + pixels_at);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::kRowBytes / kProductBytes; ++k)

@@ -49,8 +49,8 @@ TREFOIL_DEVICE void multiply(const Sm90S8HaloArgs &args, uint32_t smem_filters, 
   wgmma_fence();
 #pragma unroll
   for (int r = 0; r < kTapsOnASide; ++r) {
-    const uint64_t a = wgmma_operand_bytes<kRowBytes>(smem_filters) + r * kTapsOnASide * (kTapBytes / kUnit);
-    const uint64_t b = wgmma_operand_bytes<kRowBytes>(smem_band) + r * args.line * (kRowBytes / kUnit);
+    const uint64_t a = wgmma_operand<kRowBytes>(smem_filters) + r * kTapsOnASide * (kTapBytes / kUnit);
+    const uint64_t b = wgmma_operand<kRowBytes>(smem_band) + r * args.line * (kRowBytes / kUnit);
 #pragma unroll
     for (int s = 0; s < kTapsOnASide; ++s) {
 #pragma unroll
@@ -118,7 +118,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90S8HaloArgs &args, const Shared 
     fence_shared_for_copies();
     barrier_sync(stored_of(part), 128);
     if (stores)
-      store_box_4d(&args.y, pair_of<kRowBytes>(origin.k), origin.q, origin.p + part * args.rows, origin.n, smem_out);
+      store_box_4d(&args.y, pair_of<Shared>(origin.k), origin.q, origin.p + part * args.rows, origin.n, smem_out);
     if (++turn == kBands) turn = 0, phase ^= 1;
   }
   if (stores) wait_stores_read<0>();

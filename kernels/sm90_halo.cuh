@@ -21,9 +21,10 @@ constexpr int kParts = 2, kThreads = 128 * (1 + kParts);
 constexpr int kBands = 2;                   // in flight
 constexpr int kOutBytes = 16 * 1024, kOuts = 2;  // of a place for a part's results, and places
 
-// What lies where in shared memory. kRowBytes: of a pixel, and of a channel's tap.
-template <int kRowBytes_> struct HaloShared {
+// What lies where in shared memory. kRowBytes: of a pixel, and of a channel's tap; kOutRowBytes: of a pixel's results.
+template <int kRowBytes_, int kOutRowBytes_ = kRowBytes_> struct HaloShared {
   static constexpr int kRowBytes = kRowBytes_, kTapBytes = kChannels * kRowBytes, kFilterBytes = kTaps * kTapBytes;
+  static constexpr int kOutRowBytes = kOutRowBytes_;
 
   uint32_t smem;
   uint32_t band_bytes;
@@ -59,9 +60,7 @@ template <class Args> TREFOIL_DEVICE Origin origin_of(const Args &args, int32_t 
 }
 
 // One thread: filters once, then the bands of the block's tiles.
-template <class Args, int kRowBytes>
-TREFOIL_DEVICE void load(const Args &args, const HaloShared<kRowBytes> &shared) {
-  using Shared = HaloShared<kRowBytes>;
+template <class Args, class Shared> TREFOIL_DEVICE void load(const Args &args, const Shared &shared) {
   allow_next_launch();
   // Filters depend on no launch. A block's tiles are all of the same channels.
   const int32_t k = origin_of(args, blockIdx.x).k;
@@ -69,7 +68,7 @@ TREFOIL_DEVICE void load(const Args &args, const HaloShared<kRowBytes> &shared) 
   for (int tap = 0; tap < kTaps; ++tap)
     copy_box_3d(shared.filters() + tap * Shared::kTapBytes, &args.filter, shared.filters_full(), 0, tap, k);
   wait_for_earlier_launches();
-  const uint32_t copied_bytes = args.line * (kParts * args.rows + kTapsOnASide - 1) * kRowBytes;
+  const uint32_t copied_bytes = args.line * (kParts * args.rows + kTapsOnASide - 1) * Shared::kRowBytes;
   uint32_t turn = 0, phase = 0;
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     const Origin origin = origin_of(args, tile);
@@ -86,23 +85,23 @@ TREFOIL_DEVICE constexpr uint32_t stored_of(uint32_t part) { return 1 + part; }
 TREFOIL_DEVICE constexpr uint32_t turn_of(uint32_t part) { return 1 + kParts + part; }
 constexpr uint32_t kTurnThreads = 128 * kParts;
 
-// Where a channel lies in a pixel, in the pairs of bytes that maps count in.
-template <int kRowBytes> TREFOIL_DEVICE int32_t pair_of(int32_t channel) {
-  return kRowBytes == 2 * kChannels ? channel : channel / 2;
+// Where a channel lies in a pixel's results, in the pairs of bytes that maps count in.
+template <class Shared> TREFOIL_DEVICE int32_t pair_of(int32_t channel) {
+  return Shared::kOutRowBytes == 2 * kChannels ? channel : channel / 2;
 }
 
 // One thread: starts the copy of a part's residual to where its result will be.
-template <class Args, int kRowBytes>
-TREFOIL_DEVICE void load_residual(const Args &args, const HaloShared<kRowBytes> &shared, uint32_t part, uint32_t turn,
+template <class Args, class Shared>
+TREFOIL_DEVICE void load_residual(const Args &args, const Shared &shared, uint32_t part, uint32_t turn,
                                   const Origin &origin) {
   const uint32_t full = shared.residual_full(part, turn);
-  barrier_arrive_expect(full, args.rows * args.columns * kRowBytes);
-  copy_box_4d(shared.out(part, turn), &args.residual, full, pair_of<kRowBytes>(origin.k), origin.q,
+  barrier_arrive_expect(full, args.rows * args.columns * Shared::kOutRowBytes);
+  copy_box_4d(shared.out(part, turn), &args.residual, full, pair_of<Shared>(origin.k), origin.q,
               origin.p + part * args.rows, origin.n);
 }
 
 // One thread: the barriers.
-template <int kRowBytes> TREFOIL_DEVICE void init_barriers(const HaloShared<kRowBytes> &shared) {
+template <class Shared> TREFOIL_DEVICE void init_barriers(const Shared &shared) {
   if (shared.smem % 1024 != 0) __trap();  // the swizzle is of addresses
   barrier_init(shared.filters_full(), 1);
   for (uint32_t turn = 0; turn < kBands; ++turn) {

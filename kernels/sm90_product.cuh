@@ -282,14 +282,18 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared
       for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
         const uint32_t smem_chunk = shared.buffer(group, count);
         barrier_wait(shared.ready(group, count), shared.ready_parity(count));
+        // Of a slab beyond the last channel nothing is stored.
+        if (n < args.n) {
 #pragma unroll
-        for (int j = 0; j < Tile::kChunkM / 16; ++j)
-          finish_sixteen(d[i] + (chunk * (Tile::kChunkM / 16) + j) * 8, of, activation, has_residual,
-                         is_plain, smem_chunk + lane_offset + j * 16 * kRowBytes);
+          for (int j = 0; j < Tile::kChunkM / 16; ++j)
+            finish_sixteen(d[i] + (chunk * (Tile::kChunkM / 16) + j) * 8, of, activation, has_residual, is_plain,
+                           smem_chunk + lane_offset + j * 16 * kRowBytes);
+        }
         fence_shared_for_copies();
         barrier_sync(written, 128);
         if (stores) {
-          store_box_2d(&args.y, n, origin.m + chunk * Tile::kChunkM, smem_chunk);
+          if (n < args.n) store_box_2d(&args.y, n, origin.m + chunk * Tile::kChunkM, smem_chunk);
+          else store_nothing();
           // The chunk before this one has left its buffer: the chunk after the next one's.
           wait_stores_read<1>();
           prepare(args, shared, group, first_n, ahead);

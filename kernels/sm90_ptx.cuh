@@ -213,6 +213,9 @@ TREFOIL_DEVICE void store_box_2d(const TensorMap *map, int32_t x, int32_t y, uin
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+// A group of no stores, which counts like others.
+TREFOIL_DEVICE void store_nothing() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 // Starts the copy of bytes that follow each other, a multiple of 16 from and to one.
 TREFOIL_DEVICE void store_bytes(void *global_dst, uint32_t shared_src, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
@@ -295,11 +298,12 @@ template <int kCount> TREFOIL_DEVICE void wgmma_use(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
 
-// Where a matrix of 64 halves a row lies, in the copy engine's 128-byte swizzle: groups of 8 rows 1024 bytes apart.
-// Sixteen columns on, the address is 32 more: add 2 to the descriptor.
-TREFOIL_DEVICE uint64_t wgmma_operand(uint32_t shared_src) {
-  constexpr uint64_t kGroupBytes = 1024, kSwizzle128 = 1;
-  return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle128 << 62;
+// Where a matrix lies of rows of 128, 64 or 32 bytes, in the copy engine's swizzle of as many. 32 bytes of columns on, the
+// address is 32 more: add 2 to the descriptor.
+template <int kRowBytes = 128> TREFOIL_DEVICE uint64_t wgmma_operand(uint32_t shared_src) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32, "a swizzle");
+  constexpr uint64_t kGroupBytes = 8 * kRowBytes, kSwizzle = kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
+  return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle << 62;
 }
 
 // The same of rows of 64 halves of which a product takes 16, all their columns: the next 64 columns lie `columns_bytes`

@@ -3,14 +3,6 @@
 
 #include "sm90_ptx.cuh"
 
-// Where a matrix of rows of 128 or 64 bytes lies, in the copy engine's swizzle of as many bytes. 32 columns on, the address
-// is 32 more: add 2 to the descriptor.
-template <int kRowBytes> TREFOIL_DEVICE uint64_t wgmma_operand_bytes(uint32_t shared_src) {
-  static_assert(kRowBytes == 128 || kRowBytes == 64, "a swizzle");
-  constexpr uint64_t kGroupBytes = 8 * kRowBytes, kSwizzle = kRowBytes == 128 ? 1 : 2;
-  return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle << 62;
-}
-
 // Keeps the compiler from reading the sums before the wait that precedes it.
 template <int kCount> TREFOIL_DEVICE void wgmma_use(int32_t (&d)[kCount]) {
 #pragma unroll

@@ -204,10 +204,17 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         of_kernels.entry(of).or_default().push((values, trial));
     }
     for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
-        for problem in support::few::all(of) {
+        for problem in support::convolution::of_few_channels(of) {
             let (name, values) = (format!("few channels, {problem:?}"), problem.values());
             let trial = on_device(name, device, move |device| problem.run(device));
             of_kernels.entry(format!("few channels in {of:?}")).or_default().push((values, trial));
+        }
+    }
+    if limits.has_sm90_kernels() {
+        for problem in support::convolution::with_silu(limits) {
+            let (of, values) = (format!("silu, {}", problem.kernel()), problem.values());
+            let trial = on_device(format!("{of}, {problem:?}"), device, move |device| problem.run(device));
+            of_kernels.entry(of).or_default().push((values, trial));
         }
     }
     let loops = support::loops::all().into_iter().chain(support::loops_on_gpu::of_nodes());

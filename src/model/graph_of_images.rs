@@ -112,7 +112,9 @@ impl Writer {
     fn activated(&mut self, name: &str, x: ValueId, activation: Activation) -> ValueId {
         match activation {
             Activation::None => x,
-            Activation::Relu | Activation::Relu6 => self.g.activation(&format!("{name} (activation)"), x, activation),
+            Activation::Relu | Activation::Relu6 | Activation::Silu => {
+                self.g.activation(&format!("{name} (activation)"), x, activation)
+            }
         }
     }
 

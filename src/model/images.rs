@@ -280,9 +280,11 @@ impl Network {
 }
 
 impl Conv2d {
-    /// The same without padding, which the size of an image may decide, and the weights do not depend on.
-    pub(crate) fn unpadded(&self) -> Self {
-        Self { window: Window { pad: Pad::default(), ..self.window }, ..self.clone() }
+    /// The same as far as weights depend on it: without padding, which the size of an image may decide, and without an
+    /// activation, which a kernel or a loop may apply.
+    pub(crate) fn for_weights(&self) -> Self {
+        let window = Window { pad: Pad::default(), ..self.window };
+        Self { window, activation: Activation::None, ..self.clone() }
     }
 }
 

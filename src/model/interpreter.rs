@@ -84,6 +84,7 @@ fn activate(activation: Activation, x: &[f64]) -> Vec<f64> {
         Activation::None => x,
         Activation::Relu => x.max(0.0),
         Activation::Relu6 => x.clamp(0.0, 6.0),
+        Activation::Silu => x / (1.0 + (-x).exp()),
     };
     x.iter().map(apply).collect()
 }

@@ -243,7 +243,10 @@ pub(crate) fn never_negative(graph: &Network) -> Vec<bool> {
             Op::Activation(Activation::None) | Op::MaxPool(_) | Op::AvgPool(_) | Op::GlobalAvgPool | Op::Concat => {
                 node.inputs.iter().all(|input| never[input.0])
             }
-            op => activation(op) != Activation::None,
+            op => match activation(op) {
+                Activation::Relu | Activation::Relu6 => true,
+                Activation::None | Activation::Silu => false,
+            },
         };
         never.push(is_so);
     }

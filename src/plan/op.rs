@@ -247,17 +247,17 @@ impl StepOp {
     /// The same as far as its weights depend on it: for images of any size.
     pub(crate) fn of_any_size(&self) -> Self {
         match self {
-            Self::Conv(conv) => Self::Conv(conv.unpadded()),
-            Self::Depthwise(conv) => Self::Depthwise(conv.unpadded()),
+            Self::Conv(conv) => Self::Conv(conv.for_weights()),
+            Self::Depthwise(conv) => Self::Depthwise(conv.for_weights()),
             Self::QuantizedConv(of) => {
                 let joined = of.joined.as_ref().map(|joined| {
-                    let of = Joined { conv: joined.of.conv.unpadded(), ..joined.of.clone() };
+                    let of = Joined { conv: joined.of.conv.for_weights(), ..joined.of.clone() };
                     Box::new(JoinedBytes { of, ..**joined })
                 });
-                Self::QuantizedConv(QuantizedConv { conv: of.conv.unpadded(), joined, ..*of })
+                Self::QuantizedConv(QuantizedConv { conv: of.conv.for_weights(), joined, ..*of })
             }
             Self::QuantizedStem(QuantizedStem { stem, output_scale }) => {
-                let (conv, conv_shape) = (stem.conv.unpadded(), Shape::vector(0));
+                let (conv, conv_shape) = (stem.conv.for_weights(), Shape::vector(0));
                 let stem = Stem { conv, conv_shape, pool: None, ..stem.clone() };
                 Self::QuantizedStem(QuantizedStem { stem, output_scale: *output_scale })
             }
@@ -608,7 +608,7 @@ pub(crate) fn mean_factor(scale: f32, image: Shape) -> f32 {
 fn suffix(activation: Activation) -> String {
     match activation {
         Activation::None => String::new(),
-        Activation::Relu | Activation::Relu6 => format!("+{activation}"),
+        Activation::Relu | Activation::Relu6 | Activation::Silu => format!("+{activation}"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Weights as kernels read them: how each filter's values follow one another, and what is added to the sums.
 
-use super::kernels::StemLayers;
+use super::kernels::{StemLayers, packed_channel, packed_channels};
 use super::work::{Layer, Weights, Work, taps};
 use super::{FILTER_ORDER, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
 use crate::tensor::Dtype;
@@ -42,6 +42,8 @@ pub(crate) enum FilterOrder {
     /// `[K][taps][C]`, of a convolution or a linear layer, with the stored channels; zeros where others than its group's
     /// would be.
     Dense,
+    /// As [`Dense`](Self::Dense) with the channels of a Hopper convolution's steps, zeros between.
+    Taps,
     /// `[taps][K]`.
     Depthwise,
     /// As [`Dense`](Self::Dense), the output channels of each sixteen in the order in which the kernels of bytes take them;
@@ -113,6 +115,7 @@ impl Packing<'_> {
         let [_, _, taps] = self.dims();
         match self.order {
             FilterOrder::StemBytes => STEM_FILTER_BYTES,
+            FilterOrder::Taps => self.k_stored() * taps * packed_channels(self.c_stored()) * self.dtype.bytes(),
             _ => self.k_stored() * taps * self.c_stored() * self.dtype.bytes(),
         }
     }
@@ -131,6 +134,7 @@ impl Packing<'_> {
         let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
         let first = match order {
             FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
+            FilterOrder::Taps => k * taps * packed_channels(stored[1]),
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];
                 let place = FILTER_ORDER.iter().position(|&of| of == place).expect("all places are in the order");
@@ -138,7 +142,11 @@ impl Packing<'_> {
             }
             FilterOrder::Depthwise | FilterOrder::Stem(_) | FilterOrder::StemBytes => k,
         };
+        let first_channel = self.first_channel(k);
         move |c, tap| match order {
+            FilterOrder::Taps => {
+                first + tap * packed_channels(stored[1]) + packed_channel(stored[1], first_channel + c)
+            }
             FilterOrder::Dense | FilterOrder::Bytes => first + tap * stored[1] + c,
             FilterOrder::Depthwise => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
@@ -149,7 +157,7 @@ impl Packing<'_> {
     /// Where the bias lies that is read with the filter, in bytes.
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
-            FilterOrder::Dense | FilterOrder::Depthwise => None,
+            FilterOrder::Dense | FilterOrder::Taps | FilterOrder::Depthwise => None,
             FilterOrder::Bytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }

@@ -225,6 +225,9 @@ pub(crate) const STEP_K: usize = 64;
 pub(crate) const CHUNK_ROWS: usize = 64;
 /// Clocks that a block takes to store a value of its tile, by one warpgroup or by three.
 const STORE: f64 = 0.15;
+/// Clocks of the copy engine for a row that ends within a box: filling the rest with zeros takes several times as long as
+/// copying a whole one.
+pub(in crate::plan) const CUT_ROW: f64 = 23.0;
 /// How much longer a split tile's step takes, the clocks of a round of its blocks besides, and those of adding up twice as
 /// many parts.
 const SPLIT_STEP: f64 = 1.35;
@@ -276,6 +279,12 @@ impl ProductSizes {
         Err(Error::Unsupported { what: format!("a matrix product of {self:?} by {kernel}"), instead })
     }
 
+    /// What copies of those rows of a tile's operands take that end within a step.
+    fn cut_clocks(&self, tile: ProductTile) -> f64 {
+        let rows = tile.n.min(self.n) + tile.m.min(self.m);
+        if self.k.is_multiple_of(STEP_K) { 0.0 } else { rows as f64 * CUT_ROW }
+    }
+
     /// Of the multiprocessor that has the most tiles, as 22 products on an H200 have it.
     pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;
@@ -283,14 +292,18 @@ impl ProductSizes {
         let units = limits.units.max(1);
         let rounds = tiles.div_ceil(units) as f64;
         let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
+        // The parts of k share the one step that is cut.
+        let copies = self.cut_clocks(tile) / parts as f64;
         let store = STORE * (tile.n * tile.m) as f64;
         match tile.way {
             // One stores while the other multiplies.
-            ProductWay::InTurns => rounds * products.max(store / 2.0) + store,
-            ProductWay::Together => rounds * (products + store),
+            ProductWay::InTurns => rounds * products.max(store / 2.0).max(copies) + store,
+            ProductWay::Together => rounds * (products + store).max(copies),
             ProductWay::Split => {
                 let (load, rounds) = (tiles as f64 / units as f64, tiles.div_ceil(2 * units) as f64);
-                load.max(1.0) * SPLIT_STEP * products + rounds * SPLIT_ROUND + f64::from(parts.ilog2()) * EXCHANGE
+                load.max(1.0) * (SPLIT_STEP * products).max(copies)
+                    + rounds * SPLIT_ROUND
+                    + f64::from(parts.ilog2()) * EXCHANGE
             }
         }
     }
@@ -323,6 +336,14 @@ mod tests {
         let in_turns = (128, 64, 1);
         assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [in_turns, (64, 32, 2), in_turns, (64, 32, 2)]);
         assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 2, 1, 4].map(|parts| (64, 32, parts)));
+    }
+
+    /// Each row of x and of w is copied for every tile: where rows end within a step, larger tiles are sooner done.
+    #[test]
+    fn rows_that_end_within_a_step_have_large_tiles() {
+        let rows = |m, n, k| sizes(m, n, k).kernel(&Limits::h200()).unwrap().tile.m;
+        assert_eq!([rows(401_408, 96, 16), rows(25_088, 240, 40), rows(100_352, 144, 24)], [192; 3]);
+        assert_eq!([rows(401_408, 96, 64), rows(6272, 672, 128)], [64; 2]);
     }
 
     #[test]

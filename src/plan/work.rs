@@ -2,7 +2,7 @@
 
 use super::{Family, Plan, Step, StepOp};
 use crate::model::{Conv2d, Linear};
-use crate::tensor::{Dtype, Shape};
+use crate::tensor::{Activation, Dtype, Shape};
 
 /// A tensor as a kernel sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,19 @@ impl<'a> Work<'a> {
 
     fn layers(&self) -> impl Iterator<Item = Layer<'a>> {
         self.sums().into_iter().flatten()
+    }
+
+    /// The activations that are applied, by layers or to a sum.
+    pub(super) fn activations(&self) -> impl Iterator<Item = Activation> {
+        let of_sum = match self.op {
+            StepOp::Add(activation) => Some(*activation),
+            _ => None,
+        };
+        let of_layer = |layer: Layer<'_>| match layer.weights {
+            Weights::Conv(conv) => Some(conv.activation),
+            Weights::Linear(_) => None,
+        };
+        self.layers().filter_map(of_layer).chain(of_sum)
     }
 
     /// Floating-point operations of a run.

@@ -288,6 +288,8 @@ pub enum Activation {
     Relu,
     /// min(max(x, 0), 6).
     Relu6,
+    /// x / (1 + exp(-x)).
+    Silu,
 }
 
 impl Activation {
@@ -298,6 +300,15 @@ impl Activation {
             Self::None => x,
             Self::Relu => relu(x),
             Self::Relu6 => x.clamp(0.0, 6.0),
+            Self::Silu => x / (1.0 + (-x).exp()),
+        }
+    }
+
+    /// Whether it is nothing but bounds.
+    pub(crate) const fn is_bound(self) -> bool {
+        match self {
+            Self::None | Self::Relu | Self::Relu6 => true,
+            Self::Silu => false,
         }
     }
 }
@@ -308,6 +319,7 @@ impl fmt::Display for Activation {
             Self::None => "none",
             Self::Relu => "relu",
             Self::Relu6 => "relu6",
+            Self::Silu => "silu",
         })
     }
 }

@@ -19,8 +19,8 @@ mod open;
 mod rebuild;
 #[path = "../support/mod.rs"]
 mod support;
-mod threads;
 mod tables;
+mod threads;
 mod trace;
 mod tuning;
 mod values;

@@ -7,10 +7,10 @@ pub mod beyond_f16;
 pub mod byte_rules;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+#[cfg(feature = "cuda")]
+pub mod convolution;
 pub mod embedding;
 pub mod encoder;
-#[cfg(feature = "cuda")]
-pub mod few;
 #[cfg(feature = "cuda")]
 pub mod halves;
 pub mod image_sizes;

@@ -8,7 +8,7 @@ use super::driver::cu;
 use crate::error::Error;
 
 /// A tensor of halves, its innermost dimension first, without gaps but where it has pitches, and what one copy takes of
-/// it. Boxes are swizzled in shared memory in rows of 128 bytes, or of 64 if they are no wider, but where they say
+/// it. Boxes are swizzled in shared memory in rows of 128 bytes, or of 64 or 32 if they are no wider, but where they say
 /// otherwise; what lies outside the tensor reads as zeros and is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
@@ -28,19 +28,25 @@ pub(crate) enum TensorMap {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Swizzle {
     None,
+    Rows32,
     Rows64,
     Rows128,
 }
 
 impl Swizzle {
     /// Of boxes so many halves wide.
-    fn of_width(halves: u32) -> Self {
-        if halves <= 32 { Self::Rows64 } else { Self::Rows128 }
+    pub(crate) fn of_width(halves: u32) -> Self {
+        match halves {
+            ..=16 => Self::Rows32,
+            17..=32 => Self::Rows64,
+            _ => Self::Rows128,
+        }
     }
 
     fn raw(self) -> sys::CUtensorMapSwizzle {
         match self {
             Self::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            Self::Rows32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             Self::Rows64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             Self::Rows128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         }

@@ -35,7 +35,7 @@ fn bordered(of: &QuantizedStem, x: Shape) -> (Shape, QuantizedConv) {
     let Window { pad, .. } = of.stem.conv.window;
     let shape =
         Shape { height: x.height + pad.top + pad.bottom, width: x.width + pad.left + pad.right, channels: x.channels };
-    (shape, QuantizedConv::plain(&of.stem.conv.unpadded()))
+    (shape, QuantizedConv::plain(&of.stem.conv.for_weights()))
 }
 
 /// Floats that hold so many bytes.

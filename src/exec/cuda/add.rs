@@ -87,7 +87,7 @@ pub(crate) fn launch(problem: &AddProblem, pointers: &AddPointers) -> Result<Lau
         b: pointers.b.map_or(Ok(0), |b| aligned("b", b, 16))?,
         out: aligned("out", pointers.out, 16)?,
         chunks,
-        activation: activation_code(activation),
+        activation: activation_code(activation)?,
         c_chunks: c_chunks as i32, // a factor of `chunks`
         out_chunks: pitch(out_pitch, shape.channels)? / CHUNK as i32,
         by_c_chunks: FastDivide::by(c_chunks as u32),

@@ -157,7 +157,7 @@ pub(crate) fn launch(problem: &DepthwiseProblem, pointers: &DepthwisePointers) -
         out_height: extent("output height", p, 1)?,
         out_width: extent("output width", q, 1)?,
         q_groups: q_groups as i32, // fewer than out_width
-        activation: activation_code(activation),
+        activation: activation_code(activation)?,
         by_c_chunks: FastDivide::by(c_chunks as u32),
         by_q_groups: FastDivide::by(q_groups as u32),
         by_out_height: FastDivide::by(p as u32),

@@ -12,6 +12,7 @@ use super::sm90_conv2d_s8_halo;
 use crate::device::Device;
 use crate::error::Error;
 use crate::exec::limits;
+use crate::plan::kernels::{packed_channel, packed_channels};
 use crate::plan::{S8Conv, S8Kernel, Sm90Tile};
 use crate::tensor::Activation;
 
@@ -140,9 +141,10 @@ impl ConvRun {
         let HalfOperands { conv, x, filter, bias, residual, result, relu } = *operands;
         conv.check()?;
         check(&conv, [x.len(), filter.len(), bias.len(), result.len()], residual.map(<[f16]>::len), 0)?;
+        let filter = by_steps(filter, conv.input.channels);
         let bytes: [&[u8]; 6] = [
             bytemuck::cast_slice(x),
-            bytemuck::cast_slice(filter),
+            bytemuck::cast_slice(&filter),
             bytemuck::cast_slice(bias),
             &[],
             bytemuck::cast_slice(residual.unwrap_or_default()),
@@ -205,4 +207,13 @@ fn check_length(what: &'static str, length: usize, needed: usize) -> Result<(), 
         return Err(Error::option(what, format!("{length} values"), needed));
     }
     Ok(())
+}
+/// A filter whose taps have so many channels, as the kernel of halves reads it.
+fn by_steps(filter: &[f16], channels: usize) -> Vec<f16> {
+    let packed = packed_channels(channels);
+    let mut result = vec![f16::ZERO; filter.len() / channels * packed];
+    for (from, to) in filter.chunks_exact(channels).zip(result.chunks_exact_mut(packed)) {
+        from.iter().enumerate().for_each(|(channel, value)| to[packed_channel(channels, channel)] = *value);
+    }
+    result
 }

@@ -132,27 +132,32 @@ pub(super) mod tests {
         }
     }
 
+    /// What a source includes that is compiled twice, and the suffix of its second module.
+    const TWINS: [(&str, &str); 2] = [("#include \"element.cuh\"", "_bf16"), ("#include \"activation.cuh\"", "_silu")];
+
     /// The stem of the files that a module is compiled from.
     fn stem(module: &str) -> &str {
-        module.strip_suffix("_bf16").unwrap_or(module)
+        TWINS.iter().find_map(|(_, suffix)| module.strip_suffix(suffix)).unwrap_or(module)
     }
 
-    /// A kernel of f16 and bf16 is compiled twice from one source: each entry point is there for both. Attention within packed
-    /// rows is of f16 alone.
+    /// A kernel of two types or activations is compiled twice from one source: each entry point is there for both. Attention
+    /// within packed rows is of f16 alone.
     #[test]
-    fn entries_of_bf16_are_those_of_f16() {
+    fn what_is_compiled_twice_has_the_same_entries() {
         let entries = entries();
-        let of_bf16: Vec<_> = entries.iter().filter(|entry| entry.module.ends_with("_bf16")).collect();
-        assert!(!of_bf16.is_empty());
-        for entry in &entries {
-            let has_both = of_bf16.iter().any(|of| stem(of.module) == stem(entry.module));
-            assert_eq!(read_source(entry.module).contains("#include \"element.cuh\""), has_both, "{}", entry.name);
-            assert_eq!(entry.name.ends_with("_bf16"), entry.module.ends_with("_bf16"), "{}", entry.name);
-            let name = format!("{}_bf16", entry.name);
-            let twin = entries.iter().find(|other| other.name == name);
-            let same = |of: &Entry| (of.threads, of.shared_bytes, of.cluster);
-            let needs_twin = has_both && !entry.name.ends_with("_bf16") && !entry.name.ends_with("_packed");
-            assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
+        for (include, suffix) in TWINS {
+            let twins: Vec<_> = entries.iter().filter(|entry| entry.module.ends_with(suffix)).collect();
+            assert!(!twins.is_empty());
+            for entry in &entries {
+                let has_both = twins.iter().any(|of| stem(of.module) == stem(entry.module));
+                assert_eq!(read_source(entry.module).contains(include), has_both, "{}", entry.name);
+                assert_eq!(entry.name.ends_with(suffix), entry.module.ends_with(suffix), "{}", entry.name);
+                let name = format!("{}{suffix}", entry.name);
+                let twin = entries.iter().find(|other| other.name == name);
+                let same = |of: &Entry| (of.threads, of.shared_bytes, of.cluster);
+                let needs_twin = has_both && !entry.name.ends_with(suffix) && !entry.name.ends_with("_packed");
+                assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
+            }
         }
     }
 

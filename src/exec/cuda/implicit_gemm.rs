@@ -117,7 +117,7 @@ pub(super) fn launch(
         step_r: int(step_r),
         step_s: int(step_s),
         step_c: int(step_c),
-        activation: activation_code(activation),
+        activation: activation_code(activation)?,
         y_chunks: pitch(y_pitch, output.channels)? / CHUNK as i32,
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),

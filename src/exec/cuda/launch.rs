@@ -156,12 +156,16 @@ impl FastDivide {
     }
 }
 
-/// The number that a kernel knows an activation by.
-pub(crate) const fn activation_code(activation: Activation) -> i32 {
+/// The number that a kernel knows a bound by.
+///
+/// # Errors
+/// [`Error::Unsupported`] for an activation that is no bound.
+pub(crate) fn activation_code(activation: Activation) -> Result<i32, Error> {
     match activation {
-        Activation::None => 0,
-        Activation::Relu => 1,
-        Activation::Relu6 => 2,
+        Activation::None => Ok(0),
+        Activation::Relu => Ok(1),
+        Activation::Relu6 => Ok(2),
+        Activation::Silu => Err(unsupported("activation", activation, "this kernel applies none, relu and relu6")),
     }
 }
 

@@ -115,7 +115,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: ConvTile, pointers: &LinearP
         images: in_range("images", batch, 1, 1 << 28)?,
         c_chunks: in_range("channels / 8", chunks_of("channels", in_stored)?, 1, 1 << 25)?,
         k_stored: in_range("output channels", out_stored, 1, 1 << 20)?,
-        activation: activation_code(activation),
+        activation: activation_code(activation)?,
         by_n_tiles: FastDivide::by(n_tiles as u32),
     };
     let blocks = product("blocks", &[batch.div_ceil(tile.m), n_tiles])?;

@@ -75,7 +75,7 @@ impl WeightPart {
 impl Source {
     fn of(packing: &Packing<'_>) -> Self {
         let layer = match packing.layer.weights {
-            Weights::Conv(conv) => LayerOp::Conv(conv.unpadded().into()),
+            Weights::Conv(conv) => LayerOp::Conv(conv.for_weights().into()),
             Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
         let bytes = packing.bytes.as_ref().map(|of| (of.op.of_any_size(), of.channels.clone()));
@@ -398,10 +398,10 @@ mod tests {
                 if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
             assert_eq!(half_at(filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
         }
-        // [16][24], as it is stored.
-        for index in 0..16 * 24 {
-            let expected = f16::from_f32(read("last.weight", index)).to_f32();
-            assert_eq!(half_at(filter("last") + 2 * index), expected, "{index}");
+        // [16][24] → [16][64], a step of its kernel, zeros behind the channels.
+        for (k, c) in (0..16).flat_map(|k| (0..64).map(move |c| (k, c))) {
+            let expected = if c < 24 { f16::from_f32(read("last.weight", k * 24 + c)).to_f32() } else { 0.0 };
+            assert_eq!(half_at(filter("last") + 2 * (k * 64 + c)), expected, "{k} {c}");
         }
         let bias =
             |plan: &Plan, name: &str, k: usize| float_at(layout.bias(plan, &plan.steps[step(plan, name)], 0) + 4 * k);
@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn plans_that_want_the_same_in_different_steps_share_it() {
         let mut g = GraphBuilder::new();
-        let image = g.image("image", Shape::new(56, 56, 24));
+        let image = g.image("image", Shape::new(56, 56, 64));
         let expand = g.conv2d("expand", image, 144, Window::square(1, 1, 0));
         let depthwise = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
         let y = g.conv2d_with("depthwise", expand, depthwise);

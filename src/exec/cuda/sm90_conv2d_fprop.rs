@@ -14,13 +14,13 @@ use super::steps::{Operands, stored};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
 use crate::model::Window;
-use crate::plan::kernels::{ConvShape, check_sm90};
+use crate::plan::kernels::{ConvShape, check_sm90, packed_channels};
 use crate::plan::{Kernel, Sm90Tile, StepOp};
-use crate::tensor::Shape;
+use crate::tensor::{Activation, Shape};
 
 kernel_args! {
     /// `Sm90Source`.
-    Sm90Source, 40 bytes {
+    Sm90Source, 48 bytes {
         filter_h: i32,
         filter_w: i32,
         c_steps: i32,
@@ -31,6 +31,8 @@ kernel_args! {
         dilation_h: i32,
         dilation_w: i32,
         by_windows: i32,
+        last_channel: i32,
+        padding: i32,
     }
 }
 
@@ -58,7 +60,8 @@ kernel_args! {
         source: [Sm90Source; 2],
         y_pitch: i32,
         backward_from: i32,
-        padding: [i32; 6],
+        cuts: i32,
+        padding: i32,
     }
 }
 
@@ -71,12 +74,13 @@ impl Launcher for Sm90Conv2dFprop {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |(tile, name): (Sm90Tile, _)| {
+        let of = |(tile, names): (Sm90Tile, [_; 2])| {
             let pipeline = tile.pipeline().expect("every compiled tile has one");
             let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
-            Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
+            let with = move |(module, name)| Entry { module, name, threads, shared_bytes, cluster: 8 };
+            MODULES.into_iter().zip(names).map(with)
         };
-        ENTRIES.map(of).into()
+        ENTRIES.into_iter().flat_map(of).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -107,16 +111,25 @@ impl Launcher for Sm90Conv2dFprop {
 /// An encoded tensor map.
 pub(super) type MapBytes = [u64; 16];
 
-/// The kernel for each tile.
-pub(super) const ENTRIES: [(Sm90Tile, &str); Sm90Tile::ALL.len()] = [
-    (Sm90Tile { channels: 128, pixels: 256 }, "sm90_conv2d_fprop_128x256"),
-    (Sm90Tile { channels: 128, pixels: 192 }, "sm90_conv2d_fprop_128x192"),
-    (Sm90Tile { channels: 128, pixels: 128 }, "sm90_conv2d_fprop_128x128"),
-    (Sm90Tile { channels: 128, pixels: 64 }, "sm90_conv2d_fprop_128x64"),
-    (Sm90Tile { channels: 64, pixels: 256 }, "sm90_conv2d_fprop_64x256"),
-    (Sm90Tile { channels: 64, pixels: 128 }, "sm90_conv2d_fprop_64x128"),
-    (Sm90Tile { channels: 64, pixels: 64 }, "sm90_conv2d_fprop_64x64"),
-    (Sm90Tile { channels: 64, pixels: 32 }, "sm90_conv2d_fprop_64x32"),
+/// The modules of bounds and of SiLU.
+const MODULES: [&str; 2] = ["sm90_conv2d_fprop", "sm90_conv2d_fprop_silu"];
+
+macro_rules! names {
+    ($tile:literal) => {
+        [concat!("sm90_conv2d_fprop_", $tile), concat!("sm90_conv2d_fprop_", $tile, "_silu")]
+    };
+}
+
+/// The kernels of bounds and of SiLU for each tile.
+pub(super) const ENTRIES: [(Sm90Tile, [&str; 2]); Sm90Tile::ALL.len()] = [
+    (Sm90Tile { channels: 128, pixels: 256 }, names!("128x256")),
+    (Sm90Tile { channels: 128, pixels: 192 }, names!("128x192")),
+    (Sm90Tile { channels: 128, pixels: 128 }, names!("128x128")),
+    (Sm90Tile { channels: 128, pixels: 64 }, names!("128x64")),
+    (Sm90Tile { channels: 64, pixels: 256 }, names!("64x256")),
+    (Sm90Tile { channels: 64, pixels: 128 }, names!("64x128")),
+    (Sm90Tile { channels: 64, pixels: 64 }, names!("64x64")),
+    (Sm90Tile { channels: 64, pixels: 32 }, names!("64x32")),
 ];
 
 /// Channels of one stage.
@@ -159,7 +172,9 @@ pub(crate) fn launch(
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
     let Tiling { tile, cluster, units, backward } = *tiling;
-    let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
+    let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
+    let (of_activation, activation) = applied(activation)?;
+    let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, names)| names[of_activation]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
     };
@@ -167,7 +182,6 @@ pub(crate) fn launch(
         return Err(unsupported("blocks of a cluster", cluster, "use one of Sm90Tile::clusters"));
     }
     let pair = if pipeline.pairs() { cluster } else { 1 };
-    let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
     let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
@@ -191,13 +205,14 @@ pub(crate) fn launch(
         out_pixels: int(output.pixels()),
         out_width: int(output.width),
         steps: in_range("steps", steps, 1, INDEX_LIMIT / MOST_BLOCKS)?,
-        activation: activation_code(activation),
+        activation,
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
         backward_from: if backward { int(pixels.div_ceil(tile.pixels)) - 1 } else { -1 },
         source: [first.args(), second.map_or(Zeroable::zeroed(), |second| second.args())],
         y_pitch: pitch(y_pitch, output.channels)?,
+        cuts: i32::from(sources.iter().any(|of| !of.shape.input.channels.is_multiple_of(STEP_CHANNELS))),
         ..Zeroable::zeroed()
     };
     // Without a second source or residual their maps are there, and are not used.
@@ -235,6 +250,15 @@ pub(crate) fn launch(
     })
 }
 
+/// Which of the two kernels of a tile applies an activation, the one of bounds or the one of SiLU, and the number that the
+/// first knows it by.
+pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
+    match activation {
+        Activation::Silu => Ok((1, 0)),
+        bound => Ok((0, activation_code(bound)?)),
+    }
+}
+
 /// A value that `check_sm90` found to be small enough.
 pub(super) fn int(value: usize) -> i32 {
     value as i32
@@ -262,6 +286,8 @@ impl Source {
             dilation_h: int(window.dilation[0]),
             dilation_w: int(window.dilation[1]),
             by_windows: i32::from(!self.shape.is_matrix()),
+            last_channel: int(input.channels.saturating_sub(STEP_CHANNELS)),
+            padding: 0,
         }
     }
 
@@ -270,7 +296,7 @@ impl Source {
         let taps = window.size.iter().product::<usize>();
         Ok(TensorMap::Blocks {
             address: aligned("filter", self.filter, 16)?,
-            dims: [input.channels, taps, output.channels].map(|value| value as u64),
+            dims: [packed_channels(input.channels), taps, output.channels].map(|value| value as u64),
             box_dims: [STEP_CHANNELS as u32, 1, channels as u32],
         })
     }
@@ -301,7 +327,6 @@ mod tests {
     use super::super::entries::tests::read;
     use super::*;
     use crate::model::Pad;
-    use crate::tensor::Activation;
 
     const POINTERS: ConvPointers =
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
@@ -339,7 +364,7 @@ mod tests {
         assert_eq!([args.out_pixels, args.out_width, args.steps], [209, 19, 35 * 2 + 4]);
         assert_eq!(args.activation, 2);
         let source = args.source[0];
-        assert_eq!([source.filter_h, source.filter_w, source.c_steps], [5, 7, 2]);
+        assert_eq!([source.filter_h, source.filter_w, source.c_steps, source.last_channel], [5, 7, 2, 8]);
         assert_eq!([source.stride_h, source.stride_w], [3, 2]);
         assert_eq!([source.pad_top, source.pad_left, source.dilation_h, source.dilation_w], [2, 1, 4, 6]);
         let source = args.source[1];
@@ -356,8 +381,8 @@ mod tests {
         assert_eq!(
             launch.maps,
             [
-                TensorMap::Blocks { address: 0x200, dims: [72, 35, 136], box_dims: [64, 1, 128] },
-                TensorMap::Blocks { address: 0x700, dims: [200, 1, 136], box_dims: [64, 1, 128] },
+                TensorMap::Blocks { address: 0x200, dims: [128, 35, 136], box_dims: [64, 1, 128] },
+                TensorMap::Blocks { address: 0x700, dims: [256, 1, 136], box_dims: [64, 1, 128] },
                 TensorMap::Windows(Windows {
                     address: 0x100,
                     dims: [72, 40, 30, 3],

@@ -7,13 +7,13 @@ use super::conv2d_fprop::{ConvPointers, ConvProblem};
 use super::entries::Arguments;
 use super::entries::{Entry, Launcher};
 use super::launch::{
-    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, kernel_args, pitch, product, unsupported,
+    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, pitch, product, unsupported,
 };
-use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_conv2d_fprop::{MapBytes, applied, int};
 use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
-use crate::plan::kernels::{ConvShape, HALO_CHANNELS, HALO_PARTS, HaloTile};
+use crate::plan::kernels::{ConvShape, HALO_CHANNELS, HALO_PARTS, HALO_STORED, HaloTile};
 use crate::plan::{Limits, StepOp};
 use crate::tensor::Shape;
 
@@ -57,7 +57,11 @@ impl Launcher for Sm90Conv2dHalo {
 
     fn entries(&self) -> Vec<Entry> {
         let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
-        vec![Entry { module: "sm90_conv2d_halo", name: ENTRY, threads, shared_bytes, cluster: 1 }]
+        let with = |names: [&'static str; 2]| {
+            let of = |(module, name)| Entry { module, name, threads, shared_bytes, cluster: 1 };
+            MODULES.into_iter().zip(names).map(of)
+        };
+        ENTRIES.into_iter().flat_map(|(_, names)| with(names)).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -72,8 +76,21 @@ impl Launcher for Sm90Conv2dHalo {
     }
 }
 
-/// The one kernel.
-pub(super) const ENTRY: &str = "sm90_conv2d_halo";
+/// The modules of bounds and of SiLU.
+const MODULES: [&str; 2] = ["sm90_conv2d_halo", "sm90_conv2d_halo_silu"];
+
+/// Their kernels, by the channels of a pixel that lie in shared memory.
+const ENTRIES: [(usize, [&str; 2]); HALO_STORED.len()] = [
+    (16, ["sm90_conv2d_halo_16", "sm90_conv2d_halo_16_silu"]),
+    (32, ["sm90_conv2d_halo_32", "sm90_conv2d_halo_32_silu"]),
+    (64, ["sm90_conv2d_halo_64", "sm90_conv2d_halo_64_silu"]),
+];
+
+/// The kernel of a tile with the first or the second activation.
+fn name(tile: HaloTile, of_activation: usize) -> &'static str {
+    let of_tile = ENTRIES.iter().find(|(stored, _)| 2 * stored == tile.row_bytes);
+    of_tile.expect("every tile of halves has its kernels").1[of_activation]
+}
 
 /// Of a block: a warpgroup that copies, and those that multiply.
 pub(super) const THREADS: u32 = 128 * (1 + HALO_PARTS as u32);
@@ -86,6 +103,7 @@ pub(crate) fn launch(
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
     let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
+    let (of_activation, activation) = applied(activation)?;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let shape = ConvShape { batch, input, output, window };
     let Some(tile) = HaloTile::of(&shape, limits) else {
@@ -108,7 +126,7 @@ pub(crate) fn launch(
         row_tiles: int(row_tiles),
         pad_top: int(window.pad.top),
         pad_left: int(window.pad.left),
-        activation: activation_code(activation),
+        activation,
         backward_from: if backward { int(pixel_tiles) - 1 } else { -1 },
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_column_tiles: FastDivide::by(column_tiles as u32),
@@ -119,7 +137,7 @@ pub(crate) fn launch(
     let y_pitch = pitch(y_pitch, output.channels)? as usize;
     let maps = maps(tile, &shape, HaloPointers { x, filter, residual, y }, y_pitch)?;
     Ok(Launch {
-        entry: ENTRY.into(),
+        entry: name(tile, of_activation).into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
@@ -166,26 +184,27 @@ pub(super) fn maps(
 ) -> Result<Vec<TensorMap>, Error> {
     let ConvShape { batch, input, output, window } = *shape;
     let HaloPointers { x, filter, residual, y } = pointers;
-    let halves = |channels: usize| (channels * tile.row_bytes / HALO_CHANNELS / 2) as u64;
-    let row = halves(HALO_CHANNELS) as u32;
-    let image = |address, of: Shape, pitch: usize, [width, height]: [usize; 2]| TensorMap::Images {
+    let halves = |channels: usize| if tile.is_of_bytes() { channels / 2 } else { channels } as u64;
+    let (row, result) = (tile.row_bytes as u32 / 2, halves(HALO_CHANNELS) as u32);
+    let image = |address, of: Shape, pitch: usize, [row, width, height]: [u32; 3]| TensorMap::Images {
         address,
         dims: [halves(of.channels), of.width as u64, of.height as u64, batch as u64],
         pitch: halves(pitch),
-        box_dims: [row, width as u32, height as u32, 1],
-        swizzle: if tile.row_bytes == 128 { Swizzle::Rows128 } else { Swizzle::Rows64 },
+        box_dims: [row, width, height, 1],
+        swizzle: Swizzle::of_width(row),
     };
     let y = aligned("y", y, 16)?;
     // Without a residual its map is there, and is not used.
     let residual = aligned("residual", residual.unwrap_or(y), 16)?;
-    let of_part = [tile.columns, tile.rows];
+    let of_part = [result, tile.columns as u32, tile.rows as u32];
+    let band = [row, tile.line() as u32, tile.band_rows() as u32];
     Ok(vec![
         TensorMap::Blocks {
             address: aligned("filter", filter, 16)?,
             dims: [halves(input.channels), window.size.iter().product::<usize>() as u64, output.channels as u64],
             box_dims: [row, 1, HALO_CHANNELS as u32],
         },
-        image(aligned("x", x, 16)?, input, input.channels, [tile.line(), tile.band_rows()]),
+        image(aligned("x", x, 16)?, input, input.channels, band),
         image(residual, output, output.channels, of_part),
         image(y, output, y_pitch, of_part),
     ])
@@ -224,7 +243,7 @@ mod tests {
         assert_eq!([args.pad_top, args.pad_left, args.activation], [2, 0, 2]);
         assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(359)), [119; 2]);
         assert_eq!([args.by_row_tiles.divide(359), args.by_line.divide(119)], [44, 2]);
-        assert_eq!((&*launch.entry, launch.grid, launch.block), (ENTRY, [132, 1, 1], [384, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_conv2d_halo_64", [132, 1, 1], [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 9 * 8192 + 4 * 16384 + 2 * (40 << 10) + 72);
         let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
             address,

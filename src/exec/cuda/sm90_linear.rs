@@ -92,7 +92,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: LinearTile, pointers: &Linea
         images: in_range("images", batch, 1, 1 << 28)?,
         k_stored: in_range("output channels", out_stored, 1, 1 << 20)?,
         c_boxes,
-        activation: activation_code(activation),
+        activation: activation_code(activation)?,
         by_n_tiles: FastDivide::by(n_tiles as u32),
         ..Zeroable::zeroed()
     };

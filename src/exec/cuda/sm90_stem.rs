@@ -124,13 +124,14 @@ impl StemLayers {
 }
 
 /// What an activation keeps its results between, each bound as two halves.
-fn activation_bounds(activation: Activation) -> [u32; 2] {
+fn activation_bounds(activation: Activation) -> Result<[u32; 2], Error> {
     let [low, high] = match activation {
         Activation::None => [f16::NEG_INFINITY, f16::INFINITY],
         Activation::Relu => [f16::ZERO, f16::INFINITY],
         Activation::Relu6 => [f16::ZERO, f16::from_f32(6.0)],
+        Activation::Silu => return Err(unsupported("activation", activation, "the stem applies bounds alone")),
     };
-    [low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001)
+    Ok([low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001))
 }
 
 /// An error unless images of a shape may be so many bytes apart.
@@ -163,7 +164,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     let bands = output.height.div_ceil(tile.rows);
     let [mean, inv_std] = normalize::constants(input.channels, &stem.mean, &stem.std)?;
     let window = stem.conv.window;
-    let [low, high] = activation_bounds(stem.conv.activation);
+    let [low, high] = activation_bounds(stem.conv.activation)?;
     let args = StemArgs {
         x: aligned("x", pointers.x, 4)?,
         filter: aligned("filter", pointers.filter, 16)?,
@@ -275,7 +276,7 @@ mod tests {
 
     #[test]
     fn bounds_are_those_of_the_activation() {
-        let bounds = [Activation::None, Activation::Relu, Activation::Relu6].map(activation_bounds);
+        let bounds = [Activation::None, Activation::Relu, Activation::Relu6].map(|of| activation_bounds(of).unwrap());
         assert_eq!(bounds, [[0xfc00_fc00, 0x7c00_7c00], [0, 0x7c00_7c00], [0, 0x4600_4600]]);
     }
 

@@ -75,6 +75,7 @@ impl GraphBuilder {
             Activation::None => self.map(name, Expr::arg(0), &[x]),
             Activation::Relu => self.relu(name, x),
             Activation::Relu6 => self.relu6(name, x),
+            Activation::Silu => self.map(name, Expr::arg(0).silu(), &[x]),
         }
     }
 

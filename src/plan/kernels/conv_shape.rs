@@ -15,6 +15,22 @@ pub(crate) struct ConvShape {
     pub(crate) window: Window,
 }
 
+/// Channels of a step of the Hopper convolution.
+const STEP_CHANNELS: usize = 64;
+
+/// Channels of a tap as the Hopper convolution's filters have them: those of whole steps.
+pub(crate) fn packed_channels(channels: usize) -> usize {
+    channels.next_multiple_of(STEP_CHANNELS)
+}
+
+/// The place of a channel among [`packed_channels`]: the last step ends with the last channel, and begins among those of the
+/// one before it, if there is one.
+pub(crate) fn packed_channel(channels: usize, channel: usize) -> usize {
+    let packed = packed_channels(channels);
+    let in_last = channels >= STEP_CHANNELS && channel >= packed - STEP_CHANNELS;
+    if in_last { channel + packed - channels } else { channel }
+}
+
 impl ConvShape {
     /// Of a dense convolution in f16; none of anything else.
     pub(super) fn of(layer: &Layer<'_>, batch: usize) -> Option<Self> {
@@ -31,7 +47,7 @@ impl ConvShape {
 
     /// Steps of the sum, of 64 channels each.
     pub(crate) fn steps(&self) -> usize {
-        self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(64)
+        self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(STEP_CHANNELS)
     }
 
     /// Whether every output pixel sees just the input pixel of its own place.

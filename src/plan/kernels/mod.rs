@@ -30,9 +30,11 @@ use super::work::{Operand, Work};
 use super::{AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, Request, S8Kernel, StepOp, bytes};
 use crate::error::Error;
 use crate::model::{ByteWork, NodeId};
-use crate::tensor::Dtype;
+use crate::tensor::{Activation, Dtype};
 
-pub(crate) use conv_shape::{ConvShape, check as check_sm90};
+#[cfg(feature = "cuda")]
+pub(crate) use conv_shape::packed_channels;
+pub(crate) use conv_shape::{ConvShape, check as check_sm90, packed_channel};
 pub use conv2d_fprop::ConvTile;
 pub use sm90_conv2d_chain::ChainTile;
 #[cfg(feature = "cuda")]
@@ -46,7 +48,7 @@ pub(crate) use sm90_conv2d_few::{FewTile, MOST_FEW_OUTPUTS, MOST_FEW_TAPS};
 pub use sm90_conv2d_fprop::Sm90Tile;
 pub(crate) use sm90_conv2d_halo::HaloTile;
 #[cfg(feature = "cuda")]
-pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
+pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS, STORED as HALO_STORED};
 pub use sm90_linear::LinearTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
@@ -72,6 +74,11 @@ pub(crate) trait KernelDef: Sync {
 
     /// Whether it is for such operations on operands of such types.
     fn takes(&self, work: &Work<'_>) -> bool;
+
+    /// Whether it applies an activation, in what it `takes`.
+    fn applies(&self, activation: Activation) -> bool {
+        activation.is_bound()
+    }
 
     /// Whether this is one of its tiles.
     fn has(&self, kernel: Kernel) -> bool;
@@ -156,9 +163,14 @@ impl Variant {
     }
 }
 
+/// Whether a kernel is for such an operation, its operands, and its activations.
+fn computes(def: &dyn KernelDef, work: &Work<'_>) -> bool {
+    def.takes(work) && work.activations().all(|of| def.applies(of))
+}
+
 /// Every way to compute some work on a device.
 pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-    let able = KERNELS.iter().filter(|def| def.runs_on(limits) && def.takes(work));
+    let able = KERNELS.iter().filter(|def| def.runs_on(limits) && computes(**def, work));
     able.flat_map(|def| def.variants(work, limits)).collect()
 }
 
@@ -202,7 +214,7 @@ pub(super) fn choose(work: &Work<'_>, limits: &Limits, choices: &Choices) -> Res
 
 /// What defines the kernel that computes some work.
 pub(crate) fn of(work: &Work<'_>, kernel: Kernel) -> Option<&'static dyn KernelDef> {
-    KERNELS.iter().copied().find(|def| def.has(kernel) && def.takes(work))
+    KERNELS.iter().copied().find(|def| def.has(kernel) && computes(*def, work))
 }
 
 /// An error about a kernel that was chosen for a node.

@@ -3,10 +3,14 @@
 use std::fmt;
 
 use super::conv_shape::{self, ConvShape};
+#[cfg(feature = "cuda")]
+use super::packed_channels;
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
 use crate::model::NodeId;
 use crate::plan::context::{CHOSEN, Context, Match};
+#[cfg(feature = "cuda")]
+use crate::plan::packing::{FilterOrder, PackedSum, Packing, usual};
 use crate::plan::work::Work;
 use crate::plan::{Joined, Limits, StepOp};
 use crate::tensor::Activation;
@@ -23,6 +27,10 @@ impl KernelDef for Sm90Conv2dFprop {
         matches!(work.op, StepOp::Conv(_) | StepOp::ConvSum { .. }) && ConvShape::all(work).is_some()
     }
 
+    fn applies(&self, _activation: Activation) -> bool {
+        true
+    }
+
     fn has(&self, kernel: Kernel) -> bool {
         matches!(kernel, Kernel::Sm90Conv { .. })
     }
@@ -31,8 +39,11 @@ impl KernelDef for Sm90Conv2dFprop {
         let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
         let convs = ConvShape::all(work).filter(|convs| convs.iter().all(|conv| conv_shape::check(conv).is_ok()));
         let Some(convs) = convs else { return Vec::new() };
+        let of_value = EPILOGUE_OF_VALUE + activation_of_value(work);
         let clocks = |kernel| match kernel {
-            Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, clocks(&convs, tile, cluster, limits))),
+            Kernel::Sm90Conv { tile, cluster } if fits(tile) => {
+                Some((kernel, clocks(&convs, tile, cluster, of_value, limits)))
+            }
             _ => None,
         };
         Sm90Tile::kernels().filter_map(clocks).map(Variant::modelled).collect()
@@ -44,6 +55,17 @@ impl KernelDef for Sm90Conv2dFprop {
 
     fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
         Ok(joined(context, at)?.into_iter().collect())
+    }
+
+    /// Filters by the steps of each tap, where they do not divide the channels.
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        let by_steps = |filter: Packing<'a>| match filter.c_stored() {
+            channels if packed_channels(channels) > channels => Packing { order: FilterOrder::Taps, ..filter },
+            _ => filter,
+        };
+        let of_sum = |sum: PackedSum<'a>| PackedSum { filters: sum.filters.into_iter().map(by_steps).collect(), ..sum };
+        usual(work).into_iter().map(of_sum).collect()
     }
 
     fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
@@ -208,8 +230,9 @@ impl Sm90Pipeline {
 const ROW_BYTES: usize = 128;
 
 /// Clocks that the sum of `convs`, which have one output shape, takes in this tile and clusters of so many blocks: the
-/// busiest block's copies or products, whichever is longer, and its epilogues. Infinity for a tile that is not compiled.
-pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits: &Limits) -> f64 {
+/// busiest block's copies or products, whichever is longer, and its epilogues, which take `of_value` for each value. Infinity
+/// for a tile that is not compiled.
+fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, of_value: f64, limits: &Limits) -> f64 {
     let ConvShape { batch, output, .. } = convs[0];
     let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
     let split = if pipeline.splits() { cluster } else { 1 };
@@ -223,7 +246,12 @@ pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits
     let step = (area * 64.0 / PRODUCTS_A_CLOCK).max(bytes / BYTES_A_CLOCK);
     let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
     let startup = if pair > 1 { STARTUP + PAIR } else { STARTUP };
-    startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
+    startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * of_value + exchange)
+}
+
+/// Clocks of a result's activation: SiLU has two special functions, of which a multiprocessor does 16 in a clock.
+pub(super) fn activation_of_value(work: &Work<'_>) -> f64 {
+    if work.activations().all(Activation::is_bound) { 0.0 } else { 2.0 / 16.0 }
 }
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.

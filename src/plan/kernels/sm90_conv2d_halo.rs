@@ -1,11 +1,13 @@
 //! The Hopper convolution by 3x3 windows of few channels: its tile, what it can compute, and how long a layer takes.
 
 use super::conv_shape::{self, ConvShape};
-use super::sm90_conv2d_fprop::PRODUCTS_A_CLOCK;
+use super::sm90_conv2d_fprop::{PRODUCTS_A_CLOCK, activation_of_value};
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
+use crate::plan::product::CUT_ROW;
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
+use crate::tensor::Activation;
 
 /// `kernels/sm90_conv2d_halo.cu`.
 pub(super) struct Sm90Conv2dHalo;
@@ -19,12 +21,17 @@ impl KernelDef for Sm90Conv2dHalo {
         conv(work).is_some()
     }
 
+    fn applies(&self, _activation: Activation) -> bool {
+        true
+    }
+
     fn has(&self, kernel: Kernel) -> bool {
         kernel == Kernel::Sm90Halo
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        conv(work).and_then(|conv| kernel(&conv, limits)).map(Variant::modelled).into_iter().collect()
+        let of_value = activation_of_value(work);
+        conv(work).and_then(|conv| kernel(&conv, of_value, limits)).map(Variant::modelled).into_iter().collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
@@ -51,37 +58,41 @@ pub(crate) struct HaloTile {
     pub(crate) rows: usize,
     /// Columns of outputs.
     pub(crate) columns: usize,
-    /// Of a pixel in shared memory, and of a channel's tap: [`CHANNELS`] halves or bytes.
+    /// Of a pixel in shared memory, and of a channel's tap: 16, 32 or 64 halves, or 64 bytes.
     pub(crate) row_bytes: usize,
+    /// Pixels of a part: columns of its product.
+    pub(crate) pixels: usize,
 }
 
 /// Channels of a pixel that are read, at most, and output channels of a tile.
 pub(crate) const CHANNELS: usize = 64;
+/// Channels of halves that the kernel is compiled for: as many of a pixel lie in shared memory.
+pub(crate) const STORED: [usize; 3] = [16, 32, CHANNELS];
 /// Warpgroups that multiply, each its own part of a tile's rows.
 pub(crate) const PARTS: usize = 2;
-/// Of the pixels of a part: columns of its product.
-const PART_BYTES: usize = 120 * HALVES_BYTES;
+/// Pixels of a part, of halves and of bytes.
+const HALVES_PIXELS: usize = 120;
+const BYTES_PIXELS: usize = 240;
 /// Taps of the window on a side.
 const TAPS: usize = 3;
-/// Of a pixel's halves.
-const HALVES_BYTES: usize = CHANNELS * 2;
 /// Of the places for a part's results, two for each.
-const OUT_BYTES: usize = 128 * HALVES_BYTES;
+const OUT_BYTES: usize = 128 * CHANNELS * 2;
 /// The filters' barrier, two for each band, and one for each place of results.
 const BARRIER_BYTES: usize = 8 * (1 + 2 * 2 + PARTS * 2);
 
 impl HaloTile {
     /// The tile with which a layer of halves has the fewest; `None` if the kernel does not compute it.
     pub(crate) fn of(conv: &ConvShape, limits: &Limits) -> Option<Self> {
-        Self::of_rows(HALVES_BYTES, conv, limits)
+        let stored = STORED.into_iter().find(|&stored| conv.input.channels <= stored)?;
+        Self::of_rows(stored * 2, HALVES_PIXELS, conv, limits)
     }
 
     /// The same of a layer of bytes.
     pub(crate) fn of_bytes(conv: &ConvShape, limits: &Limits) -> Option<Self> {
-        Self::of_rows(CHANNELS, conv, limits)
+        Self::of_rows(CHANNELS, BYTES_PIXELS, conv, limits)
     }
 
-    fn of_rows(row_bytes: usize, conv: &ConvShape, limits: &Limits) -> Option<Self> {
+    fn of_rows(row_bytes: usize, pixels: usize, conv: &ConvShape, limits: &Limits) -> Option<Self> {
         let ConvShape { input, output, window, .. } = conv;
         let computes = window.size == [TAPS; 2]
             && window.stride == [1; 2]
@@ -91,19 +102,18 @@ impl HaloTile {
             && conv_shape::check(conv).is_ok();
         let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
         // Wider ones have no row on the columns of a product.
-        let pixels = PART_BYTES / row_bytes;
         let narrow = widths.filter(|&columns| columns <= pixels).take(MOST_WIDTHS);
         let with = |columns: usize| {
             let most = output.height.div_ceil(PARTS).min((pixels + TAPS - 1) / (columns + TAPS - 1));
-            let mut tiles = (1..=most).rev().map(|rows| Self { rows, columns, row_bytes });
+            let mut tiles = (1..=most).rev().map(|rows| Self { rows, columns, row_bytes, pixels });
             tiles.find(|tile| tile.shared_bytes() <= limits.shared_bytes)
         };
         computes.then(|| narrow.filter_map(with).min_by_key(|tile| tile.count(conv)))?
     }
 
-    /// Pixels of a part: columns of its product.
-    pub(crate) fn pixels(self) -> usize {
-        PART_BYTES / self.row_bytes
+    /// Whether its pixels are of bytes.
+    pub(crate) fn is_of_bytes(self) -> bool {
+        self.pixels == BYTES_PIXELS
     }
 
     /// Tiles of one channel tile.
@@ -129,7 +139,7 @@ impl HaloTile {
     /// From one band to the other in shared memory: its pixels, and those that the last products read for sums that are
     /// left out.
     pub(crate) fn band_bytes(self) -> usize {
-        let read = (self.rows + TAPS - 1) * self.line() + self.pixels() + TAPS - 1;
+        let read = (self.rows + TAPS - 1) * self.line() + self.pixels + TAPS - 1;
         ((self.band_rows() * self.line()).max(read) * self.row_bytes).next_multiple_of(SWIZZLED_BYTES)
     }
 
@@ -141,7 +151,7 @@ impl HaloTile {
     /// Bytes that the blocks of a layer read from the L2 cache: the bands, and the filters once for each block.
     pub(crate) fn cache_bytes(self, conv: &ConvShape, limits: &Limits) -> usize {
         let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
-        let pixel_bytes = conv.input.channels * self.row_bytes / CHANNELS;
+        let pixel_bytes = conv.input.channels * if self.is_of_bytes() { 1 } else { 2 };
         let bands = channel_tiles * self.count(conv) * self.band_rows() * self.line() * pixel_bytes;
         let filters = TAPS * TAPS * pixel_bytes * CHANNELS.min(conv.output.channels);
         bands + filters * limits.units.min(channel_tiles * self.count(conv))
@@ -155,14 +165,19 @@ const SWIZZLED_BYTES: usize = 1024;
 const MOST_WIDTHS: usize = 8;
 
 /// The kernel with its clocks, if it computes the layer. A tile's band, which two of fit the shared memory beside the
-/// filters, is there long before the products of the one before it are done.
-fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
+/// filters, is there before the products of the one before it are done, unless its pixels end within what is copied.
+/// Activations of the results take `of_value` for each, beside the products of the other part.
+fn kernel(conv: &ConvShape, of_value: f64, limits: &Limits) -> Option<(Kernel, f64)> {
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);
-    let products = (PARTS * TAPS * TAPS * CHANNELS * CHANNELS * tile.pixels()) as f64 / PRODUCTS_A_CLOCK;
+    let stored = tile.row_bytes / 2;
+    let products = (PARTS * TAPS * TAPS * CHANNELS * stored * tile.pixels) as f64 / PRODUCTS_A_CLOCK;
+    let row = if conv.input.channels == stored { 0.0 } else { CUT_ROW };
+    let copies = (tile.band_rows() * tile.line()) as f64 * row;
+    let activations = (PARTS * CHANNELS * tile.pixels) as f64 * of_value;
     let waves = tile.count(conv).div_ceil(blocks) as f64;
-    Some((Kernel::Sm90Halo, STARTUP + waves * (products + OF_TILE)))
+    Some((Kernel::Sm90Halo, STARTUP + waves * (products.max(copies).max(activations) + OF_TILE)))
 }
 
 /// Launch, barriers, the filters, the first band, and the last tile's results.
@@ -186,18 +201,18 @@ mod tests {
         let limits = Limits::h200();
         let of = |height, width| HaloTile::of(&conv([height, width], 64, 64), &limits).unwrap();
         let of_bytes = |height, width| HaloTile::of_bytes(&conv([height, width], 64, 64), &limits).unwrap();
-        assert_eq!(of_bytes(56, 56), HaloTile { rows: 4, columns: 56, row_bytes: 64 });
-        assert_eq!(of_bytes(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 64 });
-        assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56, row_bytes: 128 });
-        assert_eq!(of(28, 28), HaloTile { rows: 4, columns: 28, row_bytes: 128 });
-        assert_eq!(of(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 128 });
-        assert_eq!(of(112, 112), HaloTile { rows: 2, columns: 56, row_bytes: 128 });
+        assert_eq!(of_bytes(56, 56), HaloTile { rows: 4, columns: 56, row_bytes: 64, pixels: 240 });
+        assert_eq!(of_bytes(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 64, pixels: 240 });
+        assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56, row_bytes: 128, pixels: 120 });
+        assert_eq!(of(28, 28), HaloTile { rows: 4, columns: 28, row_bytes: 128, pixels: 120 });
+        assert_eq!(of(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 128, pixels: 120 });
+        assert_eq!(of(112, 112), HaloTile { rows: 2, columns: 56, row_bytes: 128, pixels: 120 });
         for side in 1..200 {
             for other in [1, 7, 56, 130] {
                 for [height, width] in [[side, other], [other, side]] {
                     for tile in [of(height, width), of_bytes(height, width)] {
                         let fits = tile.shared_bytes() <= limits.shared_bytes && tile.line() <= 256;
-                        assert!(fits && tile.rows * tile.line() <= tile.pixels() + 2);
+                        assert!(fits && tile.rows * tile.line() <= tile.pixels + 2);
                         assert!(tile.rows > 0 && tile.columns > 0 && tile.band_rows() <= 256);
                     }
                 }
@@ -233,7 +248,7 @@ mod tests {
     fn a_layer_of_64_channels_is_bound_by_its_products() {
         let limits = Limits::h200();
         let layer = ConvShape { batch: 128, ..conv([56, 56], 64, 64) };
-        let (_, clocks) = kernel(&layer, &limits).unwrap();
+        let (_, clocks) = kernel(&layer, 0.0, &limits).unwrap();
         let least = (128_usize * 56 * 56 * 9 * 64 * 64) as f64 / 2048.0 / limits.units as f64;
         assert!(clocks > least && clocks < 1.4 * least, "{clocks} of {least}");
         let tile = HaloTile::of(&layer, &limits).unwrap();

@@ -162,7 +162,7 @@ fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
     let Some(tile) = HaloTile::of_bytes(&shape, limits) else { return f64::INFINITY };
     let channel_tiles = layer.output.channels.div_ceil(HALO_CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);
-    let values = (2 * HALO_CHANNELS * tile.pixels()) as f64;
+    let values = (2 * HALO_CHANNELS * tile.pixels) as f64;
     let products = values * (9 * HALO_CHANNELS) as f64 / PRODUCTS_A_CLOCK;
     let waves = tile.count(&shape).div_ceil(blocks) as f64;
     HALO_STARTUP + waves * (products + HALO_TILE)

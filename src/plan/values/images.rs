@@ -121,6 +121,16 @@ impl Split<'_> {
         image(dims) == of || (of.pixels() == 1 && dims.iter().product::<usize>() == self.batch * of.channels)
     }
 
+    /// A convolution of the network that computes a node of it and what follows, up to a value.
+    pub fn push_layer(&mut self, node: &Node, conv: &model::Conv2d, x: ValueId, writes: ValueId) {
+        let shape = |id: ValueId| image(&self.from.value(id).dims);
+        if self.images.get(&x).is_some_and(|of| image(&self.stored[of.0].1) != shape(x)) {
+            self.images.remove(&x); // it is there in other dimensions
+        }
+        let node = Node { outputs: vec![writes], ..node.clone() };
+        self.push_image(&node, model::Op::Conv2d(conv.clone()), self.dtype, &[x]);
+    }
+
     /// A node of the network, whose results are of this type, and what others read of it.
     pub fn push_image(&mut self, node: &Node, op: model::Op, dtype: Dtype, reads: &[ValueId]) {
         let inputs: Vec<model::NodeId> = reads.iter().map(|&x| self.image(x, &node.name)).collect();

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
 use super::layers::image;
-use super::patterns::{self, Mask};
+use super::patterns::{self, Mask, Read};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
 use crate::plan::{Family, Limits, StepOp, rows};
@@ -62,7 +62,11 @@ impl Layered {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
                 split.to.halves.written.insert(found.writes);
-                split.push_found(&graph.nodes[found.named.0], found);
+                let named = &graph.nodes[found.named.0];
+                match (&found.op, &found.reads[..]) {
+                    (StepOp::Conv(conv), [Read::Half(x)]) => split.push_layer(named, conv, *x, found.writes),
+                    _ => split.push_found(named, found),
+                }
             } else if dtype != Dtype::F16 {
                 let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
                 let node = split.reading(node, operands);

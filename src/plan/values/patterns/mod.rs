@@ -2,6 +2,7 @@
 //! are looked for in what is computed, whatever operations an exporter has written it in.
 
 mod attention;
+mod convolution;
 mod epilogue;
 mod expr;
 mod few;
@@ -68,6 +69,13 @@ pub(super) struct Mask {
     pub is_odd: bool,
 }
 
+impl Found {
+    /// Whether it is a layer of a network of images, which stores channels with padding.
+    pub fn is_image(&self) -> bool {
+        matches!(self.op, StepOp::Conv(_))
+    }
+}
+
 impl Read {
     /// The values of the graph that are read.
     pub fn values(&self) -> &[ValueId] {
@@ -126,9 +134,11 @@ pub(super) fn find(
         let at = NodeId(index);
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
-        let found = found.or_else(|| few::find(&context, at));
+        let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
-            halves.insert(found.writes);
+            if !found.is_image() {
+                halves.insert(found.writes);
+            }
             all.insert(last, found);
         }
     }

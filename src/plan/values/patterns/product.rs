@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use super::epilogue::{Epilogue, Following, MOST_TERMS};
 use super::expr::{inlined, size};
 use super::strided::Strided;
-use super::{Context, Found, Read};
+use super::{Context, Found, Read, convolution};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
 use crate::plan::roofline::LAUNCH;
@@ -110,29 +110,32 @@ impl Product {
         let y = graph.value(node.outputs[0]);
         let n = *y.dims.last()?;
         let window = Window { size: [r, s], stride: [r, s], ..Window::square(1, 1, 0) };
-        let filter = name_of(graph.constant(w)?, graph.value(w));
-        let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, window) };
+        let name = |id: ValueId| Some(name_of(graph.constant(id)?, graph.value(id)));
+        // The bias is one of the step's operands; another kernel at another size may read it beside the filter.
+        let (filter, own) = (name(w)?, bias.and_then(name));
+        let weights = Conv2d { filter, bias: own, ..Conv2d::named(&node.name, n, window) };
         let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
         Some(Self { weights, x: read, bias, sizes })
     }
 }
 
-/// Whether a convolution of single pixels is done sooner as a product, epilogue and all, than by a kernel for images and a
-/// loop behind it.
+/// Whether a convolution of single pixels is done sooner as a product, epilogue and all, than by a kernel for images, which
+/// may apply its activation, or leaves that to a loop behind it.
 fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
     let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];
     let (Some(conv), Some(x)) = (layer(graph, node), node.inputs[0]) else { return false };
     let shapes = [x, node.outputs[0]].map(|id| image(&graph.value(id).dims));
     let kernel = layers::kernel(&conv, dtype, shapes, batch, limits);
-    let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes, limits)?));
+    let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes.m * sizes.n, limits)?));
+    let apart = apart.into_iter().chain(convolution::clocks(context, at)).min_by(f64::total_cmp);
     let whole = sizes.kernels(limits).first().map(|&kernel| sizes.clocks(kernel, limits));
     apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
 }
 
-/// Clocks of a loop that reads and writes what a product writes, if that is known.
-fn pass_clocks(ProductSizes { m, n, .. }: ProductSizes, limits: &Limits) -> Option<f64> {
-    let (rates, bytes) = (Rates::of(limits)?, 2 * m * n * Dtype::F16.bytes());
+/// Clocks of a loop that reads and writes so many elements, if that is known.
+pub(super) fn pass_clocks(elems: usize, limits: &Limits) -> Option<f64> {
+    let (rates, bytes) = (Rates::of(limits)?, 2 * elems * Dtype::F16.bytes());
     Some((bytes as f64 / rates.memory_bytes + LAUNCH) * rates.clock_hz)
 }
 

@@ -1,10 +1,10 @@
-//! Convolutions of images of few channels by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and
+//! Convolutions with an activation behind them by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and
 //! problems of them, each a network of values.
 
 use half::{bf16, f16};
 use trefoil::graph::{Binary, Conv, Expr, Graph, GraphBuilder, Op, Unary, ValueId, Window};
 use trefoil::model::{Model, Weights};
-use trefoil::plan::{Kernel, ProductActivation};
+use trefoil::plan::{Choices, Kernel, Limits, ProductActivation, Step};
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::halves::Half;
@@ -12,9 +12,10 @@ use super::product::finished;
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage};
 
-/// A convolution of random images.
+/// A convolution of random images, by a kernel.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    kernel: Kernel,
     precision: Precision,
     rows: usize,
     /// Height, width and channels.
@@ -32,6 +33,7 @@ pub struct Problem {
 /// What the network begins with in YOLOv8n and in others: the other problems differ from it.
 fn usual(precision: Precision) -> Problem {
     Problem {
+        kernel: Kernel::Sm90Few,
         precision,
         rows: 3,
         input: [23, 37, 3],
@@ -48,8 +50,8 @@ fn window(size: [usize; 2], stride: [usize; 2], pad: [[usize; 2]; 2], dilation: 
     Window { size: size.into(), stride: stride.into(), dilation: dilation.into(), pad: pad.into() }
 }
 
-/// Every problem in f16 or bf16.
-pub fn all(precision: Precision) -> Vec<Problem> {
+/// Every problem of few channels in f16 or bf16.
+pub fn of_few_channels(precision: Precision) -> Vec<Problem> {
     let usual = || usual(precision);
     let mut all = vec![usual(), Problem { planes: false, ..usual() }];
     // Tiles are of 8 rows and 32 columns of the result.
@@ -86,7 +88,37 @@ pub fn all(precision: Precision) -> Vec<Problem> {
     all
 }
 
+/// Problems in f16 of every kernel that applies SiLU to a convolution of images.
+pub fn with_silu(limits: &Limits) -> Vec<Problem> {
+    let same = |size: usize, stride| window([size; 2], [stride; 2], [[size / 2; 2]; 2], [1, 1]);
+    let of = |input, outputs, window, rows| Problem { input, outputs, window, rows, ..usual(Precision::F16) };
+    let problems = [
+        // Single pixels would be a product if there were eights of results.
+        of([1, 1, 8], 12, same(1, 1), 1),
+        of([17, 9, 24], 44, same(1, 1), 2),
+        of([8, 8, 200], 260, same(1, 1), 3),
+        of([14, 13, 64], 64, same(3, 1), 2),
+        of([23, 37, 16], 72, same(3, 1), 3),
+        of([40, 41, 64], 64, same(3, 1), 1),
+        of([9, 11, 72], 136, same(3, 2), 2),
+        of([19, 6, 40], 32, window([2, 5], [1, 3], [[0, 1], [4, 2]], [2, 1]), 2),
+    ];
+    let tiles: Vec<Kernel> = Kernel::of_convolutions(limits);
+    let tiles = tiles.into_iter().filter(|kernel| matches!(kernel, Kernel::Sm90Conv { .. }));
+    let of_kernel = |kernel: Kernel| {
+        let is_computed =
+            move |of: &Problem| kernel != Kernel::Sm90Halo || (of.window == same(3, 1) && of.input[2] <= 64);
+        problems.clone().into_iter().filter(is_computed).map(move |of| Problem { kernel, ..of })
+    };
+    tiles.chain([Kernel::Sm90Halo]).flat_map(of_kernel).collect()
+}
+
 impl Problem {
+    /// The kernel.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
     /// Values that are computed.
     pub fn values(&self) -> usize {
         let [height, width] = self.output();
@@ -117,10 +149,14 @@ impl Problem {
         let weights = Weights::from_tensors(tensors.into_iter().skip(usize::from(!self.bias)));
         let told = |error: Error| error.to_string();
         let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
-        let engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
+        let mut engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
+        if self.kernel != Kernel::Sm90Few {
+            engine = engine.choices(Choices::from([("first".into(), self.kernel)]));
+        }
         let engine = engine.check(true).build().map_err(told)?;
         let plan = &engine.plans()[0];
-        if !plan.steps.iter().any(|step| step.kernel == Kernel::Sm90Few) {
+        let is_whole = |step: &Step| self.kernel == Kernel::Sm90Few || step.op.label(1).ends_with("+silu");
+        if !plan.steps.iter().any(|step| step.kernel == self.kernel && is_whole(step)) {
             return Err(format!("the kernel is not in the plan:\n{plan}"));
         }
         let mut batch = engine.acquire().map_err(told)?;

@@ -1,0 +1,29 @@
+// The activation of what a convolution kernel writes: none or a bound by a number of the launch, or SiLU where TREFOIL_SILU
+// is defined. A source that includes this file is compiled once for each, with the same code but for the activation.
+#pragma once
+
+#include "common.cuh"
+
+// SiLU of two sums, rounded: x / (1 + 2^(-x log2 e)). Off by less than 2^-16 of itself, or 2^-30; minus infinity becomes
+// NaN.
+struct Silu {
+  __device__ __forceinline__ explicit Silu(int32_t) {}
+
+  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
+    const __half2 rounded = __floats2half2_rn(of(sum.x), of(sum.y));
+    return *reinterpret_cast<const uint32_t *>(&rounded);
+  }
+
+  static __device__ __forceinline__ float of(float x) {
+    constexpr float kLog2E = 1.44269504f;
+    return x * reciprocal_approximate(1.0f + exp2_approximate(x * -kLog2E));
+  }
+};
+
+#ifdef TREFOIL_SILU
+using Activation = Silu;
+#define TREFOIL_ENTRY(name) name##_silu
+#else
+using Activation = Clamp;
+#define TREFOIL_ENTRY(name) name
+#endif

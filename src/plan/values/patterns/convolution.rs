@@ -1,0 +1,64 @@
+//! Convolutions with an activation behind them that is no bound, which their kernels apply before they write.
+
+use super::epilogue::Epilogue;
+use super::product::{behind, pass_clocks};
+use super::{Context, Found, Read};
+use crate::graph::{NodeId, Op, ValueId};
+use crate::model::Conv2d;
+use crate::plan::values::layers::{self, image, layer};
+use crate::plan::{ProductActivation, StepOp};
+use crate::tensor::{Activation, Dtype};
+
+/// A convolution that begins at a node, and the last node of it, if a kernel applies what follows, sooner than a loop would.
+pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
+    let Activated { conv, clocks, last, writes } = Activated::of(context, at)?;
+    let node = &context.graph.nodes[at.0];
+    let plain = Conv2d { activation: Activation::None, ..conv.clone() };
+    let apart = clocks_of(context, at, &plain).zip(pass_clocks(context.graph.value(writes).elems(), context.limits));
+    let is_sooner = apart.is_none_or(|(kernel, pass)| clocks <= kernel + pass);
+    let reads = vec![Read::Half(node.inputs[0]?)];
+    is_sooner.then_some((last, Found { op: StepOp::Conv(conv), named: at, reads, writes }))
+}
+
+/// Clocks of a kernel that computes a convolution and what follows it, if that is an activation and there is one.
+pub(super) fn clocks(context: &Context<'_>, at: NodeId) -> Option<f64> {
+    Activated::of(context, at).map(|of| of.clocks)
+}
+
+/// A convolution with its activation.
+struct Activated {
+    conv: Conv2d,
+    clocks: f64,
+    last: NodeId,
+    writes: ValueId,
+}
+
+impl Activated {
+    fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
+        let Context { graph, dtype, batch, .. } = *context;
+        let node = &graph.nodes[at.0];
+        let (Op::Conv(_), Dtype::F16, Some(conv)) = (&node.op, dtype, layer(graph, node)) else { return None };
+        let (x, y) = (node.inputs[0]?, node.outputs[0]);
+        let is_of_rows = |id: ValueId| {
+            let of = graph.value(id);
+            of.dtype == Dtype::F32 && of.dims[0] == batch && of.elems() > 0
+        };
+        if ![x, y].into_iter().all(is_of_rows) {
+            return None;
+        }
+        let own = node.inputs.get(2).copied().flatten();
+        let silu = Epilogue { activation: ProductActivation::Silu, ..Epilogue::default() };
+        let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, |of| *of == silu);
+        let conv = Conv2d { activation: Activation::Silu, ..conv };
+        let clocks = clocks_of(context, at, &conv).filter(|_| epilogue.activation == silu.activation)?;
+        Some(Self { conv, clocks, last, writes })
+    }
+}
+
+/// Clocks of the best kernel for a convolution of a node's images, if there is one with a model.
+fn clocks_of(context: &Context<'_>, at: NodeId, conv: &Conv2d) -> Option<f64> {
+    let Context { graph, dtype, limits, batch, .. } = *context;
+    let node = &graph.nodes[at.0];
+    let shapes = [node.inputs[0]?, node.outputs[0]].map(|id| image(&graph.value(id).dims));
+    layers::kernel(conv, dtype, shapes, batch, limits)?.clocks
+}
