@@ -3,7 +3,7 @@
 #include "activation.cuh"
 #include "sm90_halo.cuh"
 
-// The one argument of the entry point. Mirrored in sm90_conv2d_halo.rs.
+// The one argument of every entry point. Mirrored in sm90_conv2d_halo.rs.
 struct Sm90HaloArgs {
   TensorMap filter;    // halves {C, 9, K}, box {stored, 1, 64}
   TensorMap x;         // halves {C, W, H, images}, box {stored, line, 2 * rows + 2, 1}

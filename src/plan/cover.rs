@@ -14,7 +14,8 @@ pub(super) fn cover(context: &Context<'_>) -> Result<Vec<Match>, Error> {
     let mut found = Vec::new();
     for id in ids.clone() {
         for def in KERNELS.iter().filter(|def| def.runs_on(context.limits())) {
-            found.extend(def.matches(context, id)?);
+            let applies = |found: &Match| context.work(found).activations().all(|of| def.applies(of));
+            found.extend(def.matches(context, id)?.into_iter().filter(applies));
         }
     }
     found.retain(|found| found.saved > 0.0 && context.is_sound(found));

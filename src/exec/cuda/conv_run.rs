@@ -208,6 +208,7 @@ fn check_length(what: &'static str, length: usize, needed: usize) -> Result<(), 
     }
     Ok(())
 }
+
 /// A filter whose taps have so many channels, as the kernel of halves reads it.
 fn by_steps(filter: &[f16], channels: usize) -> Vec<f16> {
     let packed = packed_channels(channels);

@@ -368,6 +368,43 @@ fn a_classifier_writes_the_output() {
     }
 }
 
+/// SiLU of a convolution that nobody else reads is applied by its kernel, where the device has one that does.
+#[test]
+fn silu_is_in_its_convolution() {
+    for (limits, is_read_twice, label) in
+        [(Limits::h200(), false, "conv3x3+silu"), (Limits::h200(), true, "conv3x3"), (Limits::a100(), false, "conv3x3")]
+    {
+        let (mut g, x) = Network::new(32, [28, 28, 64]);
+        let sums = g.conv("a", x, [64, 64, 3]);
+        let a = g.silu("a.silu", sums);
+        let outputs = if is_read_twice { vec![a, sums] } else { vec![a] };
+        let plan = g.planned(&limits, &outputs);
+        assert_eq!(images(&plan), named(&[("a", label)]), "{plan}");
+    }
+}
+
+/// A chain of convolutions has no SiLU: its planner does not take one that has.
+#[test]
+fn a_chain_takes_no_silu() {
+    for with_silu in [false, true] {
+        let (mut g, x) = Network::new(32, [56, 56, 64]);
+        let a = g.conv("a", x, [64, 256, 3]);
+        let a = g.relu("a.relu", a);
+        let b = g.conv("b", a, [256, 64, 1]);
+        let c = g.conv("c", b, [64, 256, 3]);
+        let c = if with_silu { g.silu("c.silu", c) } else { g.relu("c.relu", c) };
+        let d = g.conv("d", c, [256, 64, 1]);
+        let d = if with_silu { g.silu("d.silu", d) } else { g.relu("d.relu", d) };
+        let e = g.conv("e", d, [64, 64, 3]);
+        let plan = g.planned(&Limits::h200(), &[e]);
+        plan.check().unwrap();
+        assert!(
+            plan.steps.iter().all(|step| crate::plan::kernels::of(&plan.work(step), step.kernel).is_some()),
+            "{plan}"
+        );
+    }
+}
+
 /// Nodes in f32 are loops, and no step computes one of them together with others.
 #[test]
 fn nodes_in_f32_are_loops() {

@@ -50,7 +50,9 @@ impl Activated {
         let silu = Epilogue { activation: ProductActivation::Silu, ..Epilogue::default() };
         let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, |of| *of == silu);
         let conv = Conv2d { activation: Activation::Silu, ..conv };
-        let clocks = clocks_of(context, at, &conv).filter(|_| epilogue.activation == silu.activation)?;
+        // A reshape may be behind it, whose dimensions the convolution's image has not.
+        let is_image = graph.value(writes).dims == graph.value(y).dims;
+        let clocks = clocks_of(context, at, &conv).filter(|_| is_image && epilogue.activation == silu.activation)?;
         Some(Self { conv, clocks, last, writes })
     }
 }
