@@ -699,9 +699,10 @@ extern "C" fn cuTensorMapEncodeTiled(
         // SAFETY: as above.
         let box_dims = unsafe { std::slice::from_raw_parts(box_dims, rank as usize) };
         let how = [data_type, interleave, swizzle, fill];
-        let known = how == HALVES || HALVES_OTHERWISE.contains(&how);
-        let fits = known && box_dims.iter().all(|dim| (1..=256).contains(dim));
-        if !fits || !(1..=5).contains(&rank) || !(box_dims[0] * 2).is_multiple_of(16) || box_dims[0] * 2 > 128 {
+        let most = [(HALVES, 128)].into_iter().chain(HALVES_OTHERWISE).find(|(known, _)| *known == how);
+        let most = most.map_or(0, |(_, bytes)| bytes); // none of a map that is not known
+        let fits = box_dims.iter().all(|dim| (1..=256).contains(dim));
+        if !fits || !(1..=5).contains(&rank) || !(box_dims[0] * 2).is_multiple_of(16) || box_dims[0] * 2 > most {
             return driver.refuse(format!("a tensor map with boxes of {box_dims:?}"), INVALID_VALUE);
         }
         let block = driver.tensor(&tensor)?;

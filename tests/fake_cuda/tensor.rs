@@ -5,8 +5,8 @@ use crate::ffi::*;
 
 /// Type, interleave, swizzle and fill of the maps that trefoil makes: halves, none, 128 bytes, zeros.
 pub const HALVES: [u32; 4] = [6, 0, 3, 0];
-/// The same with a swizzle of 64 bytes, and without.
-pub const HALVES_OTHERWISE: [[u32; 4]; 2] = [[6, 0, 2, 0], [6, 0, 0, 0]];
+/// The same with a swizzle of 64 bytes and of 32, and without; and the bytes that a row of a box may have.
+pub const HALVES_OTHERWISE: [([u32; 4], u32); 3] = [([6, 0, 2, 0], 64), ([6, 0, 1, 0], 32), ([6, 0, 0, 0], 128)];
 
 pub struct Tensor<'a> {
     address: usize,

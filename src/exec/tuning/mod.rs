@@ -311,7 +311,19 @@ mod on_gpus {
             for (group, _) in known {
                 base.extend(group.steps.into_iter().map(|step| (step, group.kernel)));
             }
-            let mut trial = cuda::Trial::new(model, device, cuda, spec, std::slice::from_ref(&planned))?;
+            // Kernels of one step may read its filter in different orders: plans with each of them have all.
+            let most = unknown.iter().map(|(group, _)| group.candidates.len()).max().unwrap_or(0);
+            let with_candidate = |index: usize| {
+                let mut choices = base.clone();
+                for (Group { steps, candidates, .. }, _) in &unknown {
+                    let kernel = candidates[index % candidates.len()].kernel;
+                    choices.extend(steps.iter().map(|step| (step.clone(), kernel)));
+                }
+                plan_with(model, device, spec, batch, &choices)
+            };
+            let others = (0..most).map(with_candidate).collect::<Result<Vec<_>, _>>()?;
+            let plans: Vec<Plan> = [planned.clone()].into_iter().chain(others).collect();
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, &plans)?;
             let time = |sets: &[Choices], rounds| {
                 let with = |set: &Choices| {
                     let choices = base.iter().chain(set).map(|(step, kernel)| (step.clone(), *kernel)).collect();
