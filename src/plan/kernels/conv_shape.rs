@@ -19,12 +19,14 @@ pub(crate) struct ConvShape {
 const STEP_CHANNELS: usize = 64;
 
 /// Channels of a tap as the Hopper convolution's filters have them: those of whole steps.
+#[cfg(feature = "cuda")]
 pub(crate) fn packed_channels(channels: usize) -> usize {
     channels.next_multiple_of(STEP_CHANNELS)
 }
 
 /// The place of a channel among [`packed_channels`]: the last step ends with the last channel, and begins among those of the
 /// one before it, if there is one.
+#[cfg(feature = "cuda")]
 pub(crate) fn packed_channel(channels: usize, channel: usize) -> usize {
     let packed = packed_channels(channels);
     let in_last = channels >= STEP_CHANNELS && channel >= packed - STEP_CHANNELS;

@@ -32,9 +32,9 @@ use crate::error::Error;
 use crate::model::{ByteWork, NodeId};
 use crate::tensor::{Activation, Dtype};
 
+pub(crate) use conv_shape::{ConvShape, check as check_sm90};
 #[cfg(feature = "cuda")]
-pub(crate) use conv_shape::packed_channels;
-pub(crate) use conv_shape::{ConvShape, check as check_sm90, packed_channel};
+pub(crate) use conv_shape::{packed_channel, packed_channels};
 pub use conv2d_fprop::ConvTile;
 pub use sm90_conv2d_chain::ChainTile;
 #[cfg(feature = "cuda")]
