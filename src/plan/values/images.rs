@@ -81,6 +81,12 @@ impl Split<'_> {
         !self.sources[id.0].is_empty()
     }
 
+    /// Whether the network has a value, if it has it, in the value's own dimensions.
+    fn is_as_stored(&self, id: ValueId) -> bool {
+        let own = image(&self.from.value(id).dims);
+        self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == own)
+    }
+
     /// Whether a node is just that operation of these values, of rows in f32, and a kernel computes it.
     fn fits(&self, node: &Node, op: &model::Op, reads: &[ValueId], limits: &Limits) -> bool {
         let is_of_rows = |id: &ValueId| {
@@ -93,14 +99,12 @@ impl Split<'_> {
         }
         let shape = |id: ValueId| image(&self.from.value(id).dims);
         let shapes: Vec<Shape> = reads.iter().map(|&id| shape(id)).collect();
-        let is_as_stored =
-            |&id: &ValueId| self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == shape(id));
         let has_kernel = match op {
             model::Op::Activation(_) => return true, // whatever the dimensions
             model::Op::Conv2d(conv) => kernel(conv, self.dtype, [shapes[0], shape(y)], self.batch, limits).is_some(),
             _ => true,
         };
-        has_kernel && op.shape(&shapes) == Ok(shape(y)) && reads.iter().all(is_as_stored)
+        has_kernel && op.shape(&shapes) == Ok(shape(y)) && reads.iter().all(|&id| self.is_as_stored(id))
     }
 
     /// An image that a reshape shows in other dimensions stays one, if it has them too.
@@ -123,9 +127,8 @@ impl Split<'_> {
 
     /// A convolution of the network that computes a node of it and what follows, up to a value.
     pub fn push_layer(&mut self, node: &Node, conv: &model::Conv2d, x: ValueId, writes: ValueId) {
-        let shape = |id: ValueId| image(&self.from.value(id).dims);
-        if self.images.get(&x).is_some_and(|of| image(&self.stored[of.0].1) != shape(x)) {
-            self.images.remove(&x); // it is there in other dimensions
+        if !self.is_as_stored(x) {
+            self.images.remove(&x); // it is given anew, in its own dimensions
         }
         let node = Node { outputs: vec![writes], ..node.clone() };
         self.push_image(&node, model::Op::Conv2d(conv.clone()), self.dtype, &[x]);
