@@ -258,16 +258,18 @@ impl Pace {
     }
 
     /// Until when `rows` wait for others that are expected: nothing if what they shorten the round by is not more than what
-    /// is lost meanwhile, while a stream is free that would gain beside those in flight.
+    /// is usually lost meanwhile, while a stream is free that would gain beside those in flight. Clients that are later than
+    /// usual may be back at any moment, and are waited for as long as few are later.
     fn awaits(&self, rows: usize, now: Instant) -> Option<Instant> {
         let round = self.round(rows, now)?;
         let takes = self.round_takes(rows, &round)?;
         let lost = 2.0 * self.sizes[self.size_of(rows)].speed_beside() - 1.0;
         let mut together = rows;
-        let mut waits = self.returns.due(now).filter_map(|(more, until)| {
+        let mut waits = self.returns.due(now).filter_map(|(more, expected)| {
             together += more;
             let gained = takes.saturating_sub(self.round_takes(together, &round)?);
-            (gained > until.saturating_duration_since(now).mul_f64(lost)).then_some(until)
+            let usually = expected.usually.saturating_duration_since(now);
+            (gained > usually.mul_f64(lost)).then_some(expected.latest)
         });
         waits.next()
     }

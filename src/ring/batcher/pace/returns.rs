@@ -23,9 +23,19 @@ struct Answered {
     /// Rows that nobody has followed yet.
     left: usize,
     since: Instant,
-    /// When all are expected to be there, and when those that are not are given up. Where that is not known, all are given
-    /// up with the next answers.
-    expected: Option<[Instant; 2]>,
+    /// Where that is not known, all are given up with the next answers.
+    expected: Option<Expected>,
+}
+
+/// When clients are expected to be back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// When the last one usually is.
+    pub usually: Instant,
+    /// When few are later.
+    pub latest: Instant,
+    /// When those that are not back are given up.
+    given_up: Instant,
 }
 
 impl Returns {
@@ -37,7 +47,11 @@ impl Returns {
     /// The rows of a batch were answered.
     pub fn answered(&mut self, size: usize, rows: usize, now: Instant) {
         let takes = &self.takes[size];
-        let expected = takes.high().zip(takes.mean()).map(|(high, mean)| [now + 2 * high - mean, now + 2 * high]);
+        let expected = takes.high().zip(takes.mean()).map(|(high, mean)| Expected {
+            usually: now + mean,
+            latest: now + 2 * high - mean,
+            given_up: now + 2 * high,
+        });
         self.answered.retain(|before| before.expected.is_some());
         self.answered.push_back(Answered { size, left: rows, since: now, expected });
         if self.answered.len() > self.most {
@@ -49,7 +63,7 @@ impl Returns {
     /// that took.
     pub fn came(&mut self, now: Instant) -> Option<(usize, Duration)> {
         let first = self.answered.front_mut()?;
-        let late = first.expected.map(|[_, end]| end).filter(|&end| end < now);
+        let late = first.expected.map(|expected| expected.given_up).filter(|&end| end < now);
         first.left -= usize::from(late.is_none());
         if late.is_none() && first.left > 0 {
             return None;
@@ -63,10 +77,10 @@ impl Returns {
         Some((size, took))
     }
 
-    /// Rows that are expected to come, and when the last of them is.
-    pub fn due(&self, now: Instant) -> impl Iterator<Item = (usize, Instant)> {
-        let soon = move |answered: &Answered| Some((answered.left, answered.expected?[0]));
-        self.answered.iter().filter_map(soon).filter(move |&(_, until)| until > now)
+    /// Rows that are expected to come, and when: those that few are later than by `now` are not expected any more.
+    pub fn due(&self, now: Instant) -> impl Iterator<Item = (usize, Expected)> {
+        let soon = |answered: &Answered| Some((answered.left, answered.expected?));
+        self.answered.iter().filter_map(soon).filter(move |(_, expected)| expected.latest > now)
     }
 }
 
@@ -77,7 +91,7 @@ mod tests {
     const US: fn(u64) -> Duration = Duration::from_micros;
 
     fn due(returns: &Returns, now: Instant) -> Vec<(usize, Duration)> {
-        returns.due(now).map(|(rows, until)| (rows, until - now)).collect()
+        returns.due(now).map(|(rows, expected)| (rows, expected.latest - now)).collect()
     }
 
     #[test]

@@ -230,6 +230,28 @@ fn rows_that_are_due_are_waited_for_if_that_shortens_the_round() {
     assert_eq!(pace.leaves_at(8, now), now, "all are there");
 }
 
+/// Half of the time the last of eight clients comes back 20 us after the answers, and else 500 us after them: after 260 us in
+/// the mean, and few times after 700.
+#[test]
+fn what_is_lost_by_waiting_is_judged_by_when_clients_are_usually_back() {
+    let (mut pace, mut at) = two_streams();
+    for round in 0..100 {
+        at = alone(&mut pace, at, 8, Duration::ZERO, US(300));
+        let back = at + US(if round % 2 == 0 { 20 } else { 500 });
+        (0..8).for_each(|_| pace.came(back));
+        at = back + US(100);
+    }
+    pace.sent(8, at);
+    pace.sent(8, at + US(290));
+    pace.done(at + US(300));
+    let now = at + US(320);
+    (0..5).for_each(|_| pace.came(now));
+    let due: Vec<_> = pace.returns.due(now).map(|(rows, expected)| (rows, expected.latest - now)).collect();
+    assert!(matches!(due[..], [(3, latest)] if latest > US(600)), "{due:?}");
+    let leaves = pace.leaves_at(5, now).duration_since(now);
+    assert!(leaves > US(200), "{leaves:?}: three batches of 300 us would be two if the others were back in 260");
+}
+
 #[test]
 fn whoever_completes_a_group_sends_it_if_a_stream_is_free() {
     let (mut pace, mut at) = two_streams();
