@@ -1,7 +1,6 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -18,9 +17,13 @@ use crate::tensor::Dtype;
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
 
-/// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
+/// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once; what they store
+/// in different ways is there in each of them.
 pub(super) struct Layout {
-    places: HashMap<WeightPart, Placed>,
+    /// In the order of the buffer.
+    places: Vec<Placed>,
+    /// The places of a part, by their indices: one for each way in which it is made.
+    of_part: HashMap<WeightPart, Vec<usize>>,
     bytes: usize,
 }
 
@@ -29,6 +32,9 @@ struct Placed {
     offset: usize,
     of: Vec<Source>,
 }
+
+/// A part, and what it is made of.
+type Made = (WeightPart, Vec<Source>);
 
 /// A layer in a part.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +55,7 @@ enum LayerOp {
     Linear(Linear),
 }
 
-/// What has a place of its own: a node that kernels want in several ways has several.
+/// What has a place of its own: a node that kernels want in several orders or types has several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum WeightPart {
     /// A node's filter, padding included.
@@ -61,14 +67,21 @@ enum WeightPart {
 }
 
 impl WeightPart {
-    fn filter(packing: &Packing<'_>) -> Self {
-        Self::Filter { node: packing.layer.node.to_owned(), order: packing.order, dtype: packing.dtype }
+    fn filter(packing: &Packing<'_>) -> Made {
+        let part = Self::Filter { node: packing.layer.node.to_owned(), order: packing.order, dtype: packing.dtype };
+        (part, vec![Source::of(packing)])
     }
 
     /// The bias that is read beside the filters, if there is one.
-    fn bias(sum: &PackedSum<'_>) -> Option<Self> {
+    fn bias(sum: &PackedSum<'_>) -> Option<Made> {
         let nodes = || sum.filters.iter().map(|filter| filter.layer.node.to_owned()).collect();
-        sum.bias.map(|dtype| Self::Bias { nodes: nodes(), dtype })
+        let made = |dtype| (Self::Bias { nodes: nodes(), dtype }, sum.filters.iter().map(Source::of).collect());
+        sum.bias.map(made)
+    }
+
+    /// A constant is made of nothing else.
+    fn constant(constant: &Constant) -> Made {
+        (Self::Constant(constant.clone()), Vec::new())
     }
 }
 
@@ -87,47 +100,48 @@ impl Layout {
     /// Lays out the weights of `plans`.
     ///
     /// # Errors
-    /// [`Error::Internal`] if plans store a layer in different ways: the kernels of one would read what another's want.
+    /// [`Error::Internal`] if a step is planned for a kernel that does not take it.
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
-        let mut this = Self { places: HashMap::new(), bytes: 0 };
+        let mut this = Self { places: Vec::new(), of_part: HashMap::new(), bytes: 0 };
         for constant in plans.iter().flat_map(|plan| &plan.constants) {
-            this.place(WeightPart::Constant(constant.clone()), constant.of.bytes(), Vec::new())?;
+            this.place(WeightPart::constant(constant), constant.of.bytes());
         }
         for (plan, step) in steps(plans) {
             for sum in sums(plan, step)? {
                 for filter in &sum.filters {
-                    this.place(WeightPart::filter(filter), filter.bytes(), vec![Source::of(filter)])?;
+                    this.place(WeightPart::filter(filter), filter.bytes());
                 }
                 if let Some((bias, dtype)) = WeightPart::bias(&sum).zip(sum.bias) {
-                    let bytes = sum.filters[0].k_stored() * dtype.bytes();
-                    this.place(bias, bytes, sum.filters.iter().map(Source::of).collect())?;
+                    this.place(bias, sum.filters[0].k_stored() * dtype.bytes());
                 }
             }
         }
         Ok(this)
     }
 
-    /// Gives a part its place. What plans have in common is made of the same in all of them.
-    fn place(&mut self, part: WeightPart, bytes: usize, of: Vec<Source>) -> Result<(), Error> {
-        match self.places.entry(part) {
-            Entry::Vacant(entry) => {
-                entry.insert(Placed { offset: self.bytes, of });
-                self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
-            }
-            Entry::Occupied(entry) if entry.get().of != of => {
-                let (part, there) = (entry.key(), &entry.get().of);
-                return Err(Error::Internal {
-                    what: format!("{part:?} is made of {there:?} in one plan, of {of:?} in another"),
-                });
-            }
-            Entry::Occupied(_) => (),
+    /// Gives a part its place, if it has none that is made of the same.
+    fn place(&mut self, (part, of): Made, bytes: usize) {
+        if self.find(&part, &of).is_none() {
+            self.of_part.entry(part).or_default().push(self.places.len());
+            self.places.push(Placed { offset: self.bytes, of });
+            self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
         }
-        Ok(())
+    }
+
+    /// The index of a part's place that is made of this.
+    fn find(&self, part: &WeightPart, of: &[Source]) -> Option<usize> {
+        self.of_part.get(part)?.iter().copied().find(|&place| self.places[place].of == of)
+    }
+
+    /// Where a part lies that was laid out.
+    fn offset(&self, (part, of): &Made) -> usize {
+        self.places[self.find(part, of).expect("laid out before")].offset
     }
 
     /// Whether all that `other` places is here, made of the same, wherever it lies.
     pub(super) fn covers(&self, other: &Self) -> bool {
-        other.places.iter().all(|(part, theirs)| self.places.get(part).is_some_and(|mine| mine.of == theirs.of))
+        let has = |part, theirs: &usize| self.find(part, &other.places[*theirs].of).is_some();
+        other.of_part.iter().all(|(part, places)| places.iter().all(|theirs| has(part, theirs)))
     }
 
     /// Bytes in all.
@@ -137,19 +151,19 @@ impl Layout {
 
     /// Byte offset of a constant.
     pub(super) fn constant(&self, constant: &Constant) -> usize {
-        self.places[&WeightPart::Constant(constant.clone())].offset
+        self.offset(&WeightPart::constant(constant))
     }
 
     /// Byte offset of the filter of a node that a step computes.
     pub(super) fn filter(&self, plan: &Plan, step: &Step, node: &str) -> usize {
         let filters = self.sums(plan, step).into_iter().flat_map(|sum| sum.filters);
         let filter = filters.into_iter().find(|filter| filter.layer.node == node);
-        self.places[&WeightPart::filter(&filter.expect("the step has such a filter"))].offset
+        self.offset(&WeightPart::filter(&filter.expect("the step has such a filter")))
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
     pub(super) fn bias(&self, plan: &Plan, step: &Step, sum: usize) -> usize {
-        self.places[&WeightPart::bias(&self.sums(plan, step)[sum]).expect("the step has a bias")].offset
+        self.offset(&WeightPart::bias(&self.sums(plan, step)[sum]).expect("the step has a bias"))
     }
 
     fn sums<'a>(&self, plan: &Plan, step: &'a Step) -> Vec<PackedSum<'a>> {
@@ -160,49 +174,51 @@ impl Layout {
     /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
+        let find = |(part, of): &Made| self.find(part, of);
+        let mut target = |made: &Made| {
+            let place = find(made)?;
+            targets[place].take().map(|target| (place, target))
+        };
         for constant in plans.iter().flat_map(|plan| &plan.constants) {
-            if let Some(target) = targets.remove(&WeightPart::Constant(constant.clone())) {
+            if let Some((_, target)) = target(&WeightPart::constant(constant)) {
                 target[..constant.of.bytes()].copy_from_slice(constant.read(model.weights())?.bytes());
             }
         }
-        let mut filters = HashMap::new();
+        let mut filters = Vec::new();
         let mut biases = Vec::new();
         for (plan, step) in steps(plans) {
             for sum in sums(plan, step)? {
-                let bias = WeightPart::bias(&sum).and_then(|bias| targets.remove(&bias));
-                biases.extend(
-                    bias.map(|target| (target, sum.filters.iter().map(WeightPart::filter).collect::<Vec<_>>())),
-                );
+                if let Some((_, target)) = WeightPart::bias(&sum).and_then(|bias| target(&bias)) {
+                    let of_filters = sum.filters.iter().map(|filter| find(&WeightPart::filter(filter)));
+                    biases.push((target, of_filters.flatten().collect::<Vec<_>>()));
+                }
                 for packing in sum.filters {
-                    let part = WeightPart::filter(&packing);
-                    if let Some(target) = targets.remove(&part) {
-                        filters.insert(part, Filter { packing, target });
+                    if let Some((place, target)) = target(&WeightPart::filter(&packing)) {
+                        filters.push((place, Filter { packing, target }));
                     }
                 }
             }
         }
         let of_filters = fill_filters(model, filters)?;
-        for (target, parts) in biases {
+        for (target, filters) in biases {
             for (channel, target) in target.chunks_exact_mut(4).enumerate() {
-                let of_part = |part: &WeightPart| of_filters[part].get(channel).copied().unwrap_or(0.0);
-                let sum = parts.iter().map(of_part).fold(0.0, |sum, value| sum + value);
+                let of_filter = |filter: &usize| of_filters[filter].get(channel).copied().unwrap_or(0.0);
+                let sum = filters.iter().map(of_filter).fold(0.0, |sum, value| sum + value);
                 target.copy_from_slice(&sum.to_le_bytes());
             }
         }
         Ok(())
     }
 
-    /// The place of each part.
-    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> HashMap<WeightPart, &'a mut [u8]> {
-        let mut parts: Vec<(usize, &WeightPart)> =
-            self.places.iter().map(|(part, place)| (place.offset, part)).collect();
-        parts.sort_unstable_by_key(|(offset, _)| *offset);
-        let mut split = HashMap::new();
-        for (offset, part) in parts.into_iter().rev() {
-            let (before, of_part) = bytes.split_at_mut(offset);
-            split.insert(part.clone(), of_part);
+    /// The memory of each place.
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> Vec<Option<&'a mut [u8]>> {
+        let mut split = Vec::with_capacity(self.places.len());
+        for place in self.places.iter().rev() {
+            let (before, of_place) = bytes.split_at_mut(place.offset);
+            split.push(Some(of_place));
             bytes = before;
         }
+        split.reverse();
         split
     }
 }
@@ -213,15 +229,11 @@ struct Filter<'a> {
     target: &'a mut [u8],
 }
 
-/// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
-fn fill_filters(
-    model: &Model,
-    filters: HashMap<WeightPart, Filter<'_>>,
-) -> Result<HashMap<WeightPart, Vec<f32>>, Error> {
-    let mut filters: Vec<_> = filters.into_iter().collect();
+/// Packs filters, numbered by their places, the largest first, on as many threads as there are cores; gives each one's bias.
+fn fill_filters(model: &Model, mut filters: Vec<(usize, Filter<'_>)>) -> Result<HashMap<usize, Vec<f32>>, Error> {
     filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
-    let fill = |(part, Filter { packing, target }): (WeightPart, Filter<'_>)| {
-        fill_filter(model, &packing, target).map(|bias| (part, bias))
+    let fill = |(place, Filter { packing, target }): (usize, Filter<'_>)| {
+        fill_filter(model, &packing, target).map(|bias| (place, bias))
     };
     Ok(share("trefoil-pack", filters, fill)?.into_iter().collect())
 }
@@ -328,7 +340,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::graph::{Contract, Conv2d, GraphBuilder, Op, ValueId, Window};
+    use crate::graph::{Contract, Conv, Conv2d, GraphBuilder, Op, ValueId, Window};
     use crate::model::images::Network;
     use crate::model::{Preprocessing, Weights};
     use crate::plan::values::{self, ValuesRequest};
@@ -413,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_that_store_a_layer_in_different_ways_have_no_layout() {
+    fn what_plans_store_in_different_ways_has_a_place_for_each() {
         let (limits, choices) = (Limits::h200(), Choices::new());
         let of = |channels, window: &Window| {
             let mut g = GraphBuilder::new();
@@ -426,16 +438,69 @@ mod tests {
             plan(&graph, &request).unwrap()
         };
         let square = &Window::square(3, 1, 1);
-        assert!(Layout::new(&[of(16, square), of(16, square)]).is_ok());
-        let refused = |plans: [Plan; 2]| match Layout::new(&plans) {
-            Err(Error::Internal { what }) => assert!(what.contains(r#"node: "conv""#), "{what}"),
-            _ => panic!("one place for both"),
+        let places = |plans: &[Plan]| {
+            let layout = Layout::new(plans).unwrap();
+            let conv = |plan: &Plan| plan.steps.iter().find(|step| step.name == "conv").unwrap().clone();
+            plans.iter().map(|plan| layout.filter(plan, &conv(plan), "conv")).collect::<BTreeSet<_>>().len()
         };
-        refused([of(16, square), of(24, square)]);
+        assert_eq!(places(&[of(16, square), of(16, square)]), 1);
+        assert_eq!(places(&[of(16, square), of(24, square), of(16, square)]), 2);
         // As many bytes: the last channels are padding in one, a row is as long as a column in the other.
-        refused([of(17, square), of(24, square)]);
+        assert_eq!(places(&[of(17, square), of(24, square)]), 2);
         let row = Window { size: vec![1, 9], ..square.clone() };
-        refused([of(16, square), of(16, &row)]);
+        assert_eq!(places(&[of(16, square), of(16, &row)]), 2);
+        let [one, both] =
+            [vec![of(16, square)], vec![of(24, square), of(16, square)]].map(|p| Layout::new(&p).unwrap());
+        assert!(both.covers(&one) && !one.covers(&both));
+    }
+
+    /// The first convolution of a network, of three channels: four are stored for the kernel that reads f32, eight for tiles of
+    /// halves. Sizes of one engine may want both.
+    #[test]
+    fn a_filter_that_kernels_store_with_more_or_fewer_channels_is_packed_for_each() {
+        let graph = |rows| {
+            let mut g = GraphBuilder::new();
+            let x = g.input("x", Dtype::F32, &[rows, 64, 96, 3]);
+            let filter = g.weight("filter", Dtype::F32, &[16, 3, 3, 3]);
+            let bias = g.weight("bias", Dtype::F32, &[16]);
+            let conv = Conv { window: Window::square(3, 2, 1), groups: 1 };
+            let y = g.node("first", Op::Conv(conv), &[x, filter, bias]);
+            g.output("y", y);
+            g.finish()
+        };
+        let value = |k: usize, c: usize, tap: usize| (k * 27 + c * 9 + tap) as f32 / 8.0; // exact in f16
+        let values = (0..16).flat_map(|k| (0..3).flat_map(move |c| (0..9).map(move |tap| value(k, c, tap))));
+        let tensors = [("filter", vec![16, 3, 3, 3], values.collect::<Vec<f32>>()), ("bias", vec![16], vec![1.0; 16])];
+        let weights = Weights::from_tensors(tensors).unwrap();
+        let model = Model::of_graphs(weights, graph).unwrap();
+        let rows = [("x", vec![64, 96, 3]), ("y", vec![32, 48, 16])];
+        let [x, y] = rows.map(|(name, dims)| RowSpec::new([(name, Dtype::F32, dims)]));
+        let plans = [Limits::h200(), Limits::a100()].map(|limits| {
+            let request = ValuesRequest {
+                limits: &limits,
+                batch: 1,
+                rows: [&x, &y],
+                states: &[],
+                precision: Dtype::F16,
+                in_f32: &BTreeSet::new(),
+                choices: &Choices::new(),
+            };
+            values::plan(&graph(1).unwrap(), &request).unwrap()
+        });
+        let layout = Layout::new(&plans).unwrap();
+        let mut bytes = vec![0; layout.bytes()];
+        layout.fill(&model, &plans, &mut bytes).unwrap();
+        assert!(matches!(plans[0].steps[0].op, StepOp::Few(_)) && !matches!(plans[1].steps[0].op, StepOp::Few(_)));
+        for (plan, stored) in plans.iter().zip([4, 8]) {
+            let step = plan.steps.iter().find(|step| step.name == "first").unwrap();
+            let at = layout.filter(plan, step, "first");
+            let all = (0..16).flat_map(|k| (0..9).flat_map(move |tap| (0..stored).map(move |c| (k, tap, c))));
+            for (k, tap, c) in all {
+                let half = &bytes[at + 2 * ((k * 9 + tap) * stored + c)..][..2];
+                let found = f16::from_le_bytes(half.try_into().unwrap()).to_f32();
+                assert_eq!(found, if c < 3 { value(k, c, tap) } else { 0.0 }, "{k} {tap} {c} of {stored}: {plan}");
+            }
+        }
     }
 
     /// A depthwise convolution has the same weights by itself and with the convolution in front of it.
