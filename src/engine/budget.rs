@@ -1,9 +1,13 @@
 //! The memory that a build needs, computed before the first allocation, and compared with the free memory.
 
+use std::cell::Cell;
+use std::collections::HashMap;
+
 use super::flow::Flow;
 use crate::device::{DEVICE_MEMORY, Device, HOST_MEMORY};
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::sync::{Mutex, lock};
 use crate::tensor::Bucket;
 
 /// A build, and the buffers of its ring.
@@ -16,35 +20,78 @@ pub(super) struct Budget<'a> {
     pub results: usize,
     /// Result buffers on the device.
     pub kept: usize,
+    /// What builds at the same time leave each other.
+    pub left: &'a LeftMemory,
+    /// What this build has of it.
+    pub taken: Cell<[u64; 2]>,
+}
+
+/// The memory that builds at the same time leave each other: of each device and of the host, what was free before the first
+/// of them allocated, without what they need.
+#[derive(Default)]
+pub(super) struct LeftMemory(Mutex<HashMap<String, u64>>);
+
+/// The host among the devices' names.
+const HOST: &str = "";
+
+impl LeftMemory {
+    /// Takes what a build on `device` needs, for what it took before; if there is too little, gives what there is.
+    /// `free` is free now.
+    fn take(&self, device: &str, needed: [u64; 2], before: [u64; 2], free: [u64; 2]) -> Result<(), [u64; 2]> {
+        let mut all = lock(&self.0);
+        let places = [device, HOST];
+        let left = [0, 1].map(|kind| *all.entry(places[kind].to_owned()).or_insert(free[kind]) + before[kind]);
+        if (0..2).any(|kind| needed[kind] > left[kind]) {
+            return Err(left);
+        }
+        all.extend((0..2).map(|kind| (places[kind].to_owned(), left[kind] - needed[kind])));
+        Ok(())
+    }
 }
 
 /// Of both figures that a budget has, what they are of.
 const KINDS: [&str; 2] = [DEVICE_MEMORY, HOST_MEMORY];
 
 impl Budget<'_> {
-    /// The plans of each model. Refuses the build if by them it takes more than is free, and says which batch does not.
+    /// The plans of each model. Refuses the build if by them it takes more than is free and than builds at the same time
+    /// leave, and says which batch does not.
     pub fn plans(&self) -> Result<Vec<Vec<Plan>>, Error> {
         let plans = self.flow.plans(self.flow.sizes())?;
         let needed = self.needed(self.flow.sizes(), &plans)?;
-        let free = [self.device.free_bytes(KINDS[0])?, self.device.free_bytes(KINDS[1])?];
+        let device = &self.device.info().target;
+        match self.left.take(device, needed, self.taken.get(), self.free()?) {
+            Ok(()) => {
+                self.taken.set(needed);
+                Ok(plans)
+            }
+            Err(left) => Err(self.short(needed, left).expect("something is short")),
+        }
+    }
+
+    /// Completes the error of a build that ran out of memory all the same: others may have taken some since it was
+    /// checked, and the failed build has given back what it had.
+    pub fn explain(&self, error: Error) -> Error {
+        let Error::OutOfMemory { .. } = error else { return error };
+        let short = self.free().ok().and_then(|free| self.short(self.taken.get(), free));
+        short.unwrap_or(error)
+    }
+
+    /// What is free now.
+    fn free(&self) -> Result<[u64; 2], Error> {
+        Ok([self.device.free_bytes(KINDS[0])?, self.device.free_bytes(KINDS[1])?])
+    }
+
+    /// The error of a build that needs more than there is, if it does.
+    fn short(&self, needed: [u64; 2], free: [u64; 2]) -> Option<Error> {
         let short = (0..KINDS.len()).filter(|&kind| needed[kind] > free[kind]);
-        let Some(short) = short.max_by_key(|&kind| needed[kind] - free[kind]) else { return Ok(plans) };
-        Err(Error::OutOfMemory {
+        let short = short.max_by_key(|&kind| needed[kind] - free[kind])?;
+        Some(Error::OutOfMemory {
             device: self.device.info().target.clone(),
             what: KINDS[short].into(),
             needed_bytes: needed[short],
             free_bytes: free[short],
             fitting_batch: Some(self.fitting(free)),
         })
-    }
-
-    /// Completes the error of a build that ran out of memory all the same: others may have taken some since it was
-    /// checked, and the failed build has given back what it had.
-    pub fn explain(&self, error: Error) -> Error {
-        match error {
-            Error::OutOfMemory { .. } => self.plans().err().unwrap_or(error),
-            other => other,
-        }
     }
 
     /// Bytes that a build with these sizes and plans takes.
@@ -108,6 +155,37 @@ mod tests {
         Engine::builder(model).on(device).output(OutputKind::Features)
     }
 
+    /// With so many buffers for staging, results, and results on the device.
+    fn budget<'a>(flow: &'a Flow<'a>, device: &'a Device, buffers: [usize; 3], left: &'a LeftMemory) -> Budget<'a> {
+        let [staging, results, kept] = buffers;
+        Budget { flow, device, staging, results, kept, left, taken: Cell::default() }
+    }
+
+    /// Of a device with memory for one and a half builds; the first one plans again, as after tuning.
+    #[test]
+    fn builds_at_the_same_time_share_what_is_free() {
+        let (model, device) = (model(28), Device::cpu(2));
+        let builder = builder(&model, &device).batch_sizes(&[64]);
+        let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
+        let left = LeftMemory::default();
+        let [first, second] = [(); 2].map(|()| budget(&flow, &device, [2, 3, 0], &left));
+        let [needed, _] = first.needed_for(flow.sizes()).unwrap();
+        device.limit_memory(needed * 3 / 2);
+        assert!(first.plans().is_ok() && first.plans().is_ok());
+        match second.plans().map(drop) {
+            Err(Error::OutOfMemory { what, needed_bytes, free_bytes, fitting_batch: Some(fitting), .. }) => {
+                assert_eq!((&what[..], needed_bytes, free_bytes), (DEVICE_MEMORY, needed, needed * 3 / 2 - needed));
+                assert!((1..64).contains(&fitting), "{fitting}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(first.plans().is_ok());
+        drop(builder.clone().build().unwrap()); // by itself
+        let pair = builder.build_on(&[device.clone(), device.clone()]).map(drop);
+        assert!(matches!(pair, Err(Error::OutOfMemory { .. })), "{pair:?}");
+        assert_eq!(device.memory_use(), crate::device::MemoryUse::default());
+    }
+
     #[test]
     fn what_no_machine_has_is_refused_before_it_is_touched() {
         let (model, device) = (model(1 << 16), Device::cpu(2));
@@ -129,7 +207,8 @@ mod tests {
         let Error::OutOfMemory { free_bytes, fitting_batch: Some(fitting), .. } = error else { panic!("{error}") };
         let spec = builder.build_spec().unwrap();
         let flow = Flow::new(&builder, &device, spec).unwrap();
-        let budget = Budget { flow: &flow, device: &device, staging: STAGING, results: 1, kept: 0 };
+        let left = LeftMemory::default();
+        let budget = budget(&flow, &device, [STAGING, 1, 0], &left);
         let needed = |batch| budget.needed_for(&[Bucket::of(vec![batch])]).unwrap()[1];
         assert!(needed(fitting) <= free_bytes && free_bytes < needed(fitting + 1), "{fitting}: {error}");
     }
@@ -144,7 +223,8 @@ mod tests {
             let builder = builder.staging(2).results(3).slots(2).batch_sizes(&[1, 5]);
             let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
             let kept = if builder.options.device_results { 3 } else { 0 };
-            let budget = Budget { flow: &flow, device: &device, staging: 2, results: 3, kept };
+            let left = LeftMemory::default();
+            let budget = budget(&flow, &device, [2, 3, kept], &left);
             let [of_device, of_host] = budget.needed_for(&[Bucket::of(vec![1, 5])]).unwrap();
             let engine = builder.clone().build().unwrap();
             let held = device.memory_use();
@@ -162,7 +242,7 @@ mod tests {
         let needed = |sizes: &[Size]| {
             let builder = Engine::builder(&model).on(&device).sizes(sizes);
             let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
-            Budget { flow: &flow, device: &device, staging: 2, results: 3, kept: 0 }.needed_for(flow.sizes()).unwrap()
+            budget(&flow, &device, [2, 3, 0], &LeftMemory::default()).needed_for(flow.sizes()).unwrap()
         };
         let (all, largest) = (needed(&[size(20), size(28), size(12)]), needed(&[size(28)]));
         assert_eq!(all, largest);

@@ -1,10 +1,11 @@
 //! The options of an engine, and its build.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::budget::Budget;
+use super::budget::{Budget, LeftMemory};
 use super::flow::Flow;
 use crate::device::trace;
 use crate::device::{Device, Priority, Signal};
@@ -368,15 +369,16 @@ impl<'a> EngineBuilder<'a> {
             let fleets = "0, or a fleet from `build_on`, which may have one device: only fleets rebuild engines";
             return Err(Error::option("rebuild_on_fault", self.options.rebuild_on_fault, fleets));
         }
-        self.build_ring(&self.device_or_default()?, 1, None)
+        self.build_ring(&self.device_or_default()?, 1, None, &LeftMemory::default())
     }
 
-    /// Builds on a device; with `freed` for a ring that is one of `peers`.
+    /// Builds on a device; with `freed` for a ring that is one of `peers`, which leave each other so much memory.
     pub(super) fn build_ring(
         &self,
         device: &Device,
         peers: usize,
         freed: Option<Arc<Signal>>,
+        left: &LeftMemory,
     ) -> Result<Engine, Error> {
         let spec = self.build_spec()?;
         // Where staging is kept until the answer is there, every batch on the device has one.
@@ -394,7 +396,7 @@ impl<'a> EngineBuilder<'a> {
         let mut watch = Stopwatch::start();
         let flow = Flow::new(self, &device, spec)?;
         let kept = if self.options.device_results { results } else { 0 };
-        let budget = Budget { flow: &flow, device: &device, staging, results, kept };
+        let budget = Budget { flow: &flow, device: &device, staging, results, kept, left, taken: Cell::default() };
         let mut plans = budget.plans()?;
         watch.lap("plans");
         if flow.tune()? {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
+use super::budget::LeftMemory;
 use super::builder::{Member, Options};
 use super::{Engine, EngineBuilder};
 use crate::device::{Device, Signal};
@@ -71,9 +72,10 @@ impl Blueprint {
     pub fn build_on(&self, devices: &[Device]) -> Result<Vec<Engine>, Error> {
         let models = self.models.iter().map(|(model, after)| Member { model, after: *after }).collect();
         let builder = &EngineBuilder { models, options: self.options.clone() };
+        let left = &LeftMemory::default();
         let build = |device: &Device| {
             device.place_thread(); // and the threads that it starts
-            builder.build_ring(device, self.devices, Some(self.freed.clone()))
+            builder.build_ring(device, self.devices, Some(self.freed.clone()), left)
         };
         thread::scope(|scope| {
             let spawn = |(number, device)| {
