@@ -512,12 +512,17 @@ fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less()
 #[test]
 fn printed_plans_are_as_kept() {
     let model = Model::open("weights/efficientnet-lite0").unwrap();
+    let families = [("resnet50", 1000), ("googlenet", 1000), ("trefoil_convnet28", 10)];
+    let families = families.map(|(name, classes)| (name, architecture(name, classes, None).unwrap()));
     for (name, limits) in targets() {
         let plan = plan_of(&model, &limits, 8, OutputKind::TopK(5)).unwrap();
         is_as_kept(&plan, &format!("efficientnet-lite0-{name}"));
+        for (family, graph) in &families {
+            is_as_kept(&plan_of_network(&Network::of(graph).unwrap(), &limits, 8), &format!("{family}-{name}"));
+        }
     }
     for (name, limits) in [("cpu", Limits::cpu(2)), ("h200", Limits::h200())] {
-        is_as_kept(&plan_in_bytes(&limits, &resnet50_in_bytes()), &format!("resnet50-bytes-{name}"));
+        is_as_kept(&plan_of_network(&resnet50_in_bytes(), &limits, 256), &format!("resnet50-bytes-{name}"));
     }
 }
 
@@ -538,17 +543,18 @@ fn resnet50_in_bytes() -> Network {
     graph
 }
 
-fn plan_in_bytes(limits: &Limits, graph: &Network) -> Plan {
+/// The plan for images of bytes and the five best classes.
+fn plan_of_network(graph: &Network, limits: &Limits, batch: usize) -> Plan {
     let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::TopK(5), Choices::new());
     let preprocessing = &Preprocessing::new(graph.input);
-    plan(graph, &Request { limits, batch: 256, input, preprocessing, output, choices: &choices }).unwrap()
+    plan(graph, &Request { limits, batch, input, preprocessing, output, choices: &choices }).unwrap()
 }
 
 #[test]
 fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
     let graph = resnet50_in_bytes();
     for limits in [Limits::h200(), Limits::cpu(2)] {
-        let plan = plan_in_bytes(&limits, &graph);
+        let plan = plan_of_network(&graph, &limits, 256);
         let count = |kind: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| kind(&step.op)).count();
         assert_eq!(count(|op| matches!(op, StepOp::QuantizedConv(_))), 48, "{plan}");
         let joined = count(|op| matches!(op, StepOp::QuantizedConv(of) if of.joined.is_some()));
@@ -563,14 +569,14 @@ fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
         assert_eq!(dtypes("layer1.0.conv3"), (vec![Dtype::U8, Dtype::U8], Dtype::U8));
         assert_eq!(dtypes("layer1.1.conv3"), (vec![Dtype::U8, Dtype::U8], Dtype::U8));
     }
-    let bytes = plan_in_bytes(&Limits::h200(), &graph);
+    let bytes = plan_of_network(&graph, &Limits::h200(), 256);
     let kernel = |name: &str| bytes.steps.iter().find(|step| step.name == name).unwrap().kernel.to_string();
     assert_eq!(["conv1", "layer1.0.conv2"].map(kernel), ["sm90 s8 stem 112x56", "sm90 s8 conv halo"]);
-    let floats = plan_in_bytes(&Limits::h200(), &resnet50());
+    let floats = plan_of_network(&resnet50(), &Limits::h200(), 256);
     assert!(bytes.arena_bytes * 3 < floats.arena_bytes * 2, "{} {}", bytes.arena_bytes, floats.arena_bytes);
     // A GPU without such kernels computes the layers in halves, as if there were no scales.
-    let a100 = plan_in_bytes(&Limits::a100(), &graph);
-    assert_eq!(a100, plan_in_bytes(&Limits::a100(), &resnet50()));
+    let a100 = plan_of_network(&graph, &Limits::a100(), 256);
+    assert_eq!(a100, plan_of_network(&resnet50(), &Limits::a100(), 256));
 }
 
 /// What is computed together in bytes is so on every device: a kernel for a part of it is no choice. Without bytes in the
