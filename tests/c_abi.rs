@@ -41,6 +41,7 @@ fn main() {
         trial("a_package_is_staged_in_destdir", &["gcc", "bash"], staged),
         trial("every_misuse_is_told", C, misuse),
         trial("rows_have_ports_of_their_own_types", C, values),
+        trial("an_image_and_numbers_are_answered_by_engine_batcher_and_fleet", C, records),
         trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
         trial("boxes_are_found_and_text_is_read", C, boxes_and_text),
@@ -316,6 +317,12 @@ fn values() -> Outcome {
 
 fn valgrind_values() -> Outcome {
     valgrind(&Program::new("values.c")?, &VALUES)
+}
+
+fn records() -> Outcome {
+    let said = run(Command::new(&Program::new("records.c")?.0).arg("tests/data/onnx/records.onnx"))?;
+    assert!(said.contains("the records hold"), "{said}");
+    Ok(())
 }
 
 fn misuse() -> Outcome {

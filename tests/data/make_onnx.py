@@ -307,6 +307,30 @@ def write_values(path):
     save(helper.make_graph(nodes, "values", inputs, outputs, [limit]), path)
 
 
+def write_records(path):
+    """An image and two numbers: the means of the image's colours through a product, the numbers joined to them, in halves, and
+    the places of the two largest."""
+    tensors = [
+        constant("filter", (np.arange(12) / 8 - 0.5).reshape(3, 4)), constant("byte", np.array(255)),
+        constant("k", [2], np.int64),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["image"], ["levels"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["levels", "byte"], ["scaled"], name="scaled"),
+        helper.make_node("ReduceMean", ["scaled", "rows.columns"], ["means"], name="means", keepdims=0),
+        helper.make_node("MatMul", ["means", "filter"], ["product"], name="product"),
+        helper.make_node("Concat", ["product", "numbers"], ["joined"], name="joined", axis=1),
+        helper.make_node("TopK", ["joined", "k"], ["largest", "places"], name="largest", axis=1),
+        helper.make_node("Cast", ["places"], ["best"], to=TensorProto.UINT32),
+        helper.make_node("Cast", ["joined"], ["features"], to=TensorProto.FLOAT16),
+    ]
+    tensors.append(constant("rows.columns", [1, 2], np.int64))
+    info = helper.make_tensor_value_info
+    inputs = [info("image", TensorProto.UINT8, ["batch", 5, 7, 3]), info("numbers", TensorProto.FLOAT, ["batch", 2])]
+    outputs = [info("features", TensorProto.FLOAT16, ["batch", 6]), info("best", TensorProto.UINT32, ["batch", 2])]
+    save(helper.make_graph(nodes, "records", inputs, outputs, tensors), path)
+
+
 def constant(name, values, dtype=np.float32):
     return numpy_helper.from_array(np.array(values, dtype=dtype), name)
 
@@ -375,7 +399,7 @@ def main():
         return
     HERE.mkdir(exist_ok=True)
     written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images,
-               "values": write_values, "boxes": write_boxes, "text": write_text}
+               "values": write_values, "records": write_records, "boxes": write_boxes, "text": write_text}
     for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::onnx::{AttributeValue, File, Graph, Model, Node, Tensor};
 
 /// The files that tests/data/make_onnx.py writes.
-const FILES: [&str; 7] = ["graph", "tensors", "external", "images", "values", "boxes", "text"];
+const FILES: [&str; 8] = ["graph", "tensors", "external", "images", "values", "records", "boxes", "text"];
 
 /// The path of one of them.
 fn data(name: &str) -> PathBuf {
