@@ -27,7 +27,7 @@ pub(super) struct Budget<'a> {
 }
 
 /// The memory that builds at the same time leave each other: of each device and of the host, what was free before the first
-/// of them allocated, without what they need.
+/// of them allocated, without what they need. Weights that several on one device will share are counted for each.
 #[derive(Default)]
 pub(super) struct LeftMemory(Mutex<HashMap<String, u64>>);
 
