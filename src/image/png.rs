@@ -2,12 +2,14 @@
 
 use std::io::Cursor;
 
-use png::{ColorType, Decoder, Limits, Reader, Transformations};
+use png::{ColorType, Decoder, Info, Limits, Reader, Transformations};
 
 use super::decode::check_size;
 use super::orientation::Orientation;
 use super::{Picture, memory};
 
+/// Colours of a palette, at most.
+const MAX_COLOURS: usize = 256;
 /// What the decoder may allocate beside the picture.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 
@@ -29,6 +31,7 @@ impl<'a> Png<'a> {
         let reader = decoder.read_info().map_err(|error| wrong(error, bytes))?;
         let (width, height) = (reader.info().width as usize, reader.info().height as usize);
         check_size(width, height)?;
+        check_palette(reader.info())?;
         // Deflate packs at most 1032 bytes into one.
         if reader.info().raw_bytes() > 1032 * bytes.len() {
             return Err(format!("the file is cut off: {} bytes cannot hold {width} x {height} pixels", bytes.len()));
@@ -69,6 +72,17 @@ impl<'a> Png<'a> {
     }
 }
 
+/// Refuses palettes that are no list of colours, on which the decoder would panic.
+fn check_palette(info: &Info<'_>) -> Result<(), String> {
+    let bytes = info.palette.as_deref().map_or(0, <[u8]>::len);
+    if info.color_type == ColorType::Indexed && (!bytes.is_multiple_of(3) || bytes > 3 * MAX_COLOURS) {
+        return Err(format!(
+            "not a sound PNG: a palette of {bytes} bytes, expected 3 for each of 1 to {MAX_COLOURS} colours"
+        ));
+    }
+    Ok(())
+}
+
 fn wrong(error: png::DecodingError, bytes: &[u8]) -> String {
     match error {
         png::DecodingError::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
@@ -91,6 +105,29 @@ fn keep_first<const STORED: usize, const KEPT: usize>(mut pixels: Vec<u8>) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A picture of one pixel, of the first colour.
+    fn with_palette(palette: Vec<u8>) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, 1, 1);
+        encoder.set_color(ColorType::Indexed);
+        encoder.set_palette(palette);
+        encoder.write_header().unwrap().write_image_data(&[0]).unwrap();
+        file
+    }
+
+    #[test]
+    fn palettes_that_are_no_list_of_colours_are_refused() {
+        for bytes in [3, 6, 768] {
+            let file = with_palette((1..=3).cycle().take(bytes).collect());
+            let (picture, _) = Png::read(&file).unwrap().decode().unwrap();
+            assert_eq!(picture.pixels, [1, 2, 3]);
+        }
+        for bytes in [1, 4, 49, 767, 769, 771, 3000] {
+            let error = Png::read(&with_palette(vec![1; bytes])).map(drop).unwrap_err();
+            assert!(error.contains(&format!("a palette of {bytes} bytes")), "{error}");
+        }
+    }
 
     #[test]
     fn alpha_is_dropped_in_place() {
