@@ -92,6 +92,27 @@ fn write_png(path: &Path, side: u32) {
     writer.finish().unwrap();
 }
 
+/// A progressive JPEG of a few bits for each block, whose decoder keeps all coefficients.
+fn write_jpeg(path: &Path, side: u16) {
+    let mut bytes = vec![0xFF, 0xD8];
+    let mut segment = |marker: u8, content: &[u8]| {
+        bytes.extend([0xFF, marker]);
+        bytes.extend(u16::try_from(content.len() + 2).unwrap().to_be_bytes());
+        bytes.extend(content);
+    };
+    let [high, low] = side.to_be_bytes();
+    let one_code = |table: u8| [&[table, 0, 1][..], &[0; 15]].concat(); // of two bits, for the value 0
+    segment(0xDB, &[&[0][..], &[1; 64]].concat());
+    segment(0xC2, &[8, high, low, high, low, 3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0]);
+    segment(0xC4, &one_code(0));
+    segment(0xC4, &one_code(0x10));
+    segment(0xDA, &[3, 1, 0, 2, 0, 3, 0, 0, 0, 0]);
+    let blocks = usize::from(side).div_ceil(8).pow(2) * 3;
+    bytes.resize(bytes.len() + (2 * blocks).div_ceil(8), 0);
+    bytes.extend([0xFF, 0xD9]);
+    fs::write(path, bytes).unwrap();
+}
+
 /// The second of three photos fails alone.
 fn expect_only_the_second_to_fail(output: &Output, part: &str) {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -138,6 +159,22 @@ fn an_address_space_that_is_too_small_for_one_photo_keeps_the_answers_of_the_oth
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]).arg(classify.get_program()).args(classify.get_args());
     expect_only_the_second_to_fail(&finish(command), "a picture of 16384 x 16384 takes");
+}
+
+/// The variable cannot promise memory that the process does not get: each photo waits or is refused, and none aborts.
+#[test]
+fn an_address_space_that_is_smaller_than_the_budget_that_is_asked_for_keeps_all_answers() {
+    let folder = Folder::new("asked");
+    for number in 0..6 {
+        write_jpeg(&folder.0.join(format!("{number}.jpg")), 8192);
+    }
+    let classify = classify(&[folder.path(), "--json", "--threads", "6"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 1600000; exec \"$@\"", "sh"]).arg(classify.get_program()).args(classify.get_args());
+    command.env("TREFOIL_DECODE_MEMORY", "100000");
+    let output = finish(command);
+    assert!(matches!(output.status.code(), Some(0 | 2)), "{output:?}");
+    assert_eq!(json_lines(&output).len(), 6);
 }
 
 #[test]

@@ -62,9 +62,16 @@ fn a_configuration_of_images_that_no_machine_holds_is_refused() {
     fs::write(folder.join("config.json"), config.replace(small, large)).unwrap();
     fs::copy(model.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
     // More than that are touched only by what was not refused.
-    let command = format!("ulimit -v 4000000; exec {PROGRAM} bench --device cpu --batch 1 --seconds 0.1 --model");
-    let output = run(Command::new("sh").args(["-c", &format!("{command} {}", folder.display())]));
-    fs::remove_dir_all(&folder).unwrap();
-    let error = refused(&output);
+    let limited = |command: &str| {
+        let command =
+            format!("ulimit -v 4000000; exec {PROGRAM} {command}").replace("MODEL", &folder.to_string_lossy());
+        refused(&run(Command::new("sh").args(["-c", &command])))
+    };
+    let error = limited("bench --device cpu --batch 1 --seconds 0.1 --model MODEL");
     assert!(error.contains("out of memory for host memory: ") && error.contains("not even a batch of 1"), "{error}");
+    let photos = "weights/photos ".repeat(8);
+    let error = limited(&format!("calibrate MODEL {photos} -o MODEL-s8"));
+    assert!(error.contains("out of memory for a thread that calibrates: ") && !error.contains(" 0.0 MiB"), "{error}");
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(!Path::new(&format!("{}-s8", folder.display())).exists());
 }

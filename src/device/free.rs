@@ -15,17 +15,12 @@ impl Device {
         if let (super::Kind::Cuda(cuda), DEVICE_MEMORY) = (&self.0.kind, what) {
             return Ok(left.min(cuda.free_bytes()?));
         }
-        Ok(left.min(host_bytes(Path::new("/"))))
+        Ok(left.min(free_on_host()))
     }
 
     /// Refuses what needs more of a kind of memory than can be had.
     pub(crate) fn afford(&self, what: &str, needed_bytes: u64) -> Result<(), Error> {
-        let free_bytes = self.free_bytes(what)?;
-        if needed_bytes <= free_bytes {
-            return Ok(());
-        }
-        let device = self.info().target.clone();
-        Err(Error::OutOfMemory { device, what: what.into(), needed_bytes, free_bytes, fitting_batch: None })
+        within(&self.info().target, what, needed_bytes, self.free_bytes(what)?)
     }
 
     /// Adds what is free to the error of an allocation that was refused.
@@ -36,6 +31,24 @@ impl Device {
             Err(failing) => failing,
         }
     }
+}
+
+/// Refuses what needs more of the host's memory than can be had, where no device is opened.
+pub(crate) fn afford_on_host(what: &str, needed_bytes: u64) -> Result<(), Error> {
+    within("cpu", what, needed_bytes, free_on_host())
+}
+
+/// Bytes that can be had of the host's memory.
+pub(crate) fn free_on_host() -> u64 {
+    host_bytes(Path::new("/"))
+}
+
+fn within(device: &str, what: &str, needed_bytes: u64, free_bytes: u64) -> Result<(), Error> {
+    if needed_bytes <= free_bytes {
+        return Ok(());
+    }
+    let (device, what) = (device.into(), what.into());
+    Err(Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch: None })
 }
 
 /// Bytes that the least of these leaves: the kernel, the process's control groups, the limit of its address space. The

@@ -36,12 +36,13 @@ use crate::sync::{Mutex, lock};
 
 pub(crate) use caller::RowCopy;
 pub use caller::{CallerStream, DeviceRows};
+pub(crate) use free::{afford_on_host, free_on_host};
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 use held::Held;
 pub use held::MemoryUse;
 pub(crate) use noise::Noise;
 pub(crate) use note::{Access, Note, Span};
-pub(crate) use program::{Inputs, Program, Run, State};
+pub(crate) use program::{Inputs, Program, Run, StateBuffer};
 pub(crate) use signal::Signal;
 pub use target::Target;
 

@@ -21,4 +21,4 @@ mod write;
 pub(crate) use read::Opened;
 pub use read::read;
 pub(crate) use source::{Source, SourcePart, zeros};
-pub use write::{check, write};
+pub use write::{check, copy, write};

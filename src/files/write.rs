@@ -31,6 +31,19 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<(), E
     written.map_err(|error| Error::io("write", path, error))
 }
 
+/// Copies a file as [`write()`] writes one. The two must not be the same file.
+///
+/// # Errors
+/// [`Error::Io`] with the path that is written.
+pub fn copy(from: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<(), Error> {
+    let (from, path) = (from.as_ref(), path.as_ref());
+    let copied = match replaced(path) {
+        true => through(path, |temporary| fs::copy(from, temporary).and_then(|_| fs::rename(temporary, path))),
+        false => fs::copy(from, path).map(drop),
+    };
+    copied.map_err(|error| Error::io("write", path, error))
+}
+
 /// Checks that [`write()`] can succeed, as far as that is known beforehand, and changes nothing.
 ///
 /// # Errors

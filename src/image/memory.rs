@@ -15,9 +15,17 @@ const VARIABLE: &str = "TREFOIL_DECODE_MEMORY";
 /// The budget where nobody says how much memory there is.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
-/// The budget of this process: what `TREFOIL_DECODE_MEMORY` says, else half of what was free at first.
-pub(super) static BUDGET: LazyLock<Budget> =
-    LazyLock::new(|| Budget::new(asked_bytes().unwrap_or_else(|| available_bytes() / 2)));
+/// The budget of this process: what `TREFOIL_DECODE_MEMORY` says, but no more than [`most`] of what was free at first;
+/// half of that if the variable is not set.
+pub(super) static BUDGET: LazyLock<Budget> = LazyLock::new(|| {
+    let available = available_bytes();
+    Budget::new(asked_bytes().unwrap_or(available / 2).min(most(available)))
+});
+
+/// What decoders may take of so many bytes: the rest is for what they are not asked about.
+fn most(available: u64) -> u64 {
+    available / 8 * 7
+}
 
 /// Bytes to be shared.
 #[derive(Debug)]

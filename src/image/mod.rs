@@ -18,7 +18,8 @@
 //! # Memory
 //!
 //! All threads of a process decode within one memory budget: `TREFOIL_DECODE_MEMORY` in MiB, or by default half of the
-//! memory that was free when the first photo was read, in the machine, its control group and the address space. A photo
+//! memory that was free when the first photo was read, in the machine, its control group and the address space. The
+//! budget is at most 7/8 of that memory, whatever the variable says. A photo
 //! that does not fit beside the photos being decoded waits for them; a photo that does not fit alone is an error.
 
 mod decode;

@@ -28,9 +28,9 @@ fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), String::from_utf8_lossy(&said).into_owned())
 }
 
-#[test]
-fn a_thread_that_is_refused_is_named_or_done_without() {
-    let args = "bench server --device cpu --model weights/convnet28 --batch 4 --seconds 0.1 --steps 1 --most 40";
+/// Runs a program that is refused each of its threads in turn; the names of those that it could not do without, and what it
+/// said without the others.
+fn without_each_thread(args: &str) -> (Vec<String>, String) {
     let (mut named, mut done_without) = (Vec::new(), String::new());
     for number in 1.. {
         let (code, said) = without_thread(number, args);
@@ -49,8 +49,25 @@ fn a_thread_that_is_refused_is_named_or_done_without() {
             _ => panic!("thread {number}: {code:?}, {said}"),
         }
     }
-    for name in ["cpu-1", "done", "up", "compute", "batch", "rows", "load-0", "collect-0"] {
+    (named, done_without)
+}
+
+#[test]
+fn a_thread_that_is_refused_is_named_or_done_without() {
+    let args = "bench server --device cpu --model weights/convnet28 --batch 4 --seconds 0.1 --steps 1 --most 40";
+    let (named, done_without) = without_each_thread(args);
+    for name in ["cpu-1", "done", "up", "compute", "batch", "rows", "load-0", "collect"] {
         assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
     }
     assert!(done_without.contains("the progress bar moves with the work alone"), "{done_without}");
+}
+
+/// Clients, and what runs beside them until all is over.
+#[test]
+fn a_soak_without_one_of_its_threads_ends() {
+    let args = "bench soak --device cpu --model weights/convnet28 --batch 2 --seconds 0.2 --periods 4 --threads 3";
+    let (named, _) = without_each_thread(args);
+    for name in ["load-0", "load-2"] {
+        assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
+    }
 }

@@ -62,3 +62,13 @@ fn what_cannot_be_calibrated_is_said_before_anything_is_written() {
     expect_code(&no_method, 64);
     assert_eq!(fs::read_dir(&out.0).unwrap().count(), 0);
 }
+
+/// A folder that cannot be made is told before the photos are looked at.
+#[test]
+fn a_folder_that_cannot_be_written_is_told_first() {
+    let folder = Folder::new("calibrate-nowhere");
+    photos(&folder, 16);
+    let output = run(&["calibrate", "weights/convnet28", folder.path(), "-o", "/proc/nowhere"]);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("cannot create /proc/nowhere") && stdout(&output).is_empty(), "{output:?}");
+}

@@ -91,6 +91,36 @@ fn is_near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5)
 }
 
+/// Of an encoder whose numbers overflow no vector is an answer.
+#[test]
+fn a_vector_that_is_not_finite_is_an_error() {
+    let mut spoilt = problem("BERT, mean, unit");
+    let (name, scale) = spoilt.tensors.iter_mut().rfind(|(name, _)| name.ends_with("LayerNorm.weight")).unwrap();
+    scale.1.fill(f32::MAX);
+    println!("{name} is spoilt");
+    let folder = spoilt.folder();
+    add_tokenizer(&folder, 3);
+    let texts = lines(&folder, &TEXTS[..2]);
+    let output = run(&["embed", path(&folder), &texts, "--device", "cpu"]);
+    expect_code(&output, 1);
+    for line in json_lines(&output) {
+        assert_eq!(line["error"], "its vector is not finite", "{line}");
+    }
+}
+
+/// The system refuses a thread that turns texts into tokens.
+#[test]
+fn texts_without_a_thread_are_an_error() {
+    let folder = of_texts();
+    let texts = lines(&folder, &TEXTS);
+    let mut command = program();
+    command.args(["embed", path(&folder), &texts, "--device", "cpu"]);
+    let output = command.env("RUST_MIN_STACK", (1_u64 << 60).to_string()).output().unwrap();
+    expect_code(&output, 1);
+    let said = stderr(&output);
+    assert!(said.contains("cannot start the thread trefoil-tokens-0") && !said.contains("panicked"), "{said}");
+}
+
 #[test]
 fn texts_become_vectors_in_their_order() {
     let folder = of_texts();

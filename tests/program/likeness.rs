@@ -8,7 +8,7 @@ use trefoil::{Device, Engine, Target, image};
 
 use super::embed::{add_tokenizer, path, problem};
 use super::embedding::folder::Folder;
-use super::{expect_code, json_lines, root, run, stderr, stdout};
+use super::{expect_code, json_lines, program, root, run, stderr, stdout};
 
 const PHOTO: &str = "weights/photos/rocket.jpg";
 /// The number of the token that ends a text.
@@ -82,6 +82,46 @@ fn photos_have_the_labels_that_they_are_most_like() {
     let one = run(&[&args[..], &["cats,dogs", "--template", "{} purr", "--top", "1"]].concat());
     expect_code(&one, 0);
     assert!(stdout(&one).contains(&found[0].1) && !stdout(&one).contains(&found[1].1), "{}", stdout(&one));
+}
+
+/// A scale or a vector that is not finite is an error, and no probability.
+#[test]
+fn what_is_not_finite_has_no_probabilities() {
+    let spoilt = |tensor: &str, value: f32| {
+        let mut problem = problem("CLIP, images");
+        problem.tensors.get_mut(tensor).unwrap_or_else(|| panic!("no {tensor}")).1.fill(value);
+        let folder = problem.folder();
+        add_tokenizer(&folder, END);
+        let labels = ["--labels-from-text", "cats,dogs", "--json"];
+        run(&[&["classify", PHOTO, "--device", "cpu", "--model", path(&folder)], &labels[..]].concat())
+    };
+    let output = spoilt("logit_scale", 1000.0);
+    expect_code(&output, 1);
+    assert!(
+        stderr(&output).contains("`logit_scale` is 1000, and its exponential is not finite"),
+        "{}",
+        stderr(&output)
+    );
+    let output = spoilt("text_projection.weight", f32::MAX);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("the vector of text 1 is not finite"), "{}", stderr(&output));
+    let output = spoilt("visual_projection.weight", f32::MAX);
+    expect_code(&output, 1);
+    let line = &json_lines(&output)[0];
+    assert!(line["error"].as_str().is_some_and(|error| error.contains("its vector is not finite")), "{line}");
+}
+
+/// A label's file is read as any other: what never ends is refused.
+#[test]
+fn labels_that_are_no_regular_file_are_refused() {
+    let folder = clip();
+    for labels in ["/proc/kmsg", "/proc/self/mem"] {
+        let mut command = program();
+        command.args(["classify", PHOTO, "--device", "cpu", "--model", path(&folder), "--labels-from-text", labels]);
+        let output = command.output().unwrap();
+        expect_code(&output, 1);
+        assert!(stderr(&output).contains(labels), "{}", stderr(&output));
+    }
 }
 
 #[test]

@@ -92,8 +92,20 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
         inputs.list.len(),
         Calibrator::FEWEST_ROWS
     );
-    let mut calibrator = Calibrator::new(&model)?;
-    let failed = observe(&mut calibrator, &model, &inputs)?;
+    // Nothing is computed that could not be kept.
+    let is_new = !args.out.exists();
+    fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
+    files::check(args.out.join("config.json"))?;
+    let calibrated = calibrate(args, &model, config, &inputs);
+    if calibrated.is_err() && is_new {
+        let _ = fs::remove_dir(&args.out); // if nothing is in it
+    }
+    calibrated
+}
+
+fn calibrate(args: &CalibrateArgs, model: &Model, config: Map<String, Value>, inputs: &Inputs) -> Result<Outcome> {
+    let mut calibrator = Calibrator::new(model)?;
+    let failed = observe(&mut calibrator, model, inputs)?;
     let mut quantization = calibrator.quantization(args.method())?;
     let mut layers = sensitivities(&calibrator, &quantization)?;
     if stop::requested() {
@@ -110,8 +122,9 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
         "most_error": args.most_error,
         "left_in_floats": bad.iter().map(|of| json!({"layer": of.layer, "error": of.error})).collect::<Vec<_>>(),
     });
-    write(&args.out, &model, config, &quantization, about)?;
     print(args, &calibrator, &layers, &bad, error)?;
+    write(&args.out, model, config, &quantization, about)?;
+    writeln!(out::stdout(), "wrote {}", report::path(&args.out))?;
     Ok(if failed > 0 { Outcome::SomeFailed } else { Outcome::AllGood })
 }
 
@@ -202,9 +215,7 @@ fn write(
     let Quantization { scales, means, floats } = quantization;
     let all = json!({"scales": scales, "means": means, "floats": floats, "calibration": about});
     config.insert("quantization".into(), all);
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let [weights, to] = [model.weights().path().to_owned(), out.join("model.safetensors")];
-    fs::copy(&weights, &to).with_context(|| format!("cannot copy {} to {}", weights.display(), to.display()))?;
+    files::copy(model.weights().path(), out.join("model.safetensors"))?;
     files::write(out.join("config.json"), serde_json::to_string_pretty(&config)? + "\n")?;
     Ok(())
 }
@@ -232,7 +243,6 @@ fn print(
     for Sensitivity { layer, error } in layers.iter().take(WORST) {
         writeln!(out, "  in bytes:  {}, error alone {:.3} %", report::message(layer), 100.0 * error)?;
     }
-    writeln!(out, "wrote {}", report::path(&args.out))?;
     Ok(())
 }
 

@@ -208,10 +208,10 @@ impl<'a> Job<'a> {
 
 impl Classes {
     /// The most probable ones of a row.
-    fn of(&self, model: &Model, output: &Output, row: usize) -> Result<Vec<Class>, Error> {
+    fn of(&self, model: &Model, output: &Output, row: usize) -> Result<Vec<Class>> {
         match self {
             Self::Network(top) => Ok(Class::list(model, &output.top_k(row, *top)?)),
-            Self::Texts(likeness) => Ok(likeness.classes(output.port::<f32>(row, "embedding")?)),
+            Self::Texts(likeness) => likeness.classes(output.port::<f32>(row, "embedding")?),
         }
     }
 }

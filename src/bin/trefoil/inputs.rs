@@ -60,9 +60,14 @@ impl Inputs {
     }
 }
 
-/// Whether it is a link to what is not there.
+/// Whether it is a link to what is not there, to something in a file, or to itself.
 fn leads_nowhere(error: &walkdir::Error) -> bool {
-    error.depth() > 0 && error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+    const TOO_MANY_LINKS: i32 = 40; // ELOOP, whose kind has no stable name
+    let is_it = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            || error.raw_os_error() == Some(TOO_MANY_LINKS)
+    };
+    error.depth() > 0 && error.io_error().is_some_and(is_it)
 }
 
 /// Whether it is named like a picture in a format that is not read.
@@ -88,6 +93,9 @@ mod tests {
         }
         for name in ["current", "gone.heic", "e.jpg"] {
             std::os::unix::fs::symlink("nowhere", root.join(name)).unwrap();
+        }
+        for (to, name) in [("loop", "loop"), ("notes.txt/within", "within")] {
+            std::os::unix::fs::symlink(to, root.join(name)).unwrap();
         }
         let inputs = Inputs::collect(&[root.clone(), root.join("notes.txt"), root.join("empty"), root.join("missing")]);
         let names: Vec<String> = inputs

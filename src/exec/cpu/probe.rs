@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::network::{Arena, Desk, Images};
 use super::packed::Packed;
 use super::simd::Isa;
+use crate::device::afford_on_host;
 use crate::error::Error;
 use crate::loops::Alone;
 use crate::model::Model;
@@ -47,6 +48,9 @@ impl Probe {
 
     fn of(plan: Arc<Plan>, images: Arc<Images>) -> Result<Self, Error> {
         let [bytes, elems] = images.memory();
+        let needed = [elems.saturating_mul(size_of::<f32>()), plan.input.row_bytes, plan.output.row_bytes];
+        let needed = needed.iter().fold(bytes as u64, |sum, &part| sum.saturating_add(part as u64));
+        afford_on_host("a thread that calibrates", needed)?;
         let (arena, result) = (Arena::new(bytes, elems)?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
         Ok(Self { plan, images, arena, result })
     }

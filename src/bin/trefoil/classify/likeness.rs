@@ -1,11 +1,10 @@
 //! Classes that are texts: a photo is as probable as its vector is like theirs.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use trefoil::model::{Embedding, Model, Tower};
-use trefoil::{Device, Engine};
+use trefoil::{Device, Engine, files};
 
 use crate::cli::ClassifyArgs;
 use crate::embed::open_for;
@@ -18,6 +17,8 @@ use crate::setup::{self, Ring, Sizes};
 const PLACE: &str = "{}";
 /// What the message of each failure begins with.
 const OPTION: &str = "--labels-from-text needs a model of images and texts, CLIP or SigLIP";
+/// Bytes of a file with labels at most.
+const MOST_BYTES: u64 = 1 << 24;
 
 /// Labels, and how photos are compared with them.
 pub struct Likeness {
@@ -73,7 +74,8 @@ fn read(labels: &str) -> Result<Vec<String>> {
     let path = Path::new(labels);
     let of = |parts: &mut dyn Iterator<Item = &str>| parts.map(|label| label.trim().to_owned()).collect::<Vec<_>>();
     let all = if path.is_file() {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = String::from_utf8(files::read("read the labels", path, MOST_BYTES)?)
+            .with_context(|| format!("{}: expected text in UTF-8", path.display()))?;
         of(&mut text.lines())
     } else {
         of(&mut labels.split(','))
@@ -96,7 +98,13 @@ fn vectors(engine: &Engine, texts: &Texts) -> Result<Vec<Vec<f32>>> {
         }
         let output = batch.submit(rows)?.wait()?;
         for row in 0..rows {
-            all.push(output.port::<f32>(row, "embedding")?.to_vec());
+            let vector = output.port::<f32>(row, "embedding")?;
+            ensure!(
+                vector.iter().all(|value| value.is_finite()),
+                "the vector of text {} is not finite",
+                first + row + 1
+            );
+            all.push(vector.to_vec());
         }
     }
     Ok(all)
@@ -112,8 +120,11 @@ impl Logits {
             }
             Ok(weights.read(name)?.to_f64s().first().copied())
         };
-        let scale = number("logit_scale")?.context(OPTION)?.exp();
-        Ok(Self { scale, bias: number("logit_bias")? })
+        let scale = number("logit_scale")?.context(OPTION)?;
+        ensure!(scale.exp().is_finite(), "the model's `logit_scale` is {scale}, and its exponential is not finite");
+        let bias = number("logit_bias")?;
+        ensure!(bias.is_none_or(f64::is_finite), "the model's `logit_bias` is not finite");
+        Ok(Self { scale: scale.exp(), bias })
     }
 
     /// The probability of each label, by its cosine: together 1, or each for itself.
@@ -132,7 +143,11 @@ impl Logits {
 
 impl Likeness {
     /// The most probable labels of a photo by its vector of length 1, the first of equal ones first.
-    pub fn classes(&self, photo: &[f32]) -> Vec<Class> {
+    ///
+    /// # Errors
+    /// For a vector with numbers that are not finite.
+    pub fn classes(&self, photo: &[f32]) -> Result<Vec<Class>> {
+        ensure!(photo.iter().all(|value| value.is_finite()), "its vector is not finite");
         let cosine = |text: &Vec<f32>| text.iter().zip(photo).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
         let cosines: Vec<f64> = self.vectors.iter().map(cosine).collect();
         let probabilities = self.logits.probabilities(&cosines);
@@ -143,7 +158,7 @@ impl Likeness {
             label: self.labels[index].clone(),
             probability: probabilities[index] as f32,
         };
-        order.iter().take(self.top).map(class).collect()
+        Ok(order.iter().take(self.top).map(class).collect())
     }
 }
 
@@ -168,8 +183,9 @@ mod tests {
         let labels = ["cat", "dog", "car"].map(str::to_owned).to_vec();
         let vectors = vec![vec![0.0, 1.0], vec![1.0, 0.0], vec![0.0, 1.0]];
         let likeness = Likeness { labels, vectors, logits: Logits { scale: 10.0, bias: None }, top: 2 };
-        let found: Vec<usize> = likeness.classes(&[0.6, 0.8]).iter().map(|class| class.index).collect();
+        let found: Vec<usize> = likeness.classes(&[0.6, 0.8]).unwrap().iter().map(|class| class.index).collect();
         assert_eq!(found, [0, 2]);
+        assert!(likeness.classes(&[f32::NAN, 0.8]).is_err() && likeness.classes(&[f32::INFINITY, 0.8]).is_err());
     }
 
     #[test]

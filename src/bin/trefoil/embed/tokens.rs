@@ -2,11 +2,15 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
 use trefoil::{Batch, Pack, files};
+
+use crate::setup;
+use crate::threads::{join, spawn};
 
 /// Bytes of a tokenizer's file at most.
 const MOST_BYTES: u64 = 1 << 28;
@@ -33,7 +37,7 @@ impl Texts {
             None => padding_beside(model, &tokenizer)?.unwrap_or(0),
         };
         tokenizer.with_padding(None).with_truncation(None).map_err(told)?;
-        let tokens = tokenizer.encode_batch(lines.iter().map(String::as_str).collect(), true).map_err(told)?;
+        let tokens = encoded(&tokenizer, &lines).with_context(|| path.display().to_string())?;
         Ok(Self { lines, tokens, tokenizer, padding: padding.into() })
     }
 
@@ -104,6 +108,24 @@ impl Texts {
         let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(self.line(input), true));
         cut.map(Cow::Owned).map_err(|error| error.to_string())
     }
+}
+
+/// The tokens of each line; a thread has no fewer lines than are worth it.
+fn encoded(tokenizer: &Tokenizer, lines: &[String]) -> Result<Vec<Encoding>> {
+    const FEWEST: usize = 256;
+    let encode = |line: &String| tokenizer.encode(line.as_str(), true).map_err(|error| anyhow!("{error}"));
+    let parts = lines.chunks(lines.len().div_ceil(setup::cores()).max(FEWEST));
+    thread::scope(|scope| {
+        let start = |(number, part): (usize, &'_ [String])| {
+            let part = part.to_vec();
+            spawn(scope, format!("trefoil-tokens-{number}"), move || {
+                part.iter().map(encode).collect::<Result<Vec<_>>>()
+            })
+        };
+        let started: Vec<_> = parts.enumerate().map(start).collect();
+        let parts = started.into_iter().map(|thread| thread.and_then(join)).collect::<Result<Vec<_>>>()?;
+        Ok(parts.concat())
+    })
 }
 
 /// The token that fills rows by the `tokenizer_config.json` of a model's folder.

@@ -45,6 +45,10 @@ impl<'a> Sink<'a> {
 
     /// Takes an input's vector, or why it has none.
     pub fn add(&mut self, input: &str, result: Result<&[f32], &str>) -> Result<()> {
+        let result = result.and_then(|vector| match vector.iter().all(|value| value.is_finite()) {
+            true => Ok(vector),
+            false => Err("its vector is not finite"),
+        });
         self.counts.done += 1;
         self.counts.failed += usize::from(result.is_err());
         match (&mut self.file, result) {

@@ -5,7 +5,6 @@ mod beside;
 mod flat;
 mod table;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +17,8 @@ use trefoil::Device;
 use super::args::SoakArgs;
 use super::clients::{Served, batch_of};
 use super::latencies::{Counted, Latencies};
-use super::load::on_threads;
 use super::record::Record;
+use crate::threads::{join, spawn};
 use crate::vitals::Vitals;
 use crate::{Outcome, report, setup, stop};
 use beside::Beside;
@@ -98,17 +97,24 @@ struct Soak<'a> {
 impl Soak<'_> {
     /// Runs the clients, and beside them what opens and closes models; the first failure ends all.
     fn run(&self, clients: usize) -> Result<Vec<Row>> {
-        let rows = Mutex::new(Vec::new());
-        on_threads(clients + 1, |thread| {
-            let ended = match thread {
-                _ if thread == clients => self.periods().map(|found| *rows.lock().expect("one thread") = found),
-                _ if thread % WITH_BATCHES == WITH_BATCHES - 1 => self.submit_batches(thread),
-                _ => self.submit_images(thread),
+        let submit = |client: usize| {
+            let ended = match client % WITH_BATCHES == WITH_BATCHES - 1 {
+                true => self.submit_batches(client),
+                false => self.submit_images(client),
             };
-            self.is_over.fetch_or(ended.is_err() || thread == clients, Ordering::Relaxed);
+            self.is_over.fetch_or(ended.is_err(), Ordering::Relaxed);
             ended
-        })?;
-        Ok(rows.into_inner().expect("no thread panicked"))
+        };
+        thread::scope(|scope| {
+            let start = |client| spawn(scope, format!("trefoil-load-{client}"), move || submit(client));
+            let started: Vec<_> = (0..clients).map(start).collect();
+            self.is_over.fetch_or(started.iter().any(Result::is_err), Ordering::Relaxed);
+            let rows = self.periods();
+            self.is_over.store(true, Ordering::Relaxed);
+            let ended: Vec<_> = started.into_iter().map(|thread| thread.and_then(join)).collect();
+            ended.into_iter().collect::<Result<()>>()?;
+            rows
+        })
     }
 
     fn goes_on(&self) -> bool {
