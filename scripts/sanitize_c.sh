@@ -66,6 +66,7 @@ run() { # FILE ARGUMENT...
 }
 run tests/c/misuse.c weights/convnet28
 run tests/c/values.c tests/data/onnx/values.onnx weights/convnet28
+run tests/c/records.c tests/data/onnx/records.onnx tests/data/onnx/tokens.onnx
 run tests/c/threads.c weights/convnet28 weights/convnet28 4 20
 run tests/c/wrapper.cpp weights/convnet28 conv3 "$work/timeline.json" tests/data/onnx/values.onnx
 run examples/c/classify.c weights/convnet28 "$work/gray.pgm" cpu

@@ -41,12 +41,13 @@ fn main() {
         trial("a_package_is_staged_in_destdir", &["gcc", "bash"], staged),
         trial("every_misuse_is_told", C, misuse),
         trial("rows_have_ports_of_their_own_types", C, values),
-        trial("an_image_and_numbers_are_answered_by_engine_batcher_and_fleet", C, records),
+        trial("records_are_answered_by_engine_batcher_and_fleet", C, records),
         trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
         trial("boxes_are_found_and_text_is_read", C, boxes_and_text),
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
         trial("valgrind_finds_nothing_in_rows_of_ports", VALGRIND, valgrind_values),
+        trial("valgrind_finds_nothing_in_records", VALGRIND, valgrind_records),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
         trial("valgrind_finds_nothing_where_rows_and_results_stay_on_the_device", VALGRIND, valgrind_interop),
         trial("valgrind_finds_nothing_in_the_program_of_one_picture", VALGRIND, valgrind_classify),
@@ -319,10 +320,16 @@ fn valgrind_values() -> Outcome {
     valgrind(&Program::new("values.c")?, &VALUES)
 }
 
+const RECORDS: [&str; 2] = ["tests/data/onnx/records.onnx", "tests/data/onnx/tokens.onnx"];
+
 fn records() -> Outcome {
-    let said = run(Command::new(&Program::new("records.c")?.0).arg("tests/data/onnx/records.onnx"))?;
+    let said = run(Command::new(&Program::new("records.c")?.0).args(RECORDS))?;
     assert!(said.contains("the records hold"), "{said}");
     Ok(())
+}
+
+fn valgrind_records() -> Outcome {
+    valgrind(&Program::new("records.c")?, &RECORDS)
 }
 
 fn misuse() -> Outcome {

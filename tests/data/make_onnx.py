@@ -331,6 +331,25 @@ def write_records(path):
     save(helper.make_graph(nodes, "records", inputs, outputs, tensors), path)
 
 
+def write_tokens(path):
+    """A residual block on five tokens of eight values: x + relu(x a + b) c."""
+    numbers = np.arange(8 * 12)
+    tensors = [
+        constant("a", (numbers * 7 % 11).reshape(8, 12) / 16 - 0.3), constant("b", np.arange(12) / 16 - 0.25),
+        constant("c", (numbers * 5 % 13).reshape(12, 8) / 16 - 0.4),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["wide"], name="wide"),
+        helper.make_node("Add", ["wide", "b"], ["shifted"], name="shifted"),
+        helper.make_node("Relu", ["shifted"], ["positive"], name="positive"),
+        helper.make_node("MatMul", ["positive", "c"], ["narrow"], name="narrow"),
+        helper.make_node("Add", ["x", "narrow"], ["y"], name="sum"),
+    ]
+    info = helper.make_tensor_value_info
+    ports = [info(name, TensorProto.FLOAT, ["batch", 5, 8]) for name in "xy"]
+    save(helper.make_graph(nodes, "tokens", ports[:1], ports[1:], tensors), path)
+
+
 def constant(name, values, dtype=np.float32):
     return numpy_helper.from_array(np.array(values, dtype=dtype), name)
 
@@ -399,7 +418,8 @@ def main():
         return
     HERE.mkdir(exist_ok=True)
     written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images,
-               "values": write_values, "records": write_records, "boxes": write_boxes, "text": write_text}
+               "values": write_values, "records": write_records, "tokens": write_tokens, "boxes": write_boxes,
+               "text": write_text}
     for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)

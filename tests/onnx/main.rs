@@ -21,10 +21,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use trefoil::onnx::{AttributeValue, File, Graph, Model, Node, Tensor};
+use trefoil::onnx::{AttributeValue, File, GraphProto, ModelProto, NodeProto, Tensor};
 
 /// The files that tests/data/make_onnx.py writes.
-const FILES: [&str; 8] = ["graph", "tensors", "external", "images", "values", "records", "boxes", "text"];
+const FILES: [&str; 9] = ["graph", "tensors", "external", "images", "values", "records", "tokens", "boxes", "text"];
 
 /// The path of one of them.
 fn data(name: &str) -> PathBuf {
@@ -64,19 +64,19 @@ impl Drop for Folder {
 }
 
 /// Every tensor of a model, in branches and functions, too.
-fn tensors(model: &Model) -> Vec<&Tensor> {
+fn tensors(model: &ModelProto) -> Vec<&Tensor> {
     let mut found = Vec::new();
     graph_tensors(&model.graph, &mut found);
     model.functions.iter().for_each(|function| node_tensors(&function.nodes, &mut found));
     found
 }
 
-fn graph_tensors<'m>(graph: &'m Graph, found: &mut Vec<&'m Tensor>) {
+fn graph_tensors<'m>(graph: &'m GraphProto, found: &mut Vec<&'m Tensor>) {
     found.extend(&graph.initializers);
     node_tensors(&graph.nodes, found);
 }
 
-fn node_tensors<'m>(nodes: &'m [Node], found: &mut Vec<&'m Tensor>) {
+fn node_tensors<'m>(nodes: &'m [NodeProto], found: &mut Vec<&'m Tensor>) {
     for attribute in nodes.iter().flat_map(|node| &node.attributes) {
         match &attribute.value {
             AttributeValue::Tensor(tensor) => found.push(tensor),
