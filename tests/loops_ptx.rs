@@ -9,12 +9,12 @@ use std::fs;
 use std::path::Path;
 
 use support::loops::{Case, all};
-use trefoil::loops::ptx::{Target, kernel, module};
+use trefoil::loops::ptx::{PtxTarget, kernel, module};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ptx");
 
 /// A GPU of clusters.
-const H200: Target = Target { compute_capability: [9, 0], units: 132 };
+const H200: PtxTarget = PtxTarget { compute_capability: [9, 0], units: 132 };
 
 /// The cases whose texts are kept, and the files; those of names with `sm90` are written for a GPU of clusters.
 const KEPT: [(&str, &str); 15] = [
@@ -35,7 +35,7 @@ const KEPT: [(&str, &str); 15] = [
     ("convolution of f16 [2, 14, 13, 24] by [3, 3]", "convolution"),
 ];
 
-fn text(case: &Case, target: &Target) -> String {
+fn text(case: &Case, target: &PtxTarget) -> String {
     let written = kernel(&case.of, target).unwrap_or_else(|error| panic!("{}: {error}", case.name));
     module([&written], target)
 }
@@ -47,7 +47,7 @@ fn every_loop_is_written_and_some_are_as_they_were_kept() {
     for (name, file) in KEPT {
         let case = all.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("no case {name}"));
         let path = Path::new(GOLDEN).join(format!("{file}.ptx"));
-        let text = text(case, if file.ends_with("sm90") { &H200 } else { &Target::ANY });
+        let text = text(case, if file.ends_with("sm90") { &H200 } else { &PtxTarget::ANY });
         if bless {
             fs::write(&path, text).expect("the folder is writable");
         } else if fs::read_to_string(&path).unwrap_or_default() != text {
@@ -59,10 +59,10 @@ fn every_loop_is_written_and_some_are_as_they_were_kept() {
 
 #[test]
 fn all_loops_make_modules() {
-    [("any", Target::ANY), ("sm90", H200)].iter().for_each(|(name, target)| make_modules(name, target));
+    [("any", PtxTarget::ANY), ("sm90", H200)].iter().for_each(|(name, target)| make_modules(name, target));
 }
 
-fn make_modules(name: &str, target: &Target) {
+fn make_modules(name: &str, target: &PtxTarget) {
     let kernels: Vec<_> = all().iter().map(|case| (case.name.clone(), kernel(&case.of, target))).collect();
     let failed: Vec<_> = kernels.iter().filter(|(_, written)| written.is_err()).collect();
     assert!(failed.is_empty() && kernels.len() > 1000, "{} cases, {failed:?}", kernels.len());

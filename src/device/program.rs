@@ -33,7 +33,7 @@ pub(crate) trait Program: Send + Sync {
     /// A slot's device output: rows of the output spec's pitch.
     fn output(&self, slot: usize) -> &DeviceBuffer;
     /// What it keeps from one run to the next, whatever their slots; a program with states has one compute stream.
-    fn states(&self) -> &[State] {
+    fn states(&self) -> &[StateBuffer] {
         &[]
     }
     /// All memory that a run touches, and how: the slot's input and output, weights, states, and what is shared by all slots.
@@ -44,8 +44,8 @@ pub(crate) trait Program: Send + Sync {
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error>;
 }
 
-/// A value that a run reads as the run before has left it.
-pub(crate) struct State {
+/// A buffer whose content persists from one run to the next.
+pub(crate) struct StateBuffer {
     /// What a row of it is, alone.
     pub row: RowPort,
     /// How many rows there are: of the largest batch.
@@ -54,7 +54,7 @@ pub(crate) struct State {
     pub buffer: DeviceBuffer,
 }
 
-impl State {
+impl StateBuffer {
     /// Memory for so many rows, contents undefined.
     pub fn new(device: &Device, row: RowPort, rows: usize) -> Result<Self, Error> {
         let buffer = DeviceBuffer::new(device, row.bytes() * rows)?;

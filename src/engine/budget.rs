@@ -12,7 +12,7 @@ use crate::tensor::Bucket;
 
 /// A build, and the buffers of its ring.
 pub(super) struct Budget<'a> {
-    pub flow: &'a Flow<'a>,
+    pub flow: &'a Flow,
     pub device: &'a Device,
     /// Staging buffers on the host.
     pub staging: usize,
@@ -49,7 +49,7 @@ impl LeftMemory {
     }
 }
 
-/// Of both figures that a budget has, what they are of.
+/// The two kinds of memory that a budget counts.
 const KINDS: [&str; 2] = [DEVICE_MEMORY, HOST_MEMORY];
 
 impl Budget<'_> {
@@ -96,7 +96,7 @@ impl Budget<'_> {
 
     /// Bytes that a build with these sizes and plans takes.
     fn needed(&self, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<[u64; 2], Error> {
-        let programs = self.flow.needs(sizes, plans)?;
+        let programs = self.flow.needs(self.device, sizes, plans)?;
         let [input, output] = self.flow.rows().with_sizes(sizes).bytes();
         let rows = |buffers: usize, bytes: u64| (buffers as u64).saturating_mul(bytes);
         let device = programs.device.saturating_add(rows(self.kept, output));
@@ -135,6 +135,7 @@ impl Budget<'_> {
 mod tests {
     use super::*;
     use crate::engine::{Engine, EngineBuilder};
+    use crate::exec::Hardware;
     use crate::graph::{GraphBuilder, Window};
     use crate::model::{Model, Preprocessing, Weights};
     use crate::tensor::{OutputKind, Shape, Size};
@@ -156,7 +157,7 @@ mod tests {
     }
 
     /// With so many buffers for staging, results, and results on the device.
-    fn budget<'a>(flow: &'a Flow<'a>, device: &'a Device, buffers: [usize; 3], left: &'a LeftMemory) -> Budget<'a> {
+    fn budget<'a>(flow: &'a Flow, device: &'a Device, buffers: [usize; 3], left: &'a LeftMemory) -> Budget<'a> {
         let [staging, results, kept] = buffers;
         Budget { flow, device, staging, results, kept, left, taken: Cell::default() }
     }
@@ -166,7 +167,7 @@ mod tests {
     fn builds_at_the_same_time_share_what_is_free() {
         let (model, device) = (model(28), Device::cpu(2));
         let builder = builder(&model, &device).batch_sizes(&[64]);
-        let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
+        let flow = Flow::new(&builder, builder.build_spec(Hardware::of(&device)).unwrap()).unwrap();
         let left = LeftMemory::default();
         let [first, second] = [(); 2].map(|()| budget(&flow, &device, [2, 3, 0], &left));
         let [needed, _] = first.needed_for(flow.sizes()).unwrap();
@@ -205,8 +206,8 @@ mod tests {
         let builder = builder(&model, &device).staging(STAGING).results(1).batch(1 << 20);
         let error = builder.clone().build().unwrap_err();
         let Error::OutOfMemory { free_bytes, fitting_batch: Some(fitting), .. } = error else { panic!("{error}") };
-        let spec = builder.build_spec().unwrap();
-        let flow = Flow::new(&builder, &device, spec).unwrap();
+        let spec = builder.build_spec(Hardware::of(&device)).unwrap();
+        let flow = Flow::new(&builder, spec).unwrap();
         let left = LeftMemory::default();
         let budget = budget(&flow, &device, [STAGING, 1, 0], &left);
         let needed = |batch| budget.needed_for(&[Bucket::of(vec![batch])]).unwrap()[1];
@@ -221,7 +222,7 @@ mod tests {
         let average = builder(&model, &device).beside(&other).average();
         for builder in [builder(&model, &device), average, builder(&model, &device).device_results(true)] {
             let builder = builder.staging(2).results(3).slots(2).batch_sizes(&[1, 5]);
-            let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
+            let flow = Flow::new(&builder, builder.build_spec(Hardware::of(&device)).unwrap()).unwrap();
             let kept = if builder.options.device_results { 3 } else { 0 };
             let left = LeftMemory::default();
             let budget = budget(&flow, &device, [2, 3, kept], &left);
@@ -241,7 +242,7 @@ mod tests {
         let size = |side: usize| Size::new(2).dim("height", side).dim("width", side);
         let needed = |sizes: &[Size]| {
             let builder = Engine::builder(&model).on(&device).sizes(sizes);
-            let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
+            let flow = Flow::new(&builder, builder.build_spec(Hardware::of(&device)).unwrap()).unwrap();
             budget(&flow, &device, [2, 3, 0], &LeftMemory::default()).needed_for(flow.sizes()).unwrap()
         };
         let (all, largest) = (needed(&[size(20), size(28), size(12)]), needed(&[size(28)]));

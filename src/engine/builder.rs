@@ -10,7 +10,7 @@ use super::flow::Flow;
 use crate::device::trace;
 use crate::device::{Device, Priority, Signal};
 use crate::error::Error;
-use crate::exec::{BuildSpec, TuningSpec};
+use crate::exec::{BuildSpec, Hardware, TuningSpec};
 use crate::model::{Model, check_dims};
 use crate::phases::Stopwatch;
 use crate::plan::{Choices, Plan};
@@ -380,7 +380,7 @@ impl<'a> EngineBuilder<'a> {
         freed: Option<Arc<Signal>>,
         left: &LeftMemory,
     ) -> Result<Engine, Error> {
-        let spec = self.build_spec()?;
+        let spec = self.build_spec(Hardware::of(device))?;
         // Where staging is kept until the answer is there, every batch on the device has one.
         let on_device = if freed.is_some() { spec.slots } else { 0 };
         let staging = self.options.staging.unwrap_or(spec.slots + on_device + 3);
@@ -394,17 +394,17 @@ impl<'a> EngineBuilder<'a> {
         device.healthy()?;
         let device = if self.options.check { device.checked() } else { device.clone() };
         let mut watch = Stopwatch::start();
-        let flow = Flow::new(self, &device, spec)?;
+        let flow = Flow::new(self, spec)?;
         let kept = if self.options.device_results { results } else { 0 };
         let budget = Budget { flow: &flow, device: &device, staging, results, kept, left, taken: Cell::default() };
         let mut plans = budget.plans()?;
         watch.lap("plans");
-        if flow.tune()? {
+        if flow.tune(&device)? {
             watch.lap("tuning");
             plans = budget.plans()?;
             watch.lap("plans");
         }
-        let nodes = flow.build(&plans, &mut watch).map_err(|error| budget.explain(error))?;
+        let nodes = flow.build(&device, &plans, &mut watch).map_err(|error| budget.explain(error))?;
         let plans = plans.concat();
         if self.options.check {
             plans.iter().try_for_each(Plan::check)?;
@@ -501,9 +501,10 @@ impl<'a> EngineBuilder<'a> {
         Ok(own)
     }
 
-    pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {
+    pub(super) fn build_spec(&self, hardware: Hardware) -> Result<BuildSpec, Error> {
         let slots = self.checked_slots()?;
         Ok(BuildSpec {
+            hardware,
             buckets: self.buckets()?,
             slots,
             streams: self.options.compute_streams,

@@ -14,9 +14,8 @@ use crate::plan::Plan;
 use crate::ring::{Buckets, Node, RowBucket};
 use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, RowSpec};
 
-/// Models on a device, checked to fit together.
-pub(super) struct Flow<'a> {
-    device: &'a Device,
+/// Models for some hardware, checked to fit together.
+pub(super) struct Flow {
     stages: Vec<Stage>,
     average: bool,
 }
@@ -35,9 +34,9 @@ struct Stage {
     outputs: Vec<RowSpec>,
 }
 
-impl<'a> Flow<'a> {
-    pub fn new(builder: &EngineBuilder<'_>, device: &'a Device, spec: BuildSpec) -> Result<Self, Error> {
-        let spec = spec.with_default_sizes(builder.models.iter().map(|member| member.model), device)?;
+impl Flow {
+    pub fn new(builder: &EngineBuilder<'_>, spec: BuildSpec) -> Result<Self, Error> {
+        let spec = spec.with_default_sizes(builder.models.iter().map(|member| member.model))?;
         let mut stages: Vec<Stage> = Vec::with_capacity(builder.models.len());
         for (index, &Member { model, after }) in builder.models.iter().enumerate() {
             let is_last = builder.models.iter().all(|other| other.after != Some(index));
@@ -53,7 +52,7 @@ impl<'a> Flow<'a> {
             };
             let dims: Vec<Dims> = spec.buckets.iter().map(|bucket| bucket.dims.clone()).collect();
             let models = model.at_each(&dims)?;
-            let rows = models.iter().map(|model| exec::rows(model, device, &spec)).collect::<Result<Vec<_>, _>>()?;
+            let rows = models.iter().map(|model| exec::rows(model, &spec)).collect::<Result<Vec<_>, _>>()?;
             let (inputs, outputs): (Vec<RowSpec>, Vec<RowSpec>) = rows.into_iter().unzip();
             let given = match after {
                 Some(before) => Some(&stages[before].outputs),
@@ -71,7 +70,7 @@ impl<'a> Flow<'a> {
             check_states(&models, &stages)?;
             stages.push(Stage { models, spec, after, is_last, inputs, outputs });
         }
-        let this = Self { device, stages, average: builder.options.average };
+        let this = Self { stages, average: builder.options.average };
         this.check_average()?;
         Ok(this)
     }
@@ -132,13 +131,13 @@ impl<'a> Flow<'a> {
         self.last().map(|stage| stage.models[0].classes()).collect()
     }
 
-    /// What all programs of a build with these sizes and [`plans`](Self::plans) take.
-    pub fn needs(&self, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
+    /// What all programs of a build on `device` with these sizes and [`plans`](Self::plans) take.
+    pub fn needs(&self, device: &Device, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
         let mut all = Needs::default();
         let planned: Vec<Planned<'_>> =
             self.stages.iter().map(|stage| &stage.models[0]).zip(plans.iter().map(|p| &p[..])).collect();
         for (index, stage) in self.stages.iter().enumerate() {
-            let needs = exec::needs(planned[index], &planned[..index], self.device, &stage.sized(sizes))?;
+            let needs = exec::needs(planned[index], &planned[..index], device, &stage.sized(sizes))?;
             all = all.with(&needs);
         }
         if self.average {
@@ -153,14 +152,14 @@ impl<'a> Flow<'a> {
 
     /// The plans of each model for these sizes.
     pub fn plans(&self, sizes: &[Bucket]) -> Result<Vec<Vec<Plan>>, Error> {
-        self.stages.iter().map(|stage| exec::plan_all(&stage.models, self.device, &stage.sized(sizes))).collect()
+        self.stages.iter().map(|stage| exec::plan_all(&stage.models, &stage.sized(sizes))).collect()
     }
 
     /// Measures which kernels are the fastest, if that is asked for; whether it was, so that plans may be others now.
-    pub fn tune(&self) -> Result<bool, Error> {
+    pub fn tune(&self, device: &Device) -> Result<bool, Error> {
         let is_asked = self.stages[0].spec.tuning.mode == Tuning::Full;
         let mut asked = self.stages.iter().filter(|_| is_asked);
-        asked.try_for_each(|stage| exec::tune(&stage.models, self.device, &stage.spec))?;
+        asked.try_for_each(|stage| exec::tune(&stage.models, device, &stage.spec))?;
         Ok(is_asked)
     }
 
@@ -176,7 +175,7 @@ impl<'a> Flow<'a> {
     }
 
     /// The programs for these plans, in an order in which each comes after what it reads.
-    pub fn build(&self, plans: &[Vec<Plan>], watch: &mut Stopwatch) -> Result<Vec<Node>, Error> {
+    pub fn build(&self, device: &Device, plans: &[Vec<Plan>], watch: &mut Stopwatch) -> Result<Vec<Node>, Error> {
         let mut nodes = Vec::<Node>::new();
         for (stage, plans) in self.stages.iter().zip(plans) {
             let program = |index: usize| nodes[index].program.clone();
@@ -185,7 +184,7 @@ impl<'a> Flow<'a> {
                 None if nodes.is_empty() => None,
                 None => Some(Inputs::InputOf(program(0))),
             };
-            let program = exec::build(&stage.models[0], self.device, &stage.spec, plans, inputs, watch)?;
+            let program = exec::build(&stage.models[0], device, &stage.spec, plans, inputs, watch)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });
         }
         if self.average {
@@ -194,7 +193,7 @@ impl<'a> Flow<'a> {
             let pitches =
                 |(index, bucket): (usize, &Bucket)| vec![self.outputs(index)[0].row_pitch; bucket.batch_sizes.len()];
             let pitches = self.sizes().iter().enumerate().flat_map(pitches).collect();
-            let program = exec::mean(self.device, programs, pitches)?;
+            let program = exec::mean(device, programs, pitches)?;
             nodes.push(Node { program, reads });
         }
         Ok(nodes)

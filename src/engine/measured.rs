@@ -8,8 +8,8 @@ use super::builder::within;
 use super::flow::Flow;
 use crate::device::{Device, Target};
 use crate::error::Error;
-use crate::exec::{self, GoesOn, StepTimes, Told, Tuning, TuningProgress};
-use crate::plan::Plan;
+use crate::exec::{self, GoesOn, Hardware, StepTimes, Told, Tuning, TuningProgress};
+use crate::plan::{Limits, Plan};
 
 impl EngineBuilder<'_> {
     /// Sets whether kernels are chosen by measurement. Default [`Tuning::Cached`]: the engine uses earlier
@@ -74,9 +74,29 @@ impl EngineBuilder<'_> {
     /// # Errors
     /// As for [`EngineBuilder::build`], except that memory is not checked.
     pub fn plans(self) -> Result<Vec<Plan>, Error> {
-        let device = self.device_or_default()?;
-        let spec = self.build_spec()?;
-        let flow = Flow::new(&self, &device, spec)?;
+        let hardware = Hardware::of(&self.device_or_default()?);
+        self.plans_on(hardware)
+    }
+
+    /// The plans that an engine would be built with on hardware that need not be there, by predicted times: no measurement
+    /// is read. Otherwise as [`EngineBuilder::plans`]; the builder's device is not used.
+    ///
+    /// ```
+    /// # use trefoil::{Engine, model::Model, plan::Limits};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let plans = Engine::builder(&model).batch_sizes(&[1, 32]).plans_for(&Limits::h200())?;
+    /// assert_eq!([plans[0].batch, plans[1].batch], [1, 32]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`EngineBuilder::plans`], except those of a device.
+    pub fn plans_for(self, limits: &Limits) -> Result<Vec<Plan>, Error> {
+        self.plans_on(Hardware::with(limits))
+    }
+
+    fn plans_on(self, hardware: Hardware) -> Result<Vec<Plan>, Error> {
+        let flow = Flow::new(&self, self.build_spec(hardware)?)?;
         Ok(flow.plans(flow.sizes())?.concat())
     }
 
@@ -100,14 +120,13 @@ impl EngineBuilder<'_> {
         within("runs", runs, 1 << 20)?;
         let device = self.device_or_default()?;
         device.healthy()?;
-        let spec = self.build_spec()?;
-        let flow = Flow::new(&self, &device, spec)?;
+        let flow = Flow::new(&self, self.build_spec(Hardware::of(&device))?)?;
         let (models, spec) = flow.only()?;
         if spec.tuning.mode == Tuning::Full {
             exec::tune(models, &device, spec)?;
         }
         let model = &models[0];
-        let plan = exec::plan_batch(model, &device, spec, flow.sizes()[0].most())?;
+        let plan = exec::plan_batch(model, spec, flow.sizes()[0].most())?;
         if !spec.tuning.goes_on() {
             return Ok(StepTimes::none(plan));
         }

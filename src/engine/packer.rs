@@ -72,14 +72,14 @@ struct Shared {
     core: Arc<Core>,
     /// The sizes of packs with the numbers of their buckets, ascending by tokens.
     sizes: Vec<(Packing, usize)>,
-    state: Mutex<State>,
+    state: Mutex<PackerState>,
     /// There is room for rows.
     room: Condvar,
     /// There is a pack under way, or no packer any more.
     sent: Condvar,
 }
 
-struct State {
+struct PackerState {
     queue: Queue<Waiting>,
     /// Packs whose answers are to be handed out.
     under_way: VecDeque<Sent>,
@@ -118,7 +118,7 @@ impl Packer {
             return Err(Error::option("engine", engine.input(), "one of packed rows, as `Embedding::packed` asks for"));
         };
         let queue = Queue::new(largest, engine.slots());
-        let state = State { queue, under_way: VecDeque::new(), is_closed: false };
+        let state = PackerState { queue, under_way: VecDeque::new(), is_closed: false };
         let (room, sent) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { core, sizes, state: Mutex::new(state), room, sent });
         let answering = shared.clone();

@@ -20,7 +20,7 @@ use crate::graph::Graph;
 use crate::model::{Model, Network, Shaped};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
-use crate::plan::{self, Choices, Limits, Plan, Request};
+use crate::plan::{self, Choices, Family, Limits, Plan, Request};
 use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowPort, RowSpec};
 
 pub use audit::{Audit, NotHeld};
@@ -39,6 +39,8 @@ pub use tuning::{Tuning, TuningCache, TuningProgress};
 /// What to build.
 #[derive(Clone, Debug)]
 pub(crate) struct BuildSpec {
+    /// The hardware.
+    pub hardware: Hardware,
     /// At least one. One without batch sizes has the device's default.
     pub buckets: Vec<Bucket>,
     /// Slots: each gets a device input and a device output.
@@ -63,16 +65,40 @@ pub(crate) struct BuildSpec {
     pub priority: Priority,
 }
 
+/// What plans are made for: a device, or hardware that need not be there.
+#[derive(Clone, Debug)]
+pub(crate) struct Hardware {
+    /// Its limits.
+    pub limits: Limits,
+    /// The device, whose measurements say which kernels are the fastest; none for hardware that need not be there.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is measured"))]
+    pub device: Option<DeviceInfo>,
+}
+
+impl Hardware {
+    /// That of a device.
+    pub fn of(device: &Device) -> Self {
+        let info = device.info();
+        let limits = match device.kind() {
+            Kind::Cpu(_) | Kind::Sim(_) => Limits::cpu(info.units),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes),
+        };
+        Self { limits, device: Some(info.clone()) }
+    }
+
+    /// Hardware with these limits.
+    pub fn with(limits: &Limits) -> Self {
+        Self { limits: limits.clone(), device: None }
+    }
+}
+
 impl BuildSpec {
     /// Fills in the batch sizes where the caller gave none.
     ///
     /// # Errors
     /// [`Error::Option`] for more than one row of a model that computes one at a time.
-    pub fn with_default_sizes<'m>(
-        mut self,
-        models: impl Iterator<Item = &'m Model>,
-        device: &Device,
-    ) -> Result<Self, Error> {
+    pub fn with_default_sizes<'m>(mut self, models: impl Iterator<Item = &'m Model>) -> Result<Self, Error> {
         let (mut is_batched, mut has_state) = (true, false);
         for model in models {
             is_batched &= match model.network() {
@@ -82,11 +108,10 @@ impl BuildSpec {
             has_state |= !model.states().is_empty();
         }
         for bucket in self.buckets.iter_mut().filter(|bucket| bucket.batch_sizes.is_empty()) {
-            bucket.batch_sizes = match device.kind() {
+            bucket.batch_sizes = match self.hardware.limits.family {
                 _ if !is_batched || has_state => vec![1],
-                Kind::Cpu(_) | Kind::Sim(_) => vec![8],
-                #[cfg(feature = "cuda")]
-                Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
+                Family::Cpu => vec![8],
+                Family::Sm80 => vec![1, 2, 4, 8, 16, 32],
             };
         }
         match self.buckets.iter().map(Bucket::most).max() {
@@ -185,45 +210,35 @@ pub(crate) fn time_steps(
 }
 
 /// Plans a model, at each bucket's dimensions, for the batch sizes, in order; for a CPU once for each bucket, for a row.
-pub(crate) fn plan_all(models: &[Model], device: &Device, spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "a row is planned"))]
-    let sizes = |bucket: &Bucket| match device.kind() {
-        Kind::Cpu(_) | Kind::Sim(_) => vec![1],
-        #[cfg(feature = "cuda")]
-        Kind::Cuda(_) => bucket.batch_sizes.clone(),
+pub(crate) fn plan_all(models: &[Model], spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
+    let sizes = |bucket: &Bucket| match spec.hardware.limits.family {
+        Family::Cpu => vec![1],
+        Family::Sm80 => bucket.batch_sizes.clone(),
     };
     let each = models.iter().zip(&spec.buckets);
     let all = each.flat_map(|(model, bucket)| sizes(bucket).into_iter().map(move |batch| (model, batch)));
-    all.map(|(model, batch)| plan_batch(model, device, spec, batch)).collect()
+    all.map(|(model, batch)| plan_batch(model, spec, batch)).collect()
 }
 
 /// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
-pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
-    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "nothing is tuned"))]
-    let mut planned = plan_with(model, device, spec, batch, &spec.choices)?;
+pub(crate) fn plan_batch(model: &Model, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
+    let planned = plan_predicted(model, spec, batch)?;
     #[cfg(feature = "cuda")]
-    if let (Kind::Cuda(_), Tuning::Cached | Tuning::Full) = (device.kind(), spec.tuning.mode) {
-        let answers = spec.tuning.answers(device.info());
-        let mut choices = answers.choices(&planned, &spec.choices);
-        if !choices.is_empty() {
-            choices.extend(spec.choices.iter().map(|(step, kernel)| (step.clone(), *kernel)));
-            planned = plan_with(model, device, spec, batch, &choices)?;
-        }
-        if let (None, Some(lanes)) = (spec.lanes, answers.lanes(&planned)) {
-            planned = planned.with_lanes(lanes);
-        }
+    if let (Some(info), Family::Sm80, Tuning::Cached | Tuning::Full) =
+        (&spec.hardware.device, spec.hardware.limits.family, spec.tuning.mode)
+    {
+        return Ok(spec.tuning.answers(info).applied(planned, spec));
     }
     Ok(planned)
 }
 
-/// Plans `model` for one batch size with these choices.
-fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, choices: &Choices) -> Result<Plan, Error> {
-    let limits = &limits(device.info(), device.kind());
-    let own = limits.family.dtype();
+/// Plans `model` for one batch size, with the kernels that are predicted to be the fastest.
+fn plan_predicted(model: &Model, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
+    let BuildSpec { input, output, choices, hardware: Hardware { limits, .. }, .. } = spec;
+    let (input, output, own) = (*input, *output, limits.family.dtype());
     let precision = spec.precision.dtype(own, model.weights().most_stored());
-    let (input, output) = (spec.input, spec.output);
     let of_values = |graph: &Graph, states: &[RowPort], in_f32: &BTreeSet<String>| {
-        let (from, to) = rows(model, device, spec)?;
+        let (from, to) = rows(model, spec)?;
         let rows = [&from, &to];
         plan::values::plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices })
     };
@@ -289,21 +304,11 @@ pub(crate) fn needs(
 }
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
-pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
+pub(crate) fn rows(model: &Model, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
     match model.network() {
         Network::Images(images) => {
-            let graph = &images.shaped().network;
-            plan::rows::specs(graph, &limits(device.info(), device.kind()), (spec.input, spec.output))
+            plan::rows::specs(&images.shaped().network, &spec.hardware.limits, (spec.input, spec.output))
         }
         Network::Values(values) => Ok((values.input().clone(), values.output().clone())),
-    }
-}
-
-/// The hardware limits that a device's plans keep to.
-fn limits(info: &DeviceInfo, kind: &Kind) -> Limits {
-    match kind {
-        Kind::Cpu(_) | Kind::Sim(_) => Limits::cpu(info.units),
-        #[cfg(feature = "cuda")]
-        Kind::Cuda(_) => Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes),
     }
 }

@@ -1,15 +1,15 @@
 //! The states of programs: values that a run reads as the run before has left them.
 
 use super::{BuildSpec, Needs};
-use crate::device::{Device, State};
+use crate::device::{Device, StateBuffer};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::{Bucket, ROW_ALIGN};
 
 /// Memory for the states of a program of these plans, contents undefined: of as many rows as its largest batch.
-pub(super) fn new(device: &Device, plans: &[Plan], spec: &BuildSpec) -> Result<Vec<State>, Error> {
+pub(super) fn new(device: &Device, plans: &[Plan], spec: &BuildSpec) -> Result<Vec<StateBuffer>, Error> {
     let states = plans.iter().take(1).flat_map(|plan| &plan.states); // those of every plan
-    states.map(|row| State::new(device, row.clone(), rows(spec))).collect()
+    states.map(|row| StateBuffer::new(device, row.clone(), rows(spec))).collect()
 }
 
 /// What they take: on the device, and with the host's zeros and what it reads and writes them by.

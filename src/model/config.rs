@@ -208,7 +208,7 @@ impl<'a> Keys<'a> {
             return match value.as_str() {
                 Some(mode) => Err(Error::Unsupported {
                     what: format!("{}: {key} `{mode}`", self.path.display()),
-                    instead: "`center` is".into(),
+                    instead: "use `center`".into(),
                 }),
                 None => Err(self.wrong(&key, "a name", value)),
             };
@@ -463,7 +463,7 @@ mod tests {
             (r#""interpolation": "magic""#, r#"`interpolation`: expected one of "nearest", "box""#),
             (r#""interpolation": 2"#, "`interpolation`"),
             (r#""crop_mode": 2"#, "`crop_mode`"),
-            (r#""crop_mode": "squash""#, "crop_mode `squash` is not supported: `center` is"),
+            (r#""crop_mode": "squash""#, "crop_mode `squash` is not supported: use `center`"),
         ];
         for (entry, expected) in cases {
             let error = parse(&format!(r#"{{"architecture": "net", {entry}}}"#)).unwrap_err().to_string();

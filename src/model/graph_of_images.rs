@@ -18,9 +18,8 @@ impl Shaped {
         let network: &Network = &self.network;
         if let Some(node) = network.nodes.iter().find(|node| node.scale.is_some()) {
             return Err(Error::Unsupported {
-                what: format!("node `{}`, whose value is in bytes, in a precision that is asked for", node.name),
-                instead: "ask for none: bytes are the network's own type, and its other layers have the device's"
-                    .into(),
+                what: format!("a precision for a network in bytes (node `{}`)", node.name),
+                instead: "leave `precision` at `auto`".into(),
             });
         }
         let mut writer = Writer { g: GraphBuilder::new(), values: Vec::new() };

@@ -1,6 +1,6 @@
 //! Attributes of nodes.
 
-use super::graph::Graph;
+use super::graph::GraphProto;
 use super::reader::{Message, NAME, Reader};
 use super::tensor::{Tensor, TensorFields};
 use super::wire::{Field, Place, Schema};
@@ -35,7 +35,7 @@ pub enum AttributeValue {
     /// A tensor, which [`File::read`](super::File::read) reads.
     Tensor(Box<Tensor>),
     /// A graph, such as a branch; its nodes may read values of the graph around it.
-    Graph(Box<Graph>),
+    Graph(Box<GraphProto>),
     /// Numbers.
     Floats(Vec<f32>),
     /// Integers.
@@ -45,7 +45,7 @@ pub enum AttributeValue {
     /// Tensors.
     Tensors(Vec<Tensor>),
     /// Graphs.
-    Graphs(Vec<Graph>),
+    Graphs(Vec<GraphProto>),
     /// A type, which is not read.
     Type,
     /// Types, which are not read.
@@ -190,7 +190,7 @@ impl Message for AttributeFields {
                 AttributeValue::Tensor(reader.boxed(tensor, place)?)
             }
             "g" => {
-                let graph = reader.message::<Graph>(&field)?;
+                let graph = reader.message::<GraphProto>(&field)?;
                 AttributeValue::Graph(reader.boxed(graph, place)?)
             }
             "tp" => AttributeValue::Type,
@@ -201,7 +201,7 @@ impl Message for AttributeFields {
                 return reader.push(list!(self, Strings, place, reader), text, place);
             }
             "tensors" => return reader.push_message::<TensorFields>(list!(self, Tensors, place, reader), &field),
-            "graphs" => return reader.push_message::<Graph>(list!(self, Graphs, place, reader), &field),
+            "graphs" => return reader.push_message::<GraphProto>(list!(self, Graphs, place, reader), &field),
             "type_protos" if self.value == Some(AttributeValue::Types) => return Ok(()),
             "type_protos" => AttributeValue::Types,
             "name" => return reader.string(&field).map(|name| self.name = name),

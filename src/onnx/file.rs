@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::external::{External, ExternalFile};
-use super::model::{Model, ModelFields};
+use super::model::{ModelFields, ModelProto};
 use super::reader::Reader;
 use super::wire::{Place, Span, Wire};
 use crate::error::Error;
@@ -19,7 +19,7 @@ pub struct File {
     pub(super) source: Arc<Source>,
     pub(super) bytes: u64,
     pub(super) external: Vec<ExternalFile>,
-    model: Model,
+    model: ModelProto,
 }
 
 /// The number of bytes that a model may take, unless [`File::open_within`] sets another limit. Real models
@@ -95,7 +95,7 @@ impl File {
     }
 
     /// The model in the file.
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &ModelProto {
         &self.model
     }
 }

@@ -3,7 +3,7 @@
 use super::attribute::{Attribute, AttributeFields};
 use super::model::{OpsetEntry, Opsets, standard};
 use super::names;
-use super::node::Node;
+use super::node::NodeProto;
 use super::reader::{Message, Reader};
 use super::value::ValueInfo;
 use super::wire::{Field, Place, Schema};
@@ -41,7 +41,7 @@ pub struct Function {
     /// Attributes of the caller's node with their defaults.
     pub defaults: Vec<Attribute>,
     /// Its nodes; their attributes may be [`Reference`](super::AttributeValue::Reference)s to those of the caller's node.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeProto>,
     /// The versions of the operators in the function; the model's versions do not apply to it.
     pub opsets: Opsets,
     /// Types of values in the function, as the file claims them.
@@ -72,7 +72,7 @@ impl Message for Function {
             "input" => reader.push_string(&mut self.inputs, &field)?,
             "output" => reader.push_string(&mut self.outputs, &field)?,
             "attribute" => reader.push_string(&mut self.attributes, &field)?,
-            "node" => reader.push_message::<Node>(&mut self.nodes, &field)?,
+            "node" => reader.push_message::<NodeProto>(&mut self.nodes, &field)?,
             "opset_import" => reader.push_message::<OpsetEntry>(&mut self.opsets.0, &field)?,
             "domain" => self.domain = standard(reader.string(&field)?),
             "attribute_proto" => reader.push_message::<AttributeFields>(&mut self.defaults, &field)?,

@@ -1,7 +1,7 @@
 //! A graph: nodes, constants, and what goes in and comes out.
 
 use super::names;
-use super::node::Node;
+use super::node::NodeProto;
 use super::reader::{Message, Reader};
 use super::tensor::{Tensor, TensorFields};
 use super::value::ValueInfo;
@@ -11,12 +11,12 @@ use crate::error::Error;
 /// A graph, as it stands in the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Graph {
+pub struct GraphProto {
     /// Its name.
     pub name: String,
     /// Its nodes. The format requires each node to come after the nodes whose results it reads; a file may violate
     /// that.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeProto>,
     /// Its constants, each name once. A constant with the name of an input is that input's default.
     pub initializers: Vec<Tensor>,
     /// The inputs, each name once. Old files list constants here, too.
@@ -27,7 +27,7 @@ pub struct Graph {
     pub values: Vec<ValueInfo>,
 }
 
-impl Message for Graph {
+impl Message for GraphProto {
     type Made = Self;
     const SCHEMA: Schema = Schema {
         message: "GraphProto",
@@ -44,7 +44,7 @@ impl Message for Graph {
 
     fn field(&mut self, field: Field, reader: &mut Reader<'_>) -> Result<(), Error> {
         match field.place.name {
-            "node" => reader.push_message::<Node>(&mut self.nodes, &field),
+            "node" => reader.push_message::<NodeProto>(&mut self.nodes, &field),
             "name" => reader.string(&field).map(|name| self.name = name),
             "initializer" => reader.push_message::<TensorFields>(&mut self.initializers, &field),
             "input" => reader.push_message::<ValueInfo>(&mut self.inputs, &field),

@@ -1,7 +1,7 @@
 //! The outermost message of a file.
 
 use super::function::Function;
-use super::graph::Graph;
+use super::graph::GraphProto;
 use super::names;
 use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema};
@@ -10,7 +10,7 @@ use crate::error::{Error, printable};
 /// The content of an ONNX file.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Model {
+pub struct ModelProto {
     /// The version of the format.
     pub ir_version: i64,
     /// The tool that wrote it.
@@ -26,7 +26,7 @@ pub struct Model {
     /// Free text by key, in the file's order.
     pub metadata: Vec<(String, String)>,
     /// The graph.
-    pub graph: Graph,
+    pub graph: GraphProto,
     /// The functions that nodes may call; no two have domain, name and overload in common.
     pub functions: Vec<Function>,
 }
@@ -75,12 +75,12 @@ pub(super) fn standard(domain: String) -> String {
 
 #[derive(Default)]
 pub(super) struct ModelFields {
-    model: Model,
-    graph: Option<Graph>,
+    model: ModelProto,
+    graph: Option<GraphProto>,
 }
 
 impl Message for ModelFields {
-    type Made = Model;
+    type Made = ModelProto;
     const SCHEMA: Schema = Schema {
         message: "ModelProto",
         fields: &[
@@ -105,7 +105,7 @@ impl Message for ModelFields {
             "domain" => model.domain = reader.string(&field)?,
             "model_version" => model.model_version = reader.int(&field)?,
             "graph" if self.graph.is_some() => return Err(reader.fail(field.place, "a second graph")),
-            "graph" => self.graph = Some(reader.message::<Graph>(&field)?),
+            "graph" => self.graph = Some(reader.message::<GraphProto>(&field)?),
             "opset_import" => reader.push_message::<OpsetEntry>(&mut model.opsets.0, &field)?,
             "metadata_props" => reader.push_message::<KeyValue>(&mut model.metadata, &field)?,
             "functions" => reader.push_message::<Function>(&mut model.functions, &field)?,
@@ -114,7 +114,7 @@ impl Message for ModelFields {
         Ok(())
     }
 
-    fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Model, Error> {
+    fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<ModelProto, Error> {
         let Self { mut model, graph: Some(graph) } = self else {
             return Err(reader.fail(place, "not an ONNX file, or cut short: there is no graph in it"));
         };

@@ -19,7 +19,7 @@ use crate::error::{Error, printable};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Node {
+pub struct NodeProto {
     /// Its name; often empty.
     pub name: String,
     /// The operator; never empty.
@@ -37,14 +37,14 @@ pub struct Node {
     pub attributes: Vec<Attribute>,
 }
 
-impl Node {
+impl NodeProto {
     /// The value of an attribute; `None` if the node does not have it.
     pub fn attribute(&self, name: &str) -> Option<&AttributeValue> {
         self.attributes.iter().find(|attribute| attribute.name == name).map(|attribute| &attribute.value)
     }
 }
 
-impl Message for Node {
+impl Message for NodeProto {
     type Made = Self;
     const SCHEMA: Schema = Schema {
         message: "NodeProto",

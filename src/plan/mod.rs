@@ -186,6 +186,16 @@ impl Plan {
         self
     }
 
+    /// The plan with these kernels, by step name, each a [candidate](Self::candidates) of its step.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_kernels(mut self, kernels: &Choices) -> Self {
+        for step in &mut self.steps {
+            step.kernel = kernels.get(&step.name).copied().unwrap_or(step.kernel);
+        }
+        let several = self.lanes() > 1;
+        self.with_lanes(several)
+    }
+
     /// The number of lanes. With 1 lane every step begins when the previous one has ended.
     pub fn lanes(&self) -> usize {
         self.steps.iter().map(|step| step.lane + 1).max().unwrap_or(0)

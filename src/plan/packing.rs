@@ -55,11 +55,12 @@ pub(crate) enum FilterOrder {
     Stem(StemLayers),
 }
 
-/// Filters in f16, biases in f32.
+/// Filters in the type of what they multiply, bf16 or else f16; biases in f32.
 pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     let packing = |layer: Layer<'a>| {
         let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
-        Packing { layer, order, dtype: Dtype::F16, bytes: None }
+        let dtype = if layer.input.dtype == Dtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
+        Packing { layer, order, dtype, bytes: None }
     };
     let sum = |layers: Vec<Layer<'a>>| PackedSum {
         filters: layers.into_iter().map(packing).collect(),
@@ -106,7 +107,11 @@ impl Packing<'_> {
             FilterOrder::Bytes | FilterOrder::StemBytes if self.bias_behind().is_some() => {
                 self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>())
             }
-            _ => self.filter_bytes(),
+            FilterOrder::Dense
+            | FilterOrder::Taps
+            | FilterOrder::Depthwise
+            | FilterOrder::Bytes
+            | FilterOrder::StemBytes => self.filter_bytes(),
         }
     }
 
@@ -116,7 +121,10 @@ impl Packing<'_> {
         match self.order {
             FilterOrder::StemBytes => STEM_FILTER_BYTES,
             FilterOrder::Taps => self.k_stored() * taps * packed_channels(self.c_stored()) * self.dtype.bytes(),
-            _ => self.k_stored() * taps * self.c_stored() * self.dtype.bytes(),
+            FilterOrder::Stem(layers) => layers.filter_elems() * self.dtype.bytes(),
+            FilterOrder::Dense | FilterOrder::Depthwise | FilterOrder::Bytes => {
+                self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
+            }
         }
     }
 
@@ -161,7 +169,7 @@ impl Packing<'_> {
             FilterOrder::Bytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }
-            FilterOrder::Stem(layers) => Some(layers.filter_elems() * self.dtype.bytes()),
+            FilterOrder::Stem(_) => Some(self.filter_bytes()),
         }
     }
 

@@ -117,10 +117,7 @@ impl<'a> Work<'a> {
 
     /// The activations that are applied, by layers or to a sum.
     pub(super) fn activations(&self) -> impl Iterator<Item = Activation> {
-        let of_sum = match self.op {
-            StepOp::Add(activation) => Some(*activation),
-            _ => None,
-        };
+        let of_sum = if let StepOp::Add(activation) = self.op { Some(*activation) } else { None };
         let of_layer = |layer: Layer<'_>| match layer.weights {
             Weights::Conv(conv) => Some(conv.activation),
             Weights::Linear(_) => None,

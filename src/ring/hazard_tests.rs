@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{BatcherBuilder, Buckets, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceRows, Inputs, Kind, Note};
-use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, State, Stream};
+use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, StateBuffer, Stream};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
@@ -305,9 +305,9 @@ enum Programs {
 }
 
 /// A state of eight bytes a row.
-fn state(device: &Device) -> State {
+fn state(device: &Device) -> StateBuffer {
     let row = RowSpec::new([("state", Dtype::U8, vec![8])]).ports()[0].clone();
-    State::new(device, row, ROWS).unwrap()
+    StateBuffer::new(device, row, ROWS).unwrap()
 }
 
 /// A program that reads what two others give. It gives what the first one does.

@@ -3,7 +3,7 @@
 
 use super::flow::Runner;
 use super::{Core, Submitted};
-use crate::device::{Access, Device, Event, HostBuffer, Note, State, Stream};
+use crate::device::{Access, Device, Event, HostBuffer, Note, StateBuffer, Stream};
 use crate::error::Error;
 use crate::sync::{Turn, Turns};
 use crate::tensor::RowPort;
@@ -42,7 +42,7 @@ impl States {
 }
 
 /// All states, each with the program that has it.
-fn all(runners: &[Runner]) -> impl Iterator<Item = (&Runner, &State)> {
+fn all(runners: &[Runner]) -> impl Iterator<Item = (&Runner, &StateBuffer)> {
     runners.iter().flat_map(|runner| runner.program.states().iter().map(move |state| (runner, state)))
 }
 
@@ -65,8 +65,8 @@ impl Core {
         match &self.states {
             None => Ok(()),
             Some(_) => Err(Error::Unsupported {
-                what: format!("{by} of a model with state, whose rows go on with the rows of the batch before"),
-                instead: "submit batches to the engine, each row of which is the next of one sequence".into(),
+                what: format!("{by} of a model with state: each row continues the same row of the previous batch"),
+                instead: "submit batches to the engine, where row N is always the next of sequence N".into(),
             }),
         }
     }
@@ -157,7 +157,7 @@ impl Core {
         self.states.as_ref().expect("a state was found").take(&self.device)
     }
 
-    fn find_state(&self, name: &str) -> Result<(&Runner, &State), Error> {
+    fn find_state(&self, name: &str) -> Result<(&Runner, &StateBuffer), Error> {
         all(&self.runners).find(|(_, state)| &*state.row.name == name).ok_or_else(|| {
             let names: Vec<String> = all(&self.runners).map(|(_, state)| format!("`{}`", state.row.name)).collect();
             let expected = match names.is_empty() {
@@ -169,7 +169,7 @@ impl Core {
     }
 }
 
-fn check_bytes(state: &State, bytes: usize) -> Result<(), Error> {
+fn check_bytes(state: &StateBuffer, bytes: usize) -> Result<(), Error> {
     if bytes != state.bytes() {
         let expected = format!("{}: {} rows of {}", state.bytes(), state.rows, state.row);
         return Err(Error::option("bytes of a state", bytes, expected));

@@ -1,7 +1,7 @@
 //! Every field of the files that Python's `onnx` wrote, against what it finds in them.
 
 use serde_json::{Value, json};
-use trefoil::onnx::{Attribute, AttributeValue, DataType, Dim, File, Function, Graph, Node, Opsets, Tensor};
+use trefoil::onnx::{Attribute, AttributeValue, DataType, Dim, File, Function, GraphProto, NodeProto, Opsets, Tensor};
 use trefoil::onnx::{ValueInfo, ValueType};
 
 use super::{FILES, data};
@@ -57,7 +57,7 @@ fn attribute(file: &File, attribute: &Attribute) -> Value {
     json!({"name": attribute.name, "type": kind, "value": value})
 }
 
-fn node(file: &File, node: &Node) -> Value {
+fn node(file: &File, node: &NodeProto) -> Value {
     json!({
         "name": node.name,
         "op_type": node.op_type,
@@ -95,7 +95,7 @@ fn values(values: &[ValueInfo]) -> Vec<Value> {
     values.iter().map(value).collect()
 }
 
-fn graph(file: &File, graph: &Graph) -> Value {
+fn graph(file: &File, graph: &GraphProto) -> Value {
     json!({
         "name": graph.name,
         "nodes": graph.nodes.iter().map(|n| node(file, n)).collect::<Vec<_>>(),

@@ -565,7 +565,7 @@ fn trace_writes_a_timeline_and_reports_the_overlap() {
     let out = ["--out", file.to_str().unwrap()];
     let text = run(&[&trace[..], &out, &["--batches", "25"]].concat());
     expect_code(&text, 0);
-    for part in ["cpu: 25 batches, 100 images", "copy-in", "middle", "copy time under compute", "perfetto"] {
+    for part in ["cpu: 25 batches, 100 rows", "copy-in", "middle", "copy time under compute", "perfetto"] {
         assert!(stdout(&text).contains(part), "no `{part}` in:\n{}", stdout(&text));
     }
     assert_eq!(stderr(&text), "");

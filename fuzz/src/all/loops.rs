@@ -1,7 +1,7 @@
 //! The loops of graphs of any operators as PTX, which the stand-in for the driver runs, against the CPU.
 
 use trefoil::graph::{Constant, Graph, Origin, Tensor, ValueId};
-use trefoil::loops::ptx::{Target, kernel, module};
+use trefoil::loops::ptx::{PtxTarget, kernel, module};
 use trefoil::loops::{self, Kernel, Loop};
 use trefoil::onnx::File;
 
@@ -36,14 +36,14 @@ fn sources(graph: &Graph, file: &File) -> Vec<Option<Tensor>> {
 }
 
 fn compare(case: &Case) {
-    let written = match kernel(&case.of, &Target::ANY) {
+    let written = match kernel(&case.of, &PtxTarget::ANY) {
         Ok(written) => written,
         Err(error) => return assert!(adds_bools(&case.of), "{error}"),
     };
     if written.blocks == 0 {
         return;
     }
-    let text = module([&written], &Target::ANY);
+    let text = module([&written], &PtxTarget::ANY);
     let program = Program::read(&text).unwrap_or_else(|failure| panic!("{failure}\n{text}"));
     let mut memory: Vec<Vec<u128>> = written.operands.iter().map(|&number| words(&case.operands[number])).collect();
     memory.push(vec![0xA5; case.to.bytes().div_ceil(16)]);

@@ -1,6 +1,6 @@
 //! Bytes as an ONNX file: its messages, its tensors, its graph.
 
-use trefoil::onnx::{AttributeValue, File, Graph, Node, Sizes, Tensor};
+use trefoil::onnx::{AttributeValue, File, GraphProto, NodeProto, Sizes, Tensor};
 
 use super::check_error;
 
@@ -21,12 +21,12 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-fn read_graph(file: &File, graph: &Graph) {
+fn read_graph(file: &File, graph: &GraphProto) {
     graph.initializers.iter().for_each(|tensor| read(file, tensor));
     read_nodes(file, &graph.nodes);
 }
 
-fn read_nodes(file: &File, nodes: &[Node]) {
+fn read_nodes(file: &File, nodes: &[NodeProto]) {
     for attribute in nodes.iter().flat_map(|node| &node.attributes) {
         match &attribute.value {
             AttributeValue::Tensor(tensor) => read(file, tensor),

@@ -153,8 +153,8 @@ pub struct Kernels {
     /// Run independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
     #[arg(long, value_name = "ON", value_parser = on_or_off())]
     pub lanes: Option<bool>,
-    /// The type in which layers read their operands; their sums are f32. In another one than the device's own a model takes
-    /// many times as long
+    /// The type in which layers read their operands; their sums are f32. Types other than the device's own can be many
+    /// times slower
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub precision: PrecisionArg,
 }

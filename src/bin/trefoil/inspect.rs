@@ -35,7 +35,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 writeln!(out, "input {}, {CLASSES} classes\n", graph.input)?;
                 print_graph(&graph)?;
             }
-            vec![planned(args, gpu, &graph, &preprocessing)?]
+            vec![planned_network(args, gpu, &graph, &preprocessing)?]
         }
         (gpu, _) => {
             let (model, path) = match args.at.open(&args.model) {
@@ -47,7 +47,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 print_model(&model, &path)?;
             }
             match gpu {
-                Some(gpu) => vec![planned(args, gpu, model.image_network()?, model.preprocessing()?)?],
+                Some(gpu) => planned(args, gpu, &model)?,
                 None => on_device(args, &model)?,
             }
         }
@@ -169,9 +169,8 @@ fn print_ports(model: &Model, graph: &values::Graph, path: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The plan for a GPU that need not be there.
-fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Network, preprocessing: &Preprocessing) -> Result<(Plan, Steps)> {
-    let limits = match gpu {
+fn limits(gpu: KnownGpu) -> Limits {
+    match gpu {
         KnownGpu::A100 => Limits::a100(),
         KnownGpu::H100 => Limits::h100(),
         KnownGpu::H100Pcie => Limits::h100_pcie(),
@@ -181,12 +180,22 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Network, preprocessing: &P
         KnownGpu::L40s => Limits::l40s(),
         KnownGpu::Rtx4090 => Limits::rtx4090(),
         KnownGpu::Rtx5090 => Limits::rtx5090(),
-    };
+    }
+}
+
+/// The plan of an architecture, without weights, for a GPU that need not be there.
+fn planned_network(
+    args: &InspectArgs,
+    gpu: KnownGpu,
+    graph: &Network,
+    preprocessing: &Preprocessing,
+) -> Result<(Plan, Steps)> {
+    let limits = limits(gpu);
     let Sizes::UpTo(batch) = args.at.sizes(Sizes::UpTo(args.batch), Sizes::UpTo) else {
-        bail!("--size: give one size with --for");
+        bail!("--size: an architecture without weights has one size, that it was designed for");
     };
     if !matches!(args.kernels.precision, PrecisionArg::Auto | PrecisionArg::F16) {
-        bail!("--precision: --for plans the kernels for images, which are of f16");
+        bail!("--precision: an architecture without weights is planned in f16; give a model for another type");
     }
     let (input, output) = (InputFormat::default(), OutputKind::Probabilities);
     let choices = Choices::new();
@@ -199,20 +208,35 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Network, preprocessing: &P
     Ok((plan, steps))
 }
 
+/// The plans of a model for a GPU that need not be there, one for each size.
+fn planned(args: &InspectArgs, gpu: KnownGpu, model: &Model) -> Result<Vec<(Plan, Steps)>> {
+    let limits = limits(gpu);
+    let at_size = |ring: Ring| {
+        let plan = setup::builder(model, &ring).plans_for(&limits)?.swap_remove(0);
+        let steps = Steps::planned(&plan);
+        Ok((plan, steps))
+    };
+    rings(args).into_iter().map(at_size).collect()
+}
+
 /// The plans for a device that is there, one for each size, measured on a GPU.
 fn on_device(args: &InspectArgs, model: &Model) -> Result<Vec<(Plan, Steps)>> {
+    let device = setup::open_device(args.device)?;
+    rings(args).iter().map(|ring| at_size(args, model, &device, ring)).collect()
+}
+
+/// A ring for each size that is asked for.
+fn rings(args: &InspectArgs) -> Vec<Ring> {
     let exactly = |batch| Sizes::Exactly(vec![batch]);
     let sizes = match args.at.sizes(exactly(args.batch), exactly) {
         Sizes::Each(each) => each.into_iter().map(|size| Sizes::Each(vec![size])).collect(),
         one => vec![one],
     };
-    let device = setup::open_device(args.device)?;
-    sizes.into_iter().map(|sizes| at_size(args, model, &device, sizes)).collect()
+    sizes.into_iter().map(|sizes| Ring { slots: 1, ..Ring::new(sizes, args.kernels) }).collect()
 }
 
-fn at_size(args: &InspectArgs, model: &Model, device: &Device, sizes: Sizes) -> Result<(Plan, Steps)> {
-    let ring = Ring { slots: 1, ..Ring::new(sizes, args.kernels) };
-    let builder = setup::engine_builder(model, device, &ring);
+fn at_size(args: &InspectArgs, model: &Model, device: &Device, ring: &Ring) -> Result<(Plan, Steps)> {
+    let builder = setup::engine_builder(model, device, ring);
     if setup::is_cpu(device) {
         let plan = builder.plans()?.swap_remove(0);
         let steps = Steps::planned(&plan);

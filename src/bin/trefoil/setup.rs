@@ -106,8 +106,12 @@ pub fn seen<T>(template: &str, something: impl FnOnce() -> T) -> T {
 
 /// The builder of such an engine.
 pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> EngineBuilder<'a> {
+    builder(model, ring).on(device)
+}
+
+/// The same for no device yet.
+pub fn builder<'a>(model: &'a Model, ring: &Ring) -> EngineBuilder<'a> {
     let builder = Engine::builder(model)
-        .on(device)
         .slots(ring.slots)
         .compute_streams(ring.compute_streams)
         .staging(ring.producers + ring.slots)

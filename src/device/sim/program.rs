@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::units::Moves;
 use super::{Picos, Sim};
-use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, StateBuffer};
 use crate::error::Error;
 
 /// Takes a given time for each batch size and moves the rows of a slot's input to its output.
@@ -18,7 +18,7 @@ pub(crate) struct SimProgram {
     outputs: Vec<DeviceBuffer>,
     /// What runs on a compute stream have for themselves.
     arenas: Vec<DeviceBuffer>,
-    states: Vec<State>,
+    states: Vec<StateBuffer>,
     streams: usize,
 }
 
@@ -65,7 +65,7 @@ impl SimProgram {
 
     /// The same with a state, which runs leave as it is.
     #[cfg(test)]
-    pub fn with_state(self, state: State) -> Self {
+    pub fn with_state(self, state: StateBuffer) -> Self {
         Self { states: vec![state], ..self }
     }
 
@@ -112,7 +112,7 @@ impl Program for SimProgram {
         slot.into_iter().chain(states).collect()
     }
 
-    fn states(&self) -> &[State] {
+    fn states(&self) -> &[StateBuffer] {
         &self.states
     }
 

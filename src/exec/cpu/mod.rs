@@ -42,7 +42,7 @@ use self::values::Values;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cpu::{Cpu, Work};
-use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, StateBuffer};
 use crate::error::Error;
 use crate::loops::{Alone, Team};
 use crate::model::Model;
@@ -129,7 +129,7 @@ pub(crate) struct CpuProgram {
     /// Of each slot, for the largest batch.
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    states: Vec<State>,
+    states: Vec<StateBuffer>,
     /// What computes a row at each size.
     of_size: Vec<Arc<Ready>>,
     /// What later engines of the model share.
@@ -206,7 +206,7 @@ impl Program for CpuProgram {
         rows.into_iter().chain(states).collect()
     }
 
-    fn states(&self) -> &[State] {
+    fn states(&self) -> &[StateBuffer] {
         &self.states
     }
 
@@ -241,7 +241,7 @@ impl CpuProgram {
         // SAFETY: as above for the output, which nobody reads during the run; each row is computed once, and rows are
         // disjoint.
         let y = unsafe { slice::from_raw_parts_mut((y + row * written.row_pitch) as *mut u8, written.row_bytes) };
-        let state = |state: &State| {
+        let state = |state: &StateBuffer| {
             assert!(row < state.rows, "a row of a state");
             let bytes = state.row.bytes();
             // SAFETY: as above for the row of a state, which lives as long as self: nobody else accesses states during

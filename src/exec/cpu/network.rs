@@ -17,9 +17,10 @@ use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
 use super::stem_s8::{StemS8, scratch_of_stem};
 use super::target::OutputTarget;
+use crate::device::free_on_host;
 use crate::error::Error;
 use crate::loops::{Lines, Team};
-use crate::model::{fold_conv, read_linear};
+use crate::model::{Conv2d, fold_conv, read_linear};
 use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp, TensorId};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tensor::{Dtype, OutputKind, Shape};
@@ -209,80 +210,37 @@ pub(super) fn arena_bytes(plans: &[Plan]) -> u64 {
         .sum()
 }
 
-/// Bytes of a step's weights, repacked.
+/// Bytes of a step's weights, repacked; most are kept as they are.
 pub(super) fn weight_bytes(step: &Step) -> u64 {
-    match &step.op {
-        StepOp::Conv(conv) => {
-            let channels = conv.out_channels as u64;
-            step.weight_bytes / channels * channels.next_multiple_of(LANES as u64)
-        }
-        StepOp::QuantizedConv(QuantizedConv { conv, .. })
-        | StepOp::QuantizedStem(QuantizedStem { stem: Stem { conv, .. }, .. }) => {
-            let channels = conv.out_channels as u64;
-            let bytes = size_of::<f32>() as u64 * step.weight_bytes; // a filter's are kept as floats
-            bytes / channels * channels.next_multiple_of(LANES as u64)
-        }
-        StepOp::Normalize { .. }
-        | StepOp::Stem(_)
-        | StepOp::Few(_)
-        | StepOp::QuantizedMean(_)
-        | StepOp::Quantize(_)
-        | StepOp::Dequantize(_)
-        | StepOp::ConvSum { .. }
-        | StepOp::Chain { .. }
-        | StepOp::Depthwise(_)
-        | StepOp::ExpandDepthwise { .. }
-        | StepOp::MaxPool(_)
-        | StepOp::AvgPool(_)
-        | StepOp::GlobalAvgPool
-        | StepOp::Linear(_)
-        | StepOp::Add(_)
-        | StepOp::Tail(_)
-        | StepOp::Emit(_)
-        | StepOp::Product(_)
-        | StepOp::Attention(_)
-        | StepOp::PackedAttention(_)
-        | StepOp::RowNorm(_)
-        | StepOp::Loop(_)
-        | StepOp::Hand(_) => step.weight_bytes,
+    let in_lanes = |conv: &Conv2d, bytes: u64| {
+        let channels = conv.out_channels as u64;
+        bytes / channels * channels.next_multiple_of(LANES as u64)
+    };
+    if let StepOp::Conv(conv) = &step.op {
+        in_lanes(conv, step.weight_bytes)
+    } else if let StepOp::QuantizedConv(QuantizedConv { conv, .. })
+    | StepOp::QuantizedStem(QuantizedStem { stem: Stem { conv, .. }, .. }) = &step.op
+    {
+        in_lanes(conv, size_of::<f32>() as u64 * step.weight_bytes) // a filter's are kept as floats
+    } else {
+        step.weight_bytes
     }
 }
 
-/// What the convolution needs that needs most.
+/// What the convolution needs that needs most; nothing else needs any.
 fn scratch_elems(plan: &Plan) -> usize {
-    let of_step = |step: &Step| match &step.op {
-        StepOp::Conv(conv) => {
-            let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
-            scratch_of(conv, x, y)
+    let shape = |id: TensorId| plan.tensors[id.0].shape;
+    let of_step = |step: &Step| {
+        if let StepOp::Conv(conv) = &step.op {
+            scratch_of(conv, shape(step.inputs[0]), shape(step.outputs[0]))
+        } else if let StepOp::QuantizedConv(of) = &step.op {
+            let inputs: Vec<Shape> = step.inputs.iter().map(|&id| shape(id)).collect();
+            conv2d_s8::scratch_of(of, &inputs, shape(step.outputs[0]))
+        } else if let StepOp::QuantizedStem(of) = &step.op {
+            scratch_of_stem(of, shape(step.inputs[0]))
+        } else {
+            0
         }
-        StepOp::QuantizedConv(of) => {
-            let inputs: Vec<Shape> = step.inputs.iter().map(|id| plan.tensors[id.0].shape).collect();
-            conv2d_s8::scratch_of(of, &inputs, plan.tensors[step.outputs[0].0].shape)
-        }
-        StepOp::QuantizedStem(of) => scratch_of_stem(of, plan.tensors[step.inputs[0].0].shape),
-        StepOp::Normalize { .. }
-        | StepOp::Stem(_)
-        | StepOp::Few(_)
-        | StepOp::QuantizedMean(_)
-        | StepOp::Quantize(_)
-        | StepOp::Dequantize(_)
-        | StepOp::ConvSum { .. }
-        | StepOp::Chain { .. }
-        | StepOp::Depthwise(_)
-        | StepOp::ExpandDepthwise { .. }
-        | StepOp::MaxPool(_)
-        | StepOp::AvgPool(_)
-        | StepOp::GlobalAvgPool
-        | StepOp::Linear(_)
-        | StepOp::Add(_)
-        | StepOp::Tail(_)
-        | StepOp::Emit(_)
-        | StepOp::Product(_)
-        | StepOp::Attention(_)
-        | StepOp::PackedAttention(_)
-        | StepOp::RowNorm(_)
-        | StepOp::Loop(_)
-        | StepOp::Hand(_) => 0,
     };
     plan.steps.iter().map(of_step).max().unwrap_or(0)
 }
@@ -295,7 +253,6 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
     let image = |id: TensorId| Image { shape: plan.tensors[id.0].shape, signed: is_signed(id) };
     Ok(match &step.op {
         StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
-        StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
             let repack = || Ok(Panels::new(conv, &fold_conv(weights, conv, x.channels)?, x.channels));
             Kernel::Conv(Conv2dFprop::new(isa, conv, packed.filter(plan, step, repack)?, x, target).into())
@@ -317,9 +274,6 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
         StepOp::Dequantize(scale) => {
             Kernel::Dequantize(Dequantize::new(*scale, is_signed(step.inputs[0]), target).into())
         }
-        StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::ExpandDepthwise { .. } | StepOp::Tail(_) => {
-            unreachable!("planned for compute capability 9.0 only")
-        }
         StepOp::Depthwise(conv) => {
             let repack = || Ok(Taps::new(fold_conv(weights, conv, x.channels)?, x.channels));
             Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, packed.filter(plan, step, repack)?, x, y).into())
@@ -333,13 +287,10 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
         }
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
-        StepOp::Few(_)
-        | StepOp::Product(_)
-        | StepOp::Attention(_)
-        | StepOp::PackedAttention(_)
-        | StepOp::RowNorm(_)
-        | StepOp::Loop(_)
-        | StepOp::Hand(_) => unreachable!("of no network of images"),
+        other => {
+            let what = format!("step {} ({}), planned for a CPU", step.name, other.label(step.inputs.len()));
+            return Err(Error::Internal { what });
+        }
     })
 }
 
@@ -363,7 +314,7 @@ fn zeroed(elems: usize) -> Result<Vec<Lanes>, Error> {
         device: "cpu".into(),
         what: "a worker's arena".into(),
         needed_bytes: (count * size_of::<Lanes>()) as u64,
-        free_bytes: 0,
+        free_bytes: free_on_host(),
         fitting_batch: None,
     })?;
     lanes.resize(count, Lanes::ZERO);

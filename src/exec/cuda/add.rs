@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{CHUNK, FastDivide, Launch, activation_code, aligned, chunks_of, kernel_args, pitch, product};
 use super::steps::{Operands, stored};
 use crate::error::Error;
@@ -31,8 +31,8 @@ impl Launcher for Add {
         "add"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("add", &[ENTRY], THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("add", &[ENTRY], THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

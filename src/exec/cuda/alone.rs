@@ -62,7 +62,7 @@ impl Alone {
             let addresses = std::array::from_fn(|operand| addresses[operand]);
             let mut launches = launches(addresses)?;
             kernels.load(&launches)?;
-            kernels.encode(&mut launches)?;
+            launches.iter_mut().try_for_each(|launch| kernels.encode(launch))?;
             of_kernels.resize_with(launches.len(), Vec::new);
             of_kernels.iter_mut().zip(launches).for_each(|(of_kernel, launch)| of_kernel.push(launch));
         }

@@ -1,27 +1,24 @@
 //! From a plan's launches to a graph: each lane is a stream, forked and joined by events.
 
 use super::launch::Launch;
-use super::{Kernels, Material, Memory};
+use super::{Kernels, Material};
 use crate::device::cuda::CudaGraph;
 use crate::device::{Backend, Event, Stream};
 use crate::error::Error;
 use crate::plan::{Plan, Step};
 
 impl Material {
-    /// The graph of one of the plans on some memory. `marks`, if there are any, are recorded in it: one
-    /// before each step, and the rest behind the last; the steps are then in one lane, so that each is by itself.
-    pub(super) fn capture(&mut self, plan: &Plan, memory: Memory<'_>, marks: &[Event]) -> Result<CudaGraph, Error> {
-        let mut launches = self.launches(plan, memory)?;
-        self.kernels.load(&launches)?;
-        self.kernels.encode(&mut launches)?;
+    /// The graph of one of the plans. `marks`, if there are any, are recorded in it: one before each step, and the rest
+    /// behind the last; the steps are then in one lane, so that each is by itself.
+    pub(super) fn capture(&mut self, plan: &Plan, launches: &[Launch], marks: &[Event]) -> Result<CudaGraph, Error> {
         match marks {
             [] => {
                 while self.lane_streams.len() + 1 < plan.lanes() {
                     self.lane_streams.push(Stream::new(&self.device, self.priority, "trefoil-lane")?);
                 }
-                self.capture_lanes(plan, &launches)
+                self.capture_lanes(plan, launches)
             }
-            marks => self.kernels.capture_marked(&plan.steps, &launches, &self.stream, marks),
+            marks => self.kernels.capture_marked(&plan.steps, launches, &self.stream, marks),
         }
     }
 

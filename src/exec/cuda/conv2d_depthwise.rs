@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
 };
@@ -49,8 +49,8 @@ impl Launcher for Conv2dDepthwise {
         "conv2d_depthwise"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("conv2d_depthwise", &ENTRIES, THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("conv2d_depthwise", &ENTRIES, THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 #[cfg(test)]
 use super::implicit_gemm::ImplicitGemmArgs;
 use super::implicit_gemm::{self, GemmPointers, GemmProblem};
@@ -21,11 +21,11 @@ impl Launcher for Conv2dFprop {
         "conv2d_fprop"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(tile, name): (ConvTile, _)| {
             let pipeline = tile.pipeline().expect("every compiled tile has one");
             let (threads, shared_bytes) = (pipeline.threads as u32, pipeline.shared_bytes as u32);
-            Entry { module: "conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
+            EntryPoint { module: "conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
         };
         ENTRIES.map(of).into()
     }

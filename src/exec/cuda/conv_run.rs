@@ -11,7 +11,7 @@ use super::sm90_conv2d_s8::{self, S8Problem, S8Residual, S8Second, packed};
 use super::sm90_conv2d_s8_halo;
 use crate::device::Device;
 use crate::error::Error;
-use crate::exec::limits;
+use crate::exec::Hardware;
 use crate::plan::kernels::{packed_channel, packed_channels};
 use crate::plan::{S8Conv, S8Kernel, Sm90Tile};
 use crate::tensor::Activation;
@@ -103,7 +103,7 @@ impl ConvRun {
             residual_values.unwrap_or_default(),
             result.0,
         ];
-        let limits = limits(device.info(), device.kind());
+        let Hardware { limits, .. } = Hardware::of(device);
         let x_signed = x.1;
         let launches = |[x, filter, x2, filter2, bias, factor, added, y]: [u64; 8]| -> Result<Vec<Launch>, Error> {
             let problem = S8Problem {

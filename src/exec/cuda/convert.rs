@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{CHUNK, FastDivide, Launch, aligned, chunks_of, kernel_args, pitch, product};
 use super::steps::{Operands, stored};
 use crate::error::Error;
@@ -32,8 +32,8 @@ impl Launcher for Convert {
         "convert"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("convert", &[QUANTIZE, DEQUANTIZE], THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("convert", &[QUANTIZE, DEQUANTIZE], THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

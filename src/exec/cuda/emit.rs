@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::steps::Operands;
 use crate::error::Error;
@@ -33,8 +33,8 @@ impl Launcher for Emit {
         "emit"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("emit", &ENTRIES, THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("emit", &ENTRIES, THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

@@ -1,5 +1,8 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use super::launch::{Launch, unsupported};
 use super::steps::Operands;
 use super::{LAUNCHERS, mean};
@@ -12,7 +15,7 @@ pub(super) trait Launcher: Sync {
     fn name(&self) -> &'static str;
 
     /// Its entry points.
-    fn entries(&self) -> Vec<Entry>;
+    fn entries(&self) -> Vec<EntryPoint>;
 
     /// The launch of a step that was planned for it.
     ///
@@ -27,7 +30,7 @@ pub(super) trait Launcher: Sync {
 
 /// One entry point of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct EntryPoint {
     /// Stem of the module that has it, as in `MODULES`.
     pub(crate) module: &'static str,
     /// Its name.
@@ -40,8 +43,8 @@ pub(crate) struct Entry {
     pub(crate) cluster: u32,
 }
 
-impl Entry {
-    /// Entry points without dynamic shared memory, of blocks by themselves.
+impl EntryPoint {
+    /// EntryPoint points without dynamic shared memory, of blocks by themselves.
     pub(super) fn flat(module: &'static str, names: &[&'static str], threads: u32) -> Vec<Self> {
         names.iter().map(|name| Self { module, name, threads, shared_bytes: 0, cluster: 1 }).collect()
     }
@@ -59,11 +62,16 @@ pub(super) fn of_half<T>(dtype: Dtype, [f16, bf16]: [T; 2]) -> Result<T, Error> 
     }
 }
 
-/// All entry points: those of steps, and that of the mean of several models.
-pub(crate) fn entries() -> Vec<Entry> {
+/// All entry points, by name: those of steps, and that of the mean of several models.
+static ENTRIES: LazyLock<BTreeMap<&str, EntryPoint>> = LazyLock::new(|| {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
-    let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
-    of_steps.chain(of_mean).collect()
+    let of_mean = EntryPoint::flat("mean", &[mean::ENTRY], mean::THREADS);
+    of_steps.chain(of_mean).map(|entry| (entry.name, entry)).collect()
+});
+
+/// The entry point of this name.
+pub(super) fn find(name: &str) -> Option<&'static EntryPoint> {
+    ENTRIES.get(name)
 }
 
 /// An argument struct as the kernel's source has it.
@@ -99,7 +107,7 @@ impl Arguments {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
     use std::fs;
     use std::path::Path;
 
@@ -127,6 +135,8 @@ pub(super) mod tests {
         let launched: Vec<_> = LAUNCHERS.iter().map(|launcher| launcher.name()).collect();
         assert_eq!(names(launched.clone()).len(), launched.len());
         assert_eq!(names(planned.collect()), names(launched));
+        let entries = LAUNCHERS.iter().map(|launcher| launcher.entries().len()).sum::<usize>();
+        assert_eq!(entries + 1, ENTRIES.len(), "two entry points have one name");
         for launcher in LAUNCHERS {
             assert!(launcher.entries().iter().all(|entry| stem(entry.module) == launcher.name()));
         }
@@ -144,7 +154,7 @@ pub(super) mod tests {
     /// within packed rows is of f16 alone.
     #[test]
     fn what_is_compiled_twice_has_the_same_entries() {
-        let entries = entries();
+        let entries: Vec<EntryPoint> = ENTRIES.values().copied().collect();
         for (include, suffix) in TWINS {
             let twins: Vec<_> = entries.iter().filter(|entry| entry.module.ends_with(suffix)).collect();
             assert!(!twins.is_empty());
@@ -154,7 +164,7 @@ pub(super) mod tests {
                 assert_eq!(entry.name.ends_with(suffix), entry.module.ends_with(suffix), "{}", entry.name);
                 let name = format!("{}{suffix}", entry.name);
                 let twin = entries.iter().find(|other| other.name == name);
-                let same = |of: &Entry| (of.threads, of.shared_bytes, of.cluster);
+                let same = |of: &EntryPoint| (of.threads, of.shared_bytes, of.cluster);
                 let needs_twin = has_both && !entry.name.ends_with(suffix) && !entry.name.ends_with("_packed");
                 assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
             }
@@ -199,7 +209,7 @@ pub(super) mod tests {
     fn kept_ptx_has_exactly_the_entries_that_are_launched() {
         let args = argument_bytes();
         let mut launched: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-        for entry in entries() {
+        for entry in ENTRIES.values() {
             let listed = (entry.name.to_owned(), args[stem(entry.module)], entry.threads);
             launched.entry(entry.module).or_default().push(listed);
         }
@@ -223,7 +233,7 @@ pub(super) mod tests {
         let manifest = manifest();
         let args = argument_bytes();
         let mut launched: BTreeMap<&str, BTreeMap<String, _>> = BTreeMap::new();
-        for entry in entries().into_iter().filter(|entry| is_cubin(entry.module)) {
+        for entry in ENTRIES.values().filter(|entry| is_cubin(entry.module)) {
             let listed = [args[stem(entry.module)] as u64, u64::from(entry.threads)];
             launched.entry(entry.module).or_default().insert(entry.name.to_owned(), listed);
         }
@@ -246,7 +256,7 @@ pub(super) mod tests {
     #[test]
     fn embedded_modules_are_those_of_the_entries() {
         let modules: BTreeMap<_, _> = super::super::MODULES.iter().copied().collect();
-        assert!(entries().iter().all(|entry| modules.contains_key(entry.module)));
+        assert!(ENTRIES.values().all(|entry| modules.contains_key(entry.module)));
         assert!(modules.values().all(|image| image.last() == Some(&0) && image.as_ptr().addr().is_multiple_of(16)));
     }
 
@@ -299,7 +309,7 @@ pub(super) mod tests {
             let bytes = fs::read(kernels().join(name)).unwrap();
             assert_eq!(hash, &fnv1a64(&bytes), "{name} changed: run python3 kernels/build.py");
         }
-        for entry in entries() {
+        for entry in ENTRIES.values() {
             let resources = &manifest["modules"][entry.module][entry.name];
             let all = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"];
             for arch in if is_cubin(entry.module) { &["sm_90a"] } else { &all[..] } {

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product};
 use super::steps::{Operands, stored};
 use crate::error::Error;
@@ -28,8 +28,8 @@ impl Launcher for GlobalAvgPool {
         "global_avg_pool"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("global_avg_pool", &[ENTRY], THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("global_avg_pool", &[ENTRY], THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

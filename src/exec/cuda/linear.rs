@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
@@ -34,8 +34,8 @@ impl Launcher for Linear {
         "linear"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("linear", &ENTRIES.map(|(_, name)| name), THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("linear", &ENTRIES.map(|(_, name)| name), THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

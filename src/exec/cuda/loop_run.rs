@@ -11,7 +11,7 @@ use crate::device::{Device, Kind};
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 use crate::loops::Loop;
-use crate::loops::ptx::{self, Kernel, Target};
+use crate::loops::ptx::{self, Kernel, PtxTarget};
 
 /// Loops as one module, loaded on a GPU.
 pub struct LoopModule {
@@ -46,7 +46,7 @@ impl LoopModule {
             let what = format!("a loop alone on {}", device.info().target);
             return Err(Error::Unsupported { what, instead: "run it on a GPU".into() });
         };
-        let target = Target { compute_capability: device.info().compute_capability, units: device.info().units };
+        let target = PtxTarget { compute_capability: device.info().compute_capability, units: device.info().units };
         let kernels = loops.iter().map(|of| ptx::kernel(of, &target)).collect::<Result<Vec<_>, _>>()?;
         let text = ptx::module(&kernels, &target) + "\0";
         let module = Module::load(cuda, "loops", text.as_bytes())?;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, Launch};
 use super::steps::Operands;
 use crate::device::cuda::{Cuda, Module};
 use crate::error::Error;
 use crate::loops::Loop;
-use crate::loops::ptx::{self, Kernel, Target};
+use crate::loops::ptx::{self, Kernel, PtxTarget};
 use crate::plan::{Limits, Plan, StepOp};
 
 /// The loops of some plans as kernels. What plans have in common is written once.
@@ -69,8 +69,8 @@ pub(super) fn argument(addresses: &[u64]) -> Result<ArgBytes, Error> {
     })
 }
 
-fn target(limits: &Limits) -> Target {
-    Target { compute_capability: limits.compute_capability, units: limits.units }
+fn target(limits: &Limits) -> PtxTarget {
+    PtxTarget { compute_capability: limits.compute_capability, units: limits.units }
 }
 
 /// Loops.
@@ -81,7 +81,7 @@ impl Launcher for Loops {
         "loop"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         Vec::new() // they are written when a model is built
     }
 

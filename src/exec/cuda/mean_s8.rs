@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::steps::{Operands, stored};
 use crate::error::Error;
@@ -58,8 +58,8 @@ impl Launcher for MeanS8 {
         "mean_s8"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("mean_s8", &[ENTRY], THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("mean_s8", &[ENTRY], THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

@@ -56,7 +56,7 @@ use std::sync::Arc;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cuda::{Cuda, CudaGraph, Function, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Inputs, Priority, Program, Run, Span, State, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Priority, Program, Run, Span, StateBuffer, Stream};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
@@ -122,7 +122,7 @@ struct CudaProgram {
     outputs: Vec<DeviceBuffer>,
     /// One for each compute stream, for all its slots and sizes: a stream runs one graph at a time.
     arenas: Vec<DeviceBuffer>,
-    states: Vec<State>,
+    states: Vec<StateBuffer>,
     weights: Arc<Uploaded>,
 }
 
@@ -144,7 +144,7 @@ struct Memory<'a> {
     input: &'a DeviceBuffer,
     output: &'a DeviceBuffer,
     arena: &'a DeviceBuffer,
-    states: &'a [State],
+    states: &'a [StateBuffer],
 }
 
 /// The modules and kernels that a program needs, loaded.
@@ -179,19 +179,24 @@ pub(super) fn build(
         let arena = &arenas[slot % arenas.len()];
         Memory { input: inputs.at(slot), output: &outputs[slot], arena, states: &states }
     };
-    for plan in plans {
-        let launches = material.launches(plan, memory(0))?;
-        material.kernels.load(&launches)?;
-    }
+    let mut launches = plans.iter().map(|plan| material.launches(plan, memory(0))).collect::<Result<Vec<_>, _>>()?;
     watch.lap("kernels loaded");
-    let mut graphs = Vec::with_capacity(spec.slots);
-    for slot in 0..spec.slots {
-        let of_slot = plans.iter().map(|plan| {
+    // Slots of one arena after each other: their launches differ in what touches rows alone.
+    let mut slots: Vec<usize> = (0..spec.slots).collect();
+    slots.sort_by_key(|slot| slot % arenas.len());
+    let mut graphs = BTreeMap::new();
+    let mut before = 0;
+    for slot in slots {
+        let mut of_slot = Vec::with_capacity(plans.len());
+        for (plan, launches) in plans.iter().zip(&mut launches) {
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
-            material.capture(plan, memory(slot), &[])
-        });
-        graphs.push(of_slot.collect::<Result<Vec<_>, _>>()?);
+            material.readdress(plan, launches, [memory(before), memory(slot)])?;
+            of_slot.push(material.capture(plan, launches, &[])?);
+        }
+        graphs.insert(slot, of_slot);
+        before = slot;
     }
+    let graphs: Vec<Vec<CudaGraph>> = graphs.into_values().collect();
     watch.lap("graphs");
     let Material { weights, kernels, .. } = material;
     let program = CudaProgram {
@@ -277,13 +282,30 @@ impl Material {
         Ok(Self { device: device.clone(), stream, lane_streams, priority, weights, written, kernels })
     }
 
-    /// The launches of one of the plans on some memory.
-    fn launches(&self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
+    /// The launches of one of the plans on some memory, with their kernels loaded.
+    fn launches(&mut self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
+        let addresses = self.addresses(memory);
+        let mut launches = steps::launches(plan, self.weights.layout(), &self.written, &addresses)?;
+        self.kernels.load(&launches)?;
+        launches.iter_mut().try_for_each(|launch| self.kernels.encode(launch))?;
+        Ok(launches)
+    }
+
+    /// Makes `launches` of memory `from` those of memory `to`: the launches of steps that touch what lies elsewhere are
+    /// made anew.
+    fn readdress(&self, plan: &Plan, launches: &mut [Launch], [from, to]: [Memory<'_>; 2]) -> Result<(), Error> {
+        let [from, to] = [from, to].map(|memory| self.addresses(memory));
+        for (index, launch) in launches.iter_mut().enumerate().filter(|(index, _)| from.is_moved(&to, plan, *index)) {
+            *launch = steps::launch(plan, index, self.weights.layout(), &self.written, &to)?;
+            self.kernels.encode(launch)?;
+        }
+        Ok(())
+    }
+
+    fn addresses(&self, memory: Memory<'_>) -> Addresses {
         let [input, output, arena] = [memory.input, memory.output, memory.arena].map(DeviceBuffer::addr);
-        let weights = self.weights.span().addr;
         let states = memory.states.iter().map(|state| state.buffer.addr()).collect();
-        let addresses = Addresses { input, output, arena, weights, states };
-        steps::launches(plan, self.weights.layout(), &self.written, &addresses)
+        Addresses { input, output, arena, weights: self.weights.span().addr, states }
     }
 }
 
@@ -299,16 +321,11 @@ impl Kernels {
 
     /// Loads what `launches` name and is not loaded yet.
     fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
-        if launches.iter().all(|launch| self.functions.contains_key(&launch.entry)) {
-            return Ok(());
-        }
-        let entries = entries::entries();
         for launch in launches {
             if self.functions.contains_key(&launch.entry) {
                 continue;
             }
-            let kept = entries.iter().find(|entry| entry.name == launch.entry);
-            let function = match (kept, &self.written) {
+            let function = match (entries::find(&launch.entry), &self.written) {
                 (Some(entry), _) => {
                     self.module(entry.module)?.function(entry.name, entry.shared_bytes, entry.cluster)?
                 }
@@ -328,12 +345,10 @@ impl Kernels {
         Ok(&self.modules[name])
     }
 
-    /// Encodes the tensor maps of `launches` into their arguments.
-    fn encode(&self, launches: &mut [Launch]) -> Result<(), Error> {
-        for Launch { args, maps, .. } in launches {
-            for (index, map) in maps.iter().enumerate() {
-                args.put_map(index, &self.cuda.encode(map)?);
-            }
+    /// Encodes the tensor maps of a launch into its arguments.
+    fn encode(&self, Launch { args, maps, .. }: &mut Launch) -> Result<(), Error> {
+        for (index, map) in maps.iter().enumerate() {
+            args.put_map(index, &self.cuda.encode(map)?);
         }
         Ok(())
     }
@@ -400,7 +415,7 @@ impl Program for CudaProgram {
         slot.into_iter().chain(states).collect()
     }
 
-    fn states(&self) -> &[State] {
+    fn states(&self) -> &[StateBuffer] {
         &self.states
     }
 

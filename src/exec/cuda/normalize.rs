@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
 use super::steps::Operands;
 use crate::error::Error;
@@ -32,8 +32,8 @@ impl Launcher for Normalize {
         "normalize"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("normalize", &ENTRIES, THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("normalize", &ENTRIES, THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

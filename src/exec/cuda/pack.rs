@@ -267,7 +267,10 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     let target = &mut target[..packing.bytes()];
     let halves = match packing.dtype {
         Dtype::Bf16 => halves::<bf16>(&filter, packing)?,
-        _ => halves::<f16>(&filter, packing)?,
+        Dtype::F16 => halves::<f16>(&filter, packing)?,
+        other => {
+            return Err(Error::Internal { what: format!("the filter of node `{}` in {other}", packing.layer.node) });
+        }
     }; // [K][C][taps]
     let mut put = |index: usize, value: u16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
     if packing.is_in_order() {

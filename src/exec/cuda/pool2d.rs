@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     CHUNK, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, pitch, product,
 };
@@ -47,8 +47,8 @@ impl Launcher for Pool2d {
         "pool2d"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        Entry::flat("pool2d", &ENTRIES, THREADS)
+    fn entries(&self) -> Vec<EntryPoint> {
+        EntryPoint::flat("pool2d", &ENTRIES, THREADS)
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

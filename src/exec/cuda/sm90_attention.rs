@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher, of_half};
+use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
@@ -90,12 +90,12 @@ impl Launcher for Sm90Attention {
         "sm90_attention"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 3]; 2])| {
             let threads = threads(tile);
             let of_type = move |(module, names): (&'static str, [&'static str; 3])| {
                 let entry =
-                    move |(name, bytes)| Entry { module, name, threads, shared_bytes: bytes as u32, cluster: 1 };
+                    move |(name, bytes)| EntryPoint { module, name, threads, shared_bytes: bytes as u32, cluster: 1 };
                 names.into_iter().zip(shared_bytes(tile)).map(entry)
             };
             MODULES.into_iter().zip(of_types).flat_map(of_type)

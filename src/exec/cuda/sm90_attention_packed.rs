@@ -2,7 +2,7 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+use super::entries::EntryPoint;
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, product, unsupported};
 use super::sm90_attention::{MOST, Sm90AttentionArgs, boxes, threads};
 use crate::error::Error;
@@ -19,10 +19,10 @@ const ENTRIES: [(AttentionTile, &str); AttentionTile::PACKED.len()] = [
 /// Units of blocks and heads are fewer: indices go beyond them by those of two grids.
 const MOST_UNITS: usize = INDEX_LIMIT / 2;
 
-pub(super) fn entries() -> impl Iterator<Item = Entry> {
+pub(super) fn entries() -> impl Iterator<Item = EntryPoint> {
     ENTRIES.into_iter().map(|(tile, name)| {
         let (threads, shared_bytes) = (threads(tile), tile.packed_shared_bytes() as u32);
-        Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 }
+        EntryPoint { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 }
     })
 }
 

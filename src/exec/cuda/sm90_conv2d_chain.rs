@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, kernel_args, unsupported,
 };
@@ -65,10 +65,10 @@ impl Launcher for Sm90Conv2dChain {
         "sm90_conv2d_chain"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(_, _, name)| {
             let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
-            Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
+            EntryPoint { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
         };
         ENTRIES.map(of).into()
     }

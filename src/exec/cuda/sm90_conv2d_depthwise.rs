@@ -5,7 +5,7 @@ use bytemuck::Zeroable;
 use super::conv2d_depthwise::{DepthwisePointers, DepthwiseProblem};
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, CHUNK, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
     product, unsupported,
@@ -65,10 +65,10 @@ impl Launcher for Sm90Conv2dDepthwise {
         "sm90_conv2d_depthwise"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(.., name): (_, _, _, _, _)| {
             let (threads, shared_bytes) = (MOST_THREADS, MOST_SHARED_BYTES);
-            Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
+            EntryPoint { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
         };
         ENTRIES.map(of).into()
     }

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher, of_half};
+use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::steps::Operands;
 use crate::error::Error;
@@ -99,8 +99,8 @@ impl Launcher for Sm90Conv2dFew {
         "sm90_conv2d_few"
     }
 
-    fn entries(&self) -> Vec<Entry> {
-        let of = |module, name| Entry { module, name, threads: THREADS, shared_bytes: SHARED_BYTES, cluster: 1 };
+    fn entries(&self) -> Vec<EntryPoint> {
+        let of = |module, name| EntryPoint { module, name, threads: THREADS, shared_bytes: SHARED_BYTES, cluster: 1 };
         let of_type = |(module, names): (_, [(usize, [&'static str; 3]); 2])| {
             names.into_iter().flat_map(|(_, names)| names).map(move |name| of(module, name))
         };

@@ -5,7 +5,7 @@ use bytemuck::Zeroable;
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, pitch, product,
     unsupported,
@@ -73,11 +73,11 @@ impl Launcher for Sm90Conv2dFprop {
         "sm90_conv2d_fprop"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(tile, names): (Sm90Tile, [_; 2])| {
             let pipeline = tile.pipeline().expect("every compiled tile has one");
             let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
-            let with = move |(module, name)| Entry { module, name, threads, shared_bytes, cluster: 8 };
+            let with = move |(module, name)| EntryPoint { module, name, threads, shared_bytes, cluster: 8 };
             MODULES.into_iter().zip(names).map(with)
         };
         ENTRIES.into_iter().flat_map(of).collect()

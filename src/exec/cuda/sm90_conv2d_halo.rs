@@ -5,7 +5,7 @@ use bytemuck::Zeroable;
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, pitch, product, unsupported,
 };
@@ -55,10 +55,10 @@ impl Launcher for Sm90Conv2dHalo {
         "sm90_conv2d_halo"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
         let with = |names: [&'static str; 2]| {
-            let of = |(module, name)| Entry { module, name, threads, shared_bytes, cluster: 1 };
+            let of = |(module, name)| EntryPoint { module, name, threads, shared_bytes, cluster: 1 };
             MODULES.into_iter().zip(names).map(of)
         };
         ENTRIES.into_iter().flat_map(|(_, names)| with(names)).collect()

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, unsupported};
 use super::sm90_conv2d_fprop::{MapBytes, int};
 use super::sm90_requantise::S8Output;
@@ -97,13 +97,13 @@ impl Launcher for Sm90Conv2dS8 {
         "sm90_conv2d_s8"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of_tile = |(tile, names): (S8Tile, [&'static str; 4])| {
             let (threads, shared_bytes) =
                 tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
             let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
             let cluster = tile.clusters().iter().max().map_or(1, |&blocks| blocks as u32);
-            names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster })
+            names.map(|name| EntryPoint { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster })
         };
         ENTRIES.into_iter().flat_map(of_tile).collect()
     }

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, unsupported};
 use super::sm90_conv2d_fprop::{MapBytes, int};
 use super::sm90_conv2d_halo::{HaloGrid, HaloPointers, THREADS, maps};
@@ -57,9 +57,9 @@ impl Launcher for Sm90Conv2dS8Halo {
         "sm90_conv2d_s8_halo"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
-        ENTRIES.map(|name| Entry { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
+        ENTRIES.map(|name| EntryPoint { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

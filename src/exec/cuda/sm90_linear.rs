@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
     product, unsupported,
@@ -41,10 +41,10 @@ impl Launcher for Sm90Linear {
         "sm90_linear"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(tile, name)| {
             let (threads, shared_bytes) = (threads(tile), SM90_SHARED_BYTES);
-            Entry { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
+            EntryPoint { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
         };
         ENTRIES.map(of).into()
     }

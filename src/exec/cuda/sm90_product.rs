@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher, of_half};
+use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, product,
     unsupported,
@@ -79,12 +79,12 @@ impl Launcher for Sm90Product {
         "sm90_product"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of_tile = |(tile, of_types): (ProductTile, [[&'static str; 4]; 2])| {
             let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
             let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
             let of_type = move |(module, names): (&'static str, [&'static str; 4])| {
-                names.map(|name| Entry { module, name, threads, shared_bytes, cluster })
+                names.map(|name| EntryPoint { module, name, threads, shared_bytes, cluster })
             };
             MODULES.into_iter().zip(of_types).flat_map(of_type)
         };

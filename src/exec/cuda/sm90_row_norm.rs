@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher, of_half};
+use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
     ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, unsupported,
 };
@@ -74,9 +74,9 @@ impl Launcher for Sm90RowNorm {
         "sm90_row_norm"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of_type = |(module, (names, few)): (_, ([&'static str; 8], _))| {
-            Entry::flat(module, &names, THREADS).into_iter().chain(Entry::flat(module, &[few], FEW_THREADS))
+            EntryPoint::flat(module, &names, THREADS).into_iter().chain(EntryPoint::flat(module, &[few], FEW_THREADS))
         };
         MODULES.into_iter().zip(ENTRIES).flat_map(of_type).collect()
     }

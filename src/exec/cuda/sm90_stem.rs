@@ -4,7 +4,7 @@ use half::f16;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
 use super::normalize::{self, MAX_MEANS};
 use super::steps::{Operands, stored};
@@ -49,10 +49,10 @@ impl Launcher for Sm90Stem {
         "sm90_stem"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |(layers, columns, name): (StemLayers, _, _)| {
             let (threads, shared_bytes) = (THREADS, layers.shared_bytes(columns) as u32);
-            Entry { module: "sm90_stem", name, threads, shared_bytes, cluster: 1 }
+            EntryPoint { module: "sm90_stem", name, threads, shared_bytes, cluster: 1 }
         };
         ENTRIES.map(of).into()
     }

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::sm90_conv2d_fprop::int;
 use super::sm90_requantise::S8Output;
@@ -56,9 +56,9 @@ impl Launcher for Sm90StemS8 {
         "sm90_stem_s8"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let (threads, shared_bytes) = (THREADS, SHARED_BYTES as u32);
-        vec![Entry { module: "sm90_stem_s8", name: ENTRY, threads, shared_bytes, cluster: 1 }]
+        vec![EntryPoint { module: "sm90_stem_s8", name: ENTRY, threads, shared_bytes, cluster: 1 }]
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {

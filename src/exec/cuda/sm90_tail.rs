@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 use super::entries::Arguments;
-use super::entries::{Entry, Launcher};
+use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
@@ -44,10 +44,10 @@ impl Launcher for Sm90Tail {
         "sm90_tail"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         let of = |name| {
             let (threads, shared_bytes) = (THREADS, MOST_SHARED_BYTES);
-            Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
+            EntryPoint { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
         };
         ENTRIES.into_iter().flat_map(|(_, names)| names.map(of)).collect()
     }

@@ -26,12 +26,35 @@ pub(super) fn launches(
     written: &Written,
     addresses: &Addresses,
 ) -> Result<Vec<Launch>, Error> {
-    let of_step = |(index, step)| {
-        // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
-        let backward = index % 2 == 1;
-        Operands { plan, step, layout, written, addresses, backward }.launch().map_err(|error| at_step(error, step))
-    };
-    plan.steps.iter().enumerate().map(of_step).collect()
+    (0..plan.steps.len()).map(|index| launch(plan, index, layout, written, addresses)).collect()
+}
+
+/// The launch of one of its steps.
+pub(super) fn launch(
+    plan: &Plan,
+    index: usize,
+    layout: &Layout,
+    written: &Written,
+    addresses: &Addresses,
+) -> Result<Launch, Error> {
+    let step = &plan.steps[index];
+    // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
+    let backward = index % 2 == 1;
+    Operands { plan, step, layout, written, addresses, backward }.launch().map_err(|error| at_step(error, step))
+}
+
+impl Addresses {
+    /// Whether one of the plan's steps touches memory that lies elsewhere at `to`.
+    pub fn is_moved(&self, to: &Self, plan: &Plan, step: usize) -> bool {
+        let Step { inputs, outputs, .. } = &plan.steps[step];
+        inputs.iter().chain(outputs).any(|id| match plan.tensors[id.0].place {
+            Place::Input(_) => self.input != to.input,
+            Place::Output(_) => self.output != to.output,
+            Place::Arena(_) => self.arena != to.arena,
+            Place::State(number) => self.states[number] != to.states[number],
+            Place::Constant(_) => self.weights != to.weights,
+        })
+    }
 }
 
 /// Names the step in an error about its ranges.
@@ -222,6 +245,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Slots that share an arena differ in the launches that touch rows; where the arena is another one, most differ.
+    #[test]
+    fn launches_differ_in_what_lies_elsewhere_alone() {
+        let (plan, here) = launches_of(&Limits::h200(), 32, OutputKind::TopK(5));
+        let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
+        let differing = |to: Addresses| {
+            let there = launches(&plan, &layout, &Written::default(), &to).unwrap();
+            let differ: Vec<bool> = here.iter().zip(&there).map(|(here, there)| here != there).collect();
+            let moved = (0..plan.steps.len()).map(|step| ADDRESSES.is_moved(&to, &plan, step)).collect::<Vec<_>>();
+            assert_eq!(moved, differ);
+            differ.into_iter().filter(|&differs| differs).count()
+        };
+        assert_eq!(differing(ADDRESSES), 0);
+        assert_eq!(differing(Addresses { input: 5 << 20, output: 6 << 20, ..ADDRESSES }), 2);
+        assert_eq!(differing(Addresses { arena: 2 << 30, ..ADDRESSES }), plan.steps.len());
     }
 
     /// Of another operation, or of a CPU: nothing else is launched in its place.

@@ -1,6 +1,6 @@
 //! Launches of the kernel that only tests have: see `plan/kernels/toy.rs`. No module has its code.
 
-use super::entries::{Arguments, Entry, Launcher};
+use super::entries::{Arguments, EntryPoint, Launcher};
 use super::launch::{Launch, product};
 use super::steps::Operands;
 use crate::error::Error;
@@ -16,7 +16,7 @@ impl Launcher for Toy {
         "toy"
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<EntryPoint> {
         Vec::new()
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{BuildSpec, Material, Memory, UntilFault, states};
 use crate::device::cuda::{Cuda, CudaGraph};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note, State};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note, StateBuffer};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
@@ -20,7 +20,7 @@ pub(in crate::exec) struct Trial {
     graphs: UntilFault<Vec<CudaGraph>>,
     input: DeviceBuffer,
     output: DeviceBuffer,
-    states: Vec<State>,
+    states: Vec<StateBuffer>,
 }
 
 /// A graph that is timed for about as long as this without a pause, in seconds.
@@ -116,7 +116,8 @@ impl Trial {
             return Err(Error::Internal { what: "plans of one trial differ in more than kernels".into() });
         }
         let Self { material, input, output, arena, states, .. } = self;
-        material.capture(plan, Memory { input, output, arena, states }, marks)
+        let launches = material.launches(plan, Memory { input, output, arena, states })?;
+        material.capture(plan, &launches, marks)
     }
 
     fn run(&self, graph: usize) -> Result<(), Error> {

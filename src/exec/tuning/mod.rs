@@ -173,7 +173,7 @@ mod on_gpus {
     use crate::device::cuda::Cuda;
     use crate::device::{Device, DeviceInfo};
     use crate::error::Error;
-    use crate::exec::{BuildSpec, cuda, plan_batch, plan_with};
+    use crate::exec::{BuildSpec, cuda, plan_batch, plan_predicted};
     use crate::fnv::fnv1a64;
     use crate::model::Model;
     use crate::plan::{Choices, Plan, Rates};
@@ -207,8 +207,18 @@ mod on_gpus {
     }
 
     impl Answers {
+        /// The plan with the kernels and lanes that were found for it, where the spec leaves them open.
+        pub fn applied(&self, planned: Plan, spec: &BuildSpec) -> Plan {
+            let choices = self.choices(&planned, &spec.choices);
+            let planned = if choices.is_empty() { planned } else { planned.with_kernels(&choices) };
+            match self.lanes(&planned) {
+                Some(several) if spec.lanes.is_none() => planned.with_lanes(several),
+                _ => planned,
+            }
+        }
+
         /// The kernels for a plan that differ from the planner's first choices.
-        pub fn choices(&self, plan: &Plan, chosen: &Choices) -> Choices {
+        fn choices(&self, plan: &Plan, chosen: &Choices) -> Choices {
             if self.0.is_empty() {
                 return Choices::new(); // no candidates need be looked for
             }
@@ -218,7 +228,7 @@ mod on_gpus {
         }
 
         /// Whether a plan's branches were found to be faster side by side, if that is known.
-        pub fn lanes(&self, plan: &Plan) -> Option<bool> {
+        fn lanes(&self, plan: &Plan) -> Option<bool> {
             if self.0.is_empty() {
                 return None;
             }
@@ -273,7 +283,7 @@ mod on_gpus {
     fn tune_lanes(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
         for batch in spec.batch_sizes() {
-            let planned = plan_batch(model, device, spec, batch)?;
+            let planned = plan_batch(model, spec, batch)?;
             let Some(branches) = branches(&planned) else { continue };
             if spec.lanes.is_some() || answers.lanes(&planned).is_some() || !spec.tuning.goes_on() {
                 continue;
@@ -299,7 +309,7 @@ mod on_gpus {
     ) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
         for batch in spec.batch_sizes() {
-            let planned = plan_with(model, device, spec, batch, &spec.choices)?;
+            let planned = plan_predicted(model, spec, batch)?;
             let (known, unknown): (Vec<_>, Vec<_>) = groups(&planned, &spec.choices)
                 .into_iter()
                 .map(|group| answers.answered(group))
@@ -307,29 +317,23 @@ mod on_gpus {
             if unknown.is_empty() || !spec.tuning.goes_on() {
                 continue;
             }
-            let mut base = spec.choices.clone();
-            for (group, _) in known {
-                base.extend(group.steps.into_iter().map(|step| (step, group.kernel)));
-            }
+            let chosen = |group: Group| group.steps.into_iter().map(move |step| (step, group.kernel));
+            let base = known.into_iter().flat_map(|(group, _)| chosen(group)).collect();
+            let base = planned.clone().with_kernels(&base);
             // Kernels of one step may read its filter in different orders: plans with each of them have all.
             let most = unknown.iter().map(|(group, _)| group.candidates.len()).max().unwrap_or(0);
             let with_candidate = |index: usize| {
-                let mut choices = base.clone();
+                let mut choices = Choices::new();
                 for (Group { steps, candidates, .. }, _) in &unknown {
                     let kernel = candidates[index % candidates.len()].kernel;
                     choices.extend(steps.iter().map(|step| (step.clone(), kernel)));
                 }
-                plan_with(model, device, spec, batch, &choices)
+                base.clone().with_kernels(&choices)
             };
-            let others = (0..most).map(with_candidate).collect::<Result<Vec<_>, _>>()?;
-            let plans: Vec<Plan> = [planned.clone()].into_iter().chain(others).collect();
+            let plans: Vec<Plan> = [planned.clone()].into_iter().chain((0..most).map(with_candidate)).collect();
             let mut trial = cuda::Trial::new(model, device, cuda, spec, &plans)?;
             let time = |sets: &[Choices], rounds| {
-                let with = |set: &Choices| {
-                    let choices = base.iter().chain(set).map(|(step, kernel)| (step.clone(), *kernel)).collect();
-                    plan_with(model, device, spec, batch, &choices)
-                };
-                trial.rounds(&sets.iter().map(with).collect::<Result<Vec<_>, _>>()?, rounds)
+                trial.rounds(&sets.iter().map(|set| base.clone().with_kernels(set)).collect::<Vec<_>>(), rounds)
             };
             let told = |done: usize, of: usize, shape: &str| {
                 if let Some(Told(told)) = &spec.tuning.told {

@@ -1,7 +1,7 @@
 //! Rows that lie side by side: the threads of a block read neighbouring rows, some by each thread, and divide the points
 //! of reductions; so do the blocks of a cluster.
 
-use super::Target;
+use super::PtxTarget;
 use super::fold::Fold;
 use super::function::divided_by;
 use super::memory::neighbours;
@@ -45,7 +45,7 @@ pub(super) struct Columns {
 
 impl Columns {
     /// How reductions of so many points at most are shared, if a thread has not enough to do for itself.
-    pub fn plan(nest: &Nest, tops: &[Reduction], rows: &[usize], longest: usize, target: &Target) -> Option<Self> {
+    pub fn plan(nest: &Nest, tops: &[Reduction], rows: &[usize], longest: usize, target: &PtxTarget) -> Option<Self> {
         let parts: Vec<usize> = tops.iter().flat_map(|of| bytes_of(nest, of)).collect();
         let count: usize = rows.iter().map(|&axis| nest.extents[axis]).product();
         let along = rows.last().map_or(1, |&axis| nest.extents[axis]);
@@ -68,7 +68,7 @@ impl Columns {
     }
 
     /// So many threads side by side with so many rows each: as many members as units have threads for, and their memory.
-    fn of([rows, points]: [usize; 2], [side, across]: [usize; 2], parts: &[usize], target: &Target) -> Self {
+    fn of([rows, points]: [usize; 2], [side, across]: [usize; 2], parts: &[usize], target: &PtxTarget) -> Self {
         let most = (target.units * THREADS_OF_UNIT * side / rows.max(1)).min(points / LEAST_POINTS);
         let shared = |members: usize| -> usize {
             let slots = [members, members.div_ceil(SEGMENT), 1, 1].map(|count| across * side * count);

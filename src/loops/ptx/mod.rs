@@ -59,14 +59,14 @@ use turn::Turn;
 
 /// The GPU that PTX is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct PtxTarget {
     /// Compute capability, 8.0 or more: `.target`.
     pub compute_capability: [u32; 2],
     /// Multiprocessors, which are all to have work.
     pub units: usize,
 }
 
-impl Target {
+impl PtxTarget {
     /// What runs on every GPU that is supported.
     pub const ANY: Self = Self { compute_capability: [8, 0], units: 108 };
 }
@@ -103,16 +103,16 @@ pub(crate) const MOST_OPERANDS: usize = 128;
 /// let x = ValueType::new(Dtype::F32, &[4, 1000]);
 /// let root = Op::Map(Expr::arg(0).unary(Unary::Sqrt));
 /// let Lowered::Loops(loops) = lower(&root, &[Some(&x)], &[x.clone()]) else { panic!() };
-/// let kernel = ptx::kernel(&loops[0], &ptx::Target::ANY)?;
+/// let kernel = ptx::kernel(&loops[0], &ptx::PtxTarget::ANY)?;
 /// assert_eq!((kernel.operands.as_slice(), kernel.blocks), (&[0][..], 16));
-/// assert!(ptx::module([&kernel], &ptx::Target::ANY).contains("sqrt.rn.f32"));
+/// assert!(ptx::module([&kernel], &ptx::PtxTarget::ANY).contains("sqrt.rn.f32"));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a loop that adds up or multiplies bools, that has more than 128 operands, or more results than
 /// a GPU has threads.
-pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
+pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     check(of)?;
     let (nest, schedule) = schedule(of, target);
     let cluster = if let Schedule::Rows(rows) = &schedule { rows.cluster() } else { 1 };
@@ -146,7 +146,7 @@ enum Schedule {
 }
 
 /// How threads share a loop, and the loop as they do.
-fn schedule(of: &Loop, target: &Target) -> (Nest, Schedule) {
+fn schedule(of: &Loop, target: &PtxTarget) -> (Nest, Schedule) {
     let of = &choose::inside(of);
     let nest = Nest::new(of.clone());
     if of.elems() == 0 {
@@ -200,7 +200,7 @@ fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3]) -> Kern
 }
 
 /// The text of a module that has these kernels, each once, and the functions that they call.
-pub fn module<'k>(kernels: impl IntoIterator<Item = &'k Kernel>, target: &Target) -> String {
+pub fn module<'k>(kernels: impl IntoIterator<Item = &'k Kernel>, target: &PtxTarget) -> String {
     let kernels: BTreeMap<&str, &Kernel> = kernels.into_iter().map(|kernel| (kernel.entry.as_str(), kernel)).collect();
     let functions = kernels.values().flat_map(|kernel| kernel.functions.iter().cloned()).collect();
     let [major, minor] = target.compute_capability;

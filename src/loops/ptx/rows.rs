@@ -3,7 +3,7 @@
 //! A row is the axes of the result that reductions depend on. Where a row has as many elements as its reductions have
 //! points, and the threads have registers for all of them, each is read once and held.
 
-use super::Target;
+use super::PtxTarget;
 use super::columns::Columns;
 use super::emit::{Emitter, Lanes};
 use super::memory::neighbours;
@@ -41,7 +41,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// How, if it is worth it.
-    pub fn plan(nest: &Nest, target: &Target) -> Option<Self> {
+    pub fn plan(nest: &Nest, target: &PtxTarget) -> Option<Self> {
         let units = target.units;
         let (tops, [rows, inner]) = (outermost(nest), rows(nest));
         let extent = |axes: &[usize]| -> usize { axes.iter().map(|&axis| nest.extents[axis]).product() };
@@ -288,7 +288,7 @@ mod tests {
             else {
                 panic!("softmax is a loop")
             };
-            match schedule(&loops[0], &Target { units, ..Target::ANY }).1 {
+            match schedule(&loops[0], &PtxTarget { units, ..PtxTarget::ANY }).1 {
                 Schedule::Rows(rows) => rows.team,
                 _ => panic!("[{rows}, {columns}] has no team"),
             }

@@ -1,7 +1,7 @@
 //! Which instructions loops become.
 
 use crate::graph::{Binary, Expr, Op, Unary, ValueType};
-use crate::loops::ptx::{Target, kernel};
+use crate::loops::ptx::{PtxTarget, kernel};
 use crate::loops::{LoopBuilder, Lowered, TermId, lower};
 use crate::tensor::Dtype;
 
@@ -12,7 +12,7 @@ fn text(of: Expr, dtypes: &[Dtype]) -> String {
     let op = Op::Map(of);
     let to = op.infer(&inputs, 1).unwrap();
     let Lowered::Loops(loops) = lower(&op, &inputs, &to) else { panic!("{op:?} is a loop") };
-    kernel(&loops[0], &Target::ANY).unwrap().text
+    kernel(&loops[0], &PtxTarget::ANY).unwrap().text
 }
 
 /// How often these instructions are in a text.
@@ -70,7 +70,7 @@ fn what_an_index_or_a_guard_hangs_on_rounds_no_quotient() {
         let power = b.unary(Unary::Exp, first);
         let value = value(&mut b, i, [first, power]);
         let root = b.binary(Binary::Div, value, by);
-        counts(&kernel(&b.finish(root), &Target::ANY).unwrap().text, DIVISIONS)
+        counts(&kernel(&b.finish(root), &PtxTarget::ANY).unwrap().text, DIVISIONS)
     };
     let exact = [0, 0, 1];
     let of_index = divisions(|b, _, [_, power]| {

@@ -104,10 +104,9 @@ pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recogn
     let (count, nodes) = (refused.len(), refused.join("; "));
     Err(Error::Unsupported {
         what: format!("a model with {count} nodes that no kernel for images computes ({nodes})"),
-        instead:
-            "use one of convolutions, batch norms, ReLU, sums, pools, concatenations, a linear layer and softmax, \
-                  or evaluate it on the CPU by `trefoil::loops`"
-                .into(),
+        instead: "open the graph with `Model::of_graphs`, which takes any operation; kernels for images compute \
+                  convolutions, batch norms, ReLU, sums, pools, concatenations, a linear layer and softmax"
+            .into(),
     })
 }
 

@@ -6,12 +6,12 @@ use super::context::{Context, Item, Outcome};
 use super::scope::Scope;
 use super::shapes::axis_of;
 use crate::graph::ValueId;
-use crate::onnx::{AttributeValue, Graph, Node, Tensor};
+use crate::onnx::{AttributeValue, GraphProto, NodeProto, Tensor};
 
 /// A node, and what stands around it.
 pub(in crate::onnx) struct Call<'c, 'm> {
     pub cx: &'c mut Context<'m>,
-    pub node: &'m Node,
+    pub node: &'m NodeProto,
     /// The version of the operators of its domain.
     pub version: i64,
     pub inputs: Vec<Option<Item>>,
@@ -139,7 +139,7 @@ impl<'m> Call<'_, 'm> {
         }
     }
 
-    pub fn graph_attr(&self, name: &str) -> Outcome<&'m Graph> {
+    pub fn graph_attr(&self, name: &str) -> Outcome<&'m GraphProto> {
         match self.attribute(name) {
             Some(AttributeValue::Graph(graph)) => Ok(graph),
             _ => Err(format!("{name}: expected a graph")),
@@ -152,7 +152,7 @@ impl<'m> Call<'_, 'm> {
     }
 
     /// What a body gives for these inputs.
-    pub fn body(&mut self, graph: &'m Graph, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
+    pub fn body(&mut self, graph: &'m GraphProto, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
         self.scope.body(self.cx, graph, inputs)
     }
 }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
 use crate::loops;
-use crate::onnx::{self, DataType, File, Function, Node};
+use crate::onnx::{self, DataType, File, Function, NodeProto};
 use crate::tensor::Dtype;
 
 /// Why something cannot be imported, as the end of a sentence.
@@ -61,7 +61,7 @@ pub(in crate::onnx) struct Context<'m> {
     /// Tensors of the file that are constants already, by their addresses.
     pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
     /// In which order the nodes of a graph are imported, by the address of the first.
-    pub(super) orders: HashMap<*const Node, Rc<NodeOrder>>,
+    pub(super) orders: HashMap<*const NodeProto, Rc<NodeOrder>>,
     /// Names of nodes, and how often each was asked for.
     names: HashMap<String, usize>,
 }

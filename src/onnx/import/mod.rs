@@ -107,7 +107,8 @@ impl File {
             .map(|name| format!("`{name}`"))
             .collect();
         if !missing.is_empty() {
-            return Err(Error::option("sizes", "without some", format!("a size of each of {}", missing.join(", "))));
+            let expected = format!("a size for each free dimension, also {}", missing.join(", "));
+            return Err(Error::option("sizes", "incomplete", expected));
         }
         let (mut known, mut told) = (HashSet::new(), Vec::new());
         for input in &self.model().graph.inputs {
@@ -166,7 +167,9 @@ fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueI
                 .into_iter()
                 .map(|dim| dim.or_else(|name| sizes.get(&name).ok_or(name)))
                 .collect::<Result<_, _>>()
-                .map_err(|name| Error::option("sizes", "without some", format!("a size of `{name}`")))?;
+                .map_err(|name| {
+                    Error::option("sizes", "incomplete", format!("a size for each free dimension, also `{name}`"))
+                })?;
             check_value(&Type::new(dtype, &dims)).map_err(|what| Error::graph(&input.name, what))?;
             cx.builder.input(&input.name, dtype, &dims)
         }

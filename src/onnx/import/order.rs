@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-use crate::onnx::{AttributeValue, Node};
+use crate::onnx::{AttributeValue, NodeProto};
 
 /// Indices of the nodes of a graph.
 pub(super) struct NodeOrder {
@@ -15,7 +15,7 @@ pub(super) struct NodeOrder {
 
 /// What is still to be sorted.
 struct Sorter<'m> {
-    nodes: &'m [Node],
+    nodes: &'m [NodeProto],
     /// By name the nodes that write it and are not sorted yet, and all that read it.
     names: HashMap<&'m str, (usize, Vec<usize>)>,
     /// For each node the names that it waits for.
@@ -24,7 +24,7 @@ struct Sorter<'m> {
 }
 
 impl NodeOrder {
-    pub fn of(nodes: &[Node]) -> Self {
+    pub fn of(nodes: &[NodeProto]) -> Self {
         let mut sorter = Sorter::new(nodes);
         let mut sorted = Vec::with_capacity(nodes.len());
         while let Some(Reverse(index)) = sorter.ready.pop() {
@@ -37,7 +37,7 @@ impl NodeOrder {
 }
 
 impl<'m> Sorter<'m> {
-    fn new(nodes: &'m [Node]) -> Self {
+    fn new(nodes: &'m [NodeProto]) -> Self {
         let mut names: HashMap<&str, (usize, Vec<usize>)> = HashMap::new();
         nodes.iter().flat_map(written).for_each(|name| names.entry(name).or_default().0 += 1);
         let mut waits = vec![0; nodes.len()];
@@ -70,12 +70,12 @@ impl<'m> Sorter<'m> {
     }
 }
 
-fn written(node: &Node) -> impl Iterator<Item = &str> {
+fn written(node: &NodeProto) -> impl Iterator<Item = &str> {
     node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty())
 }
 
 /// The names that a node reads, and its bodies read from around them.
-fn read(node: &Node) -> HashSet<&str> {
+fn read(node: &NodeProto) -> HashSet<&str> {
     let mut names: HashSet<&str> = node.inputs.iter().map(String::as_str).collect();
     for attribute in &node.attributes {
         if let AttributeValue::Graph(body) = &attribute.value {

@@ -8,7 +8,7 @@ use super::context::{Context, Item, Outcome};
 use super::order::NodeOrder;
 use crate::error::{Problem, printable};
 use crate::onnx::operators;
-use crate::onnx::{AttributeValue, Function, Graph, Node, Opsets};
+use crate::onnx::{AttributeValue, Function, GraphProto, NodeProto, Opsets};
 
 /// What holds for a graph and its bodies, or for one call of a function.
 pub(in crate::onnx) struct Frame<'m> {
@@ -50,7 +50,7 @@ impl<'m> Scope<'_, 'm> {
     }
 
     /// The nodes of a graph, each after those that it reads from.
-    pub fn run(&mut self, cx: &mut Context<'m>, nodes: &'m [Node]) {
+    pub fn run(&mut self, cx: &mut Context<'m>, nodes: &'m [NodeProto]) {
         let order = cx.orders.entry(nodes.as_ptr()).or_insert_with(|| Rc::new(NodeOrder::of(nodes))).clone();
         for &index in &order.cyclic {
             self.problem(cx, &nodes[index], &[], "reads what depends on it: the graph has a cycle".into());
@@ -63,7 +63,7 @@ impl<'m> Scope<'_, 'm> {
         }
     }
 
-    fn node(&mut self, cx: &mut Context<'m>, node: &'m Node) {
+    fn node(&mut self, cx: &mut Context<'m>, node: &'m NodeProto) {
         let outer = std::mem::take(&mut cx.path);
         cx.path = joined(&outer, node);
         let written = self.written(cx, node);
@@ -78,7 +78,7 @@ impl<'m> Scope<'_, 'm> {
     }
 
     /// What a node writes; nothing if it is a problem.
-    fn written(&self, cx: &mut Context<'m>, node: &'m Node) -> Option<Vec<Item>> {
+    fn written(&self, cx: &mut Context<'m>, node: &'m NodeProto) -> Option<Vec<Item>> {
         let mut inputs = Vec::new();
         for name in &node.inputs {
             match self.find(name) {
@@ -97,7 +97,7 @@ impl<'m> Scope<'_, 'm> {
         result.map_err(|reason| self.problem(cx, node, &inputs, reason)).ok()
     }
 
-    fn import(&self, cx: &mut Context<'m>, node: &'m Node, inputs: &[Option<Item>]) -> Outcome<Vec<Item>> {
+    fn import(&self, cx: &mut Context<'m>, node: &'m NodeProto, inputs: &[Option<Item>]) -> Outcome<Vec<Item>> {
         if self.depth() > DEPTH {
             return Err(format!("more than {DEPTH} functions and bodies are within one another"));
         }
@@ -118,7 +118,7 @@ impl<'m> Scope<'_, 'm> {
     fn inline(
         &self,
         cx: &mut Context<'m>,
-        node: &'m Node,
+        node: &'m NodeProto,
         function: &'m Function,
         inputs: &[Option<Item>],
     ) -> Outcome<Vec<Item>> {
@@ -139,7 +139,7 @@ impl<'m> Scope<'_, 'm> {
     }
 
     /// What a body gives for these inputs.
-    pub fn body(&self, cx: &mut Context<'m>, graph: &'m Graph, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
+    pub fn body(&self, cx: &mut Context<'m>, graph: &'m GraphProto, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
         if inputs.len() != graph.inputs.len() {
             return Err(format!("its body has {} inputs: expected {}", graph.inputs.len(), inputs.len()));
         }
@@ -165,7 +165,7 @@ impl<'m> Scope<'_, 'm> {
     }
 
     /// Keeps a problem in mind; with the last one that is told, importing ends.
-    fn problem(&self, cx: &mut Context<'m>, node: &Node, inputs: &[Option<Item>], reason: String) {
+    fn problem(&self, cx: &mut Context<'m>, node: &NodeProto, inputs: &[Option<Item>], reason: String) {
         if cx.problems.len() == MOST_PROBLEMS || cx.has_ended {
             return;
         }
@@ -202,13 +202,13 @@ fn described(cx: &Context<'_>, item: &Option<Item>) -> String {
 }
 
 /// The name of a node behind those of the nodes around it.
-fn joined(outer: &str, node: &Node) -> String {
+fn joined(outer: &str, node: &NodeProto) -> String {
     let name = printable(name_of(node), MOST_OF_A_NAME);
     if outer.is_empty() { name } else { printable(&format!("{outer}/{name}"), MOST_OF_A_PATH) }
 }
 
 /// A node's name, or that of its first output.
-fn name_of(node: &Node) -> &str {
+fn name_of(node: &NodeProto) -> &str {
     match &node.name[..] {
         "" => node.outputs.iter().find(|name| !name.is_empty()).map_or(&node.op_type, |name| name),
         name => name,

@@ -151,7 +151,7 @@ type Trips = (Vec<Item>, Vec<Vec<ValueId>>);
 
 fn trips<'m>(
     c: &mut Call<'_, 'm>,
-    body: &'m crate::onnx::Graph,
+    body: &'m crate::onnx::GraphProto,
     mut state: Vec<Item>,
     along: &[(ValueId, usize, bool)],
 ) -> Outcome<Trips> {

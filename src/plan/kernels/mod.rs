@@ -207,7 +207,7 @@ pub(super) fn choose(work: &Work<'_>, limits: &Limits, choices: &Choices) -> Res
         }
         _ => best(work, limits).map(|variant| variant.kernel).ok_or_else(|| Error::Unsupported {
             what: format!("node `{}`: {}", work.name, work.key()),
-            instead: "no kernel of this device computes it".into(),
+            instead: "no kernel of this device computes it; run the model with `--device cpu`".into(),
         }),
     }
 }

@@ -169,7 +169,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
 
 /// Every loop of a plan can be written for a GPU.
 fn written(plan: &Plan, op: &Op) {
-    let target = ptx::Target { compute_capability: plan.limits.compute_capability, units: plan.limits.units };
+    let target = ptx::PtxTarget { compute_capability: plan.limits.compute_capability, units: plan.limits.units };
     for step in &plan.steps {
         match &step.op {
             StepOp::Loop(of) => {
