@@ -46,7 +46,8 @@ pub struct Value {
     pub of: ValueType,
     /// The origin of the value.
     pub origin: Origin,
-    /// The real numbers that its integers stand for, if they do.
+    /// The real numbers that its integers stand for. A builder may set it; no pass reads it yet, because quantize and
+    /// dequantize nodes carry the same numbers.
     pub quantization: Option<Quantization>,
 }
 
@@ -204,8 +205,7 @@ impl Graph {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
 
-    /// The graph whose input of this number is a value of the type `of`, of which `ops`, one after the other, make what
-    /// the input was.
+    /// Replaces input `index` by one of type `of`; `ops`, one after the other, then compute the old input from it.
     ///
     /// # Panics
     /// If there is no such input, or the operations do not make it of such a value.

@@ -235,7 +235,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The type that it is on a device of this own one, of a checkpoint of that one.
+    /// Resolves the option: `own` is the device's type, `stored` the checkpoint's.
     pub(crate) const fn dtype(self, own: Dtype, stored: Dtype) -> Dtype {
         match self {
             Self::Auto => own,

@@ -292,7 +292,7 @@ impl fmt::Display for Time {
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, batches, rows, dropped, .. } = self;
-        write!(f, "{device}: {batches} batches, {rows} images in {}", Time(self.seconds))?;
+        write!(f, "{device}: {batches} batches, {rows} rows in {}", Time(self.seconds))?;
         writeln!(f, "{}", if *dropped > 0 { format!("; {dropped} older batches forgotten") } else { String::new() })?;
         if *batches == 0 {
             return write!(f, "nothing has finished");
@@ -316,7 +316,7 @@ impl fmt::Display for TraceReport {
         write!(f, "\nslowest stage: {}", self.slowest)?;
         let gaps = if count == 1 { "gap" } else { "gaps" };
         write!(f, "; {count} {gaps} in the middle half, {} in all, the longest {}", Time(seconds), Time(longest))?;
-        write!(f, "\n{:.1} images/s, the upload inside; from submit to done: ", self.images_per_second)?;
+        write!(f, "\n{:.1} rows/s, the upload inside; from submit to done: ", self.images_per_second)?;
         let TraceLatency { p50, p90, p99, max } = self.latency;
         write!(f, "median {}, 90 % {}, 99 % {}, max {}", Time(p50), Time(p90), Time(p99), Time(max))
     }

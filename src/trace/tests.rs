@@ -133,10 +133,10 @@ fn each_of_several_models_has_its_interval_row_and_figures() {
 #[test]
 fn a_report_prints_its_figures() {
     let text = schedule().report().to_string();
-    for part in ["sim: 4 batches, 40 images in 16.000 ms", "copy-in", "75.0 %", "87.5 %", "3.000 ms", "80.0 %"] {
+    for part in ["sim: 4 batches, 40 rows in 16.000 ms", "copy-in", "75.0 %", "87.5 %", "3.000 ms", "80.0 %"] {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    for part in ["slowest stage: compute; 1 gap in", "3333.3 images/s", "median 7.000 ms", "max 10.000 ms"] {
+    for part in ["slowest stage: compute; 1 gap in", "3333.3 rows/s", "median 7.000 ms", "max 10.000 ms"] {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
 }
