@@ -236,3 +236,30 @@ fn nodes_in_f32_are_computed_by_loops() {
     });
     scenario.run(&[]).assert_clean();
 }
+
+/// Networks of images that are planned as graphs of values, in a type of their own, or for the sake of one layer: their last
+/// layer is then a convolution of one tap, whose filter is a matrix of the file.
+#[test]
+fn networks_of_images_are_computed_beside_loops() {
+    const PATHS: [&str; 2] = ["tests/data/onnx/images.onnx", "weights/convnet28"];
+    let scenario = Scenario::new("values::networks_of_images_are_computed_beside_loops", || {
+        let probabilities = |path: &str, device: &Device, precision: Precision| {
+            let model = Model::open(path).unwrap();
+            let engine = Engine::builder(&model).on(device).precision(precision).batch_sizes(&[1]).build().unwrap();
+            let mut batch = engine.acquire().unwrap();
+            let pixels = batch.row_mut(0).iter_mut().enumerate();
+            pixels.for_each(|(index, byte)| *byte = (index * 31 % 251) as u8);
+            batch.submit(1).unwrap().wait().unwrap().values(0).to_vec()
+        };
+        let [cpu, gpu] = [Target::Cpu, Target::Cuda(0)].map(|target| Device::open(target).unwrap());
+        for path in PATHS {
+            assert!(!probabilities(path, &gpu, Precision::Auto).is_empty()); // which the stand-in does not compute
+            let (found, expected) =
+                (probabilities(path, &gpu, Precision::Bf16), probabilities(path, &cpu, Precision::Auto));
+            let off = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off < 3e-2 && found.len() == expected.len(), "{path}: off by {off}");
+        }
+    });
+    // Where no kernel is of bf16, which the stand-in would not compute.
+    scenario.run(&[("FAKE_CUDA_CAPABILITY", "80")]).assert_clean();
+}

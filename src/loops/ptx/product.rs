@@ -12,10 +12,11 @@ use crate::graph::Binary;
 use crate::loops::ir::{Monoid, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// Threads of a block, in rows and columns; neighbours that each reads at once.
-const SIDE: usize = 16;
-const THREADS: usize = SIDE * SIDE;
+/// Threads of a block; neighbours that each reads at once.
+const THREADS: usize = 256;
 const RUN: usize = 4;
+/// Rows or columns that a product has at least.
+const FEWEST: usize = 16;
 /// Points of the sum that are staged at a time.
 const DEPTH: usize = 16;
 
@@ -25,12 +26,18 @@ pub(super) struct Product {
     sum: Reduction,
     sides: [Side; 2],
     batch: Vec<usize>,
-    /// Threads' rows and columns.
-    tile: [usize; 2],
+    tile: Tile,
+}
+
+/// Rows and columns of a block's threads, and of the results of each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tile {
+    threads: [usize; 2],
+    each: [usize; 2],
 }
 
 /// One side of a product.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Side {
     term: TermId,
     /// Its rows or columns.
@@ -57,6 +64,49 @@ struct Stage {
     held: Vec<Vec<Reg>>,
 }
 
+impl Tile {
+    /// Those that kernels are written in.
+    fn all() -> impl Iterator<Item = Self> {
+        let threads = [[16, 16], [32, 8], [8, 32], [64, 4], [4, 64]];
+        let each = [[8, 8], [8, 4], [4, 8], [4, 4]];
+        let all = threads.into_iter().flat_map(move |threads| each.map(|each| Self { threads, each }));
+        all.filter(|tile| tile.size().iter().all(|&size| size <= THREADS))
+    }
+
+    /// Rows and columns.
+    fn size(&self) -> [usize; 2] {
+        [0, 1].map(|i| self.threads[i] * self.each[i])
+    }
+
+    /// Results of a thread.
+    fn results(&self) -> usize {
+        self.each[0] * self.each[1]
+    }
+
+    /// How far a thread's row or column of this number is from its first.
+    fn offset(&self, side: usize, number: usize) -> usize {
+        number / RUN * RUN * self.threads[side] + number % RUN
+    }
+
+    /// The clocks that a product is predicted to take: of a multiprocessor with one block after the other, or, where
+    /// registers are left, beside each other, so that they hide each other's waits. The numbers are fitted to 14
+    /// convolutions in all tiles on an H100 (benches/notes/2026-11-26-products-in-f32.md).
+    fn clocks(&self, [m, n]: [usize; 2], batch: usize, points: usize, units: usize) -> f64 {
+        const FIXED: f64 = 2000.0;
+        const OF_A_RESULT: f64 = 30.0;
+        const OF_A_WAIT: f64 = 0.3;
+        let [rows, columns] = self.size();
+        let [a, b] = self.each;
+        let blocks = m.div_ceil(rows) * n.div_ceil(columns) * batch;
+        let of_a_point = (2 * a * b + 2 * (a + b)) as f64 + (rows + columns) as f64 / 24.0;
+        let points = points.next_multiple_of(DEPTH) as f64;
+        let block = points * of_a_point + FIXED + OF_A_RESULT * self.results() as f64;
+        let of_a_unit = blocks.div_ceil(units);
+        let beside = of_a_unit.min(64 / self.results());
+        of_a_unit as f64 * block * (1.0 + OF_A_WAIT / beside as f64)
+    }
+}
+
 impl Product {
     /// The product that a nest is, if it is one and worth tiles.
     pub fn find(nest: &Nest, units: usize) -> Option<Self> {
@@ -77,29 +127,30 @@ impl Product {
         let all = batch.len() + sides.iter().map(|side| side.axes.len()).sum::<usize>() == results.len();
         let [m, n] = sides.each_ref().map(|side| side.count);
         let fits = sum.points.max(m).max(n) < 1 << 30 && m * n < 1 << 31;
-        if !(typed && all && fits && m >= SIDE && n >= SIDE && sum.points >= DEPTH / 2) {
+        if !(typed && all && fits && m >= FEWEST && n >= FEWEST && sum.points >= DEPTH / 2) {
             return None;
         }
-        let blocks = |[a, b]: [usize; 2]| m.div_ceil(a * SIDE) * n.div_ceil(b * SIDE) * extent(nest, &batch);
-        let tile = [[8, 8], [8, 4]].into_iter().find(|&tile| blocks(tile) >= units * 2).unwrap_or([8, 4]);
-        let tile = if blocks(tile) >= units / 2 { tile } else { [4, 4] };
+        let clocks = |tile: &Tile| tile.clocks([m, n], extent(nest, &batch), sum.points, units);
+        let tile = Tile::all().min_by(|a, b| clocks(a).total_cmp(&clocks(b)))?;
+        let sides = [0, 1].map(|i| sides[i].clone().staged(tile.size()[i]));
         Some(Self { sum, sides, batch, tile })
     }
 
     /// Writes it out; blocks, and threads of each.
     pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
         let nest = emitter.nest;
-        let tiles = [0, 1].map(|i| self.sides[i].count.div_ceil(self.tile[i] * SIDE));
+        let size = self.tile.size();
+        let tiles = [0, 1].map(|i| self.sides[i].count.div_ceil(size[i]));
         let batch: Vec<usize> = self.batch.iter().map(|&axis| nest.extents[axis]).collect();
         let block = emitter.text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
         let indices = unravelled(emitter, block, &[&batch[..], &tiles].concat());
         let (batches, corner) = indices.split_at(batch.len());
         self.batch.iter().zip(batches).for_each(|(&axis, &index)| emitter.bind(axis, Some(index), 1));
-        let corner = [0, 1].map(|i| scaled(&mut emitter.text, corner[i], self.tile[i] * SIDE));
+        let corner = [0, 1].map(|i| scaled(&mut emitter.text, corner[i], size[i]));
         let thread = emitter.text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
         let stages = [0, 1].map(|i| self.stage(emitter, i, corner[i], thread));
         let places = self.places(emitter, thread);
-        let sums: Vec<Reg> = (0..self.tile[0] * self.tile[1]).map(|_| emitter.text.number(Class::Word, 0)).collect();
+        let sums: Vec<Reg> = (0..self.tile.results()).map(|_| emitter.text.number(Class::Word, 0)).collect();
         let depth = emitter.text.number(Class::Word, 0);
         stages.iter().zip(&self.sides).for_each(|(stage, side)| self.load(emitter, side, stage, depth, 0));
         emitter.repeat(depth, DEPTH, self.sum.points, |emitter| {
@@ -115,7 +166,7 @@ impl Product {
 
     /// What a thread stages of a side: groups of rows at points of the sum, as neighbours lie.
     fn stage(&self, emitter: &mut Emitter<'_>, number: usize, corner: Reg, thread: Reg) -> Stage {
-        let (side, size) = (&self.sides[number], self.tile[number] * SIDE);
+        let (side, size) = (&self.sides[number], self.tile.size()[number]);
         let text = &mut emitter.text;
         let (own, of_sum) = match side.along_sum > 1 {
             true => (1, side.along_sum),
@@ -191,8 +242,9 @@ impl Product {
 
     /// The first row and the first column of a thread in the tile.
     fn cell(&self, text: &mut Text, thread: Reg) -> [Reg; 2] {
-        let row = text.op(Class::Word, "shr.u32", &[&thread, &SIDE.ilog2()]);
-        let column = text.op(Class::Word, "and.b32", &[&thread, &(SIDE - 1)]);
+        let [_, columns] = self.tile.threads;
+        let row = text.op(Class::Word, "shr.u32", &[&thread, &columns.ilog2()]);
+        let column = text.op(Class::Word, "and.b32", &[&thread, &(columns - 1)]);
         [row, column].map(|index| scaled(text, index, RUN))
     }
 
@@ -200,10 +252,11 @@ impl Product {
     fn multiply(&self, text: &mut Text, stages: &[Stage; 2], places: [Reg; 2], sums: &[Reg]) {
         for depth in 0..DEPTH {
             let [a, b] = [0, 1].map(|i| {
-                let runs = self.tile[i] / RUN;
+                let runs = self.tile.each[i] / RUN;
                 let read = |run: usize| {
                     let regs: [Reg; RUN] = std::array::from_fn(|_| text.reg(Class::Word));
-                    let offset = stages[i].place as usize + 4 * (depth * stages[i].pitch + run * RUN * SIDE);
+                    let first = self.tile.offset(i, run * RUN);
+                    let offset = stages[i].place as usize + 4 * (depth * stages[i].pitch + first);
                     let [p, q, r, s] = regs;
                     text.put(format_args!("ld.shared.v4.b32 {{{p}, {q}, {r}, {s}}}, [{}+{offset}]", places[i]));
                     regs
@@ -212,7 +265,7 @@ impl Product {
             });
             for (i, a) in a.iter().enumerate() {
                 for (j, b) in b.iter().enumerate() {
-                    let sum = sums[i * self.tile[1] + j];
+                    let sum = sums[i * self.tile.each[1] + j];
                     text.set(sum, "fma.rn.f32", &[a, b, &sum]);
                 }
             }
@@ -224,19 +277,18 @@ impl Product {
         let cell = self.cell(&mut emitter.text, thread);
         let first = [0, 1].map(|i| emitter.text.op(Class::Word, "add.s32", &[&corner[i], &cell[i]]));
         let [rows, columns] = &self.sides;
-        let offset = |i: usize| i / RUN * RUN * SIDE + i % RUN;
-        for i in 0..self.tile[0] {
-            let row = emitter.text.op(Class::Word, "add.s32", &[&first[0], &offset(i)]);
+        for i in 0..self.tile.each[0] {
+            let row = emitter.text.op(Class::Word, "add.s32", &[&first[0], &self.tile.offset(0, i)]);
             let valid = emitter.text.op(Class::Pred, "setp.lt.s32", &[&row, &rows.count]);
             emitter.scope(|emitter| {
                 self.bind(emitter, &rows.axes, row, rows.count, 1);
-                let sums = &sums[i * self.tile[1]..][..self.tile[1]];
+                let sums = &sums[i * self.tile.each[1]..][..self.tile.each[1]];
                 if let [axis] = columns.axes[..] {
                     self.finish_row(emitter, axis, first[1], valid, sums);
                     return;
                 }
                 for (j, &sum) in sums.iter().enumerate() {
-                    let column = emitter.text.op(Class::Word, "add.s32", &[&first[1], &offset(j)]);
+                    let column = emitter.text.op(Class::Word, "add.s32", &[&first[1], &self.tile.offset(1, j)]);
                     let inside = emitter.text.op(Class::Pred, "setp.lt.s32", &[&column, &columns.count]);
                     let both = emitter.text.op(Class::Pred, "and.pred", &[&valid, &inside]);
                     emitter.scope(|emitter| {
@@ -253,7 +305,7 @@ impl Product {
     fn finish_row(&self, emitter: &mut Emitter<'_>, axis: usize, first: Reg, valid: Reg, sums: &[Reg]) {
         let count = self.sides[1].count;
         let run = if count.is_multiple_of(RUN) { RUN } else { 1 };
-        let runs: Vec<i64> = (0..self.tile[1]).map(|j| (j / RUN * RUN * SIDE + j % RUN) as i64).collect();
+        let runs: Vec<i64> = (0..self.tile.each[1]).map(|j| self.tile.offset(1, j) as i64).collect();
         let mut lanes = Lanes::at(axis, runs, run);
         for lane in 0..lanes.len() {
             let is_new = lane % run == 0;
@@ -281,6 +333,14 @@ impl Side {
         };
         let (along_sum, along_own) = (run(&sum.axes), run(&axes));
         Self { term, count: extent(nest, &axes), along_sum, along_own, axes }
+    }
+
+    /// The same where so many rows or columns are staged at a time: of few no thread stages several neighbours.
+    fn staged(self, size: usize) -> Self {
+        match size * RUN >= THREADS {
+            true => self,
+            false => Self { along_sum: 1, along_own: 1, ..self },
+        }
     }
 }
 
@@ -321,4 +381,23 @@ fn extent(nest: &Nest, axes: &[usize]) -> usize {
 
 fn scaled(text: &mut Text, x: Reg, by: usize) -> Reg {
     text.op(Class::Word, "mul.lo.s32", &[&x, &by])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tile_is_about_as_wide_as_what_it_computes() {
+        let size = |[m, n]: [usize; 2]| {
+            let clocks = |tile: &Tile| tile.clocks([m, n], 1, 144, 132);
+            Tile::all().min_by(|a, b| clocks(a).total_cmp(&clocks(b))).unwrap().size()
+        };
+        for few in [16, 24, 32, 40, 64] {
+            assert!(size([100_352, few])[1] < 2 * few.next_multiple_of(16), "{few}: {:?}", size([100_352, few]));
+            assert!(size([few, 100_352])[0] < 2 * few.next_multiple_of(16), "{few}: {:?}", size([few, 100_352]));
+        }
+        assert_eq!(size([100_352, 1024]).iter().product::<usize>(), THREADS * 64);
+        assert!(size([49, 960]).iter().product::<usize>() < THREADS * 64, "every multiprocessor has a block");
+    }
 }

@@ -11,7 +11,7 @@ mod resnet;
 
 use std::collections::HashSet;
 
-use super::weights::Weights;
+use super::weights::{Weights, filter_of};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::tensor::Shape;
@@ -131,10 +131,12 @@ fn stored_classes(architecture: &dyn Architecture, weights: &Weights) -> Result<
 /// one with more blocks, or with a layer in each block that this one has not.
 fn check_nothing_left(architecture: &dyn Architecture, graph: &Graph, weights: &Weights) -> Result<(), Error> {
     let used: HashSet<&str> = graph.weights().map(|(name, _)| name).collect();
+    // A matrix is there as a filter, too, once a network was found.
+    let filters: HashSet<String> = used.iter().map(|name| filter_of(name, false)).collect();
     let for_training = |name: &str| {
         name.ends_with(".num_batches_tracked") || architecture.training_only().iter().any(|part| name.starts_with(part))
     };
-    match weights.names().find(|name| !used.contains(name) && !for_training(name)) {
+    match weights.names().find(|name| !used.contains(name) && !filters.contains(*name) && !for_training(name)) {
         None => Ok(()),
         Some(name) => {
             let expected = format!("only the tensors of a {}", architecture.name());

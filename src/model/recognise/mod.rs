@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::images::{Conv2d, Network, Node, NodeId, Op, Window};
 use super::shape::infer;
-use super::weights::Weights;
+use super::weights::{Weights, filter_of};
 use crate::error::Error;
 use crate::graph::{self as values, Constant, Origin, Tensor, ValueId};
 use crate::tensor::{Dtype, Shape};
@@ -234,12 +234,19 @@ impl<'a> Recogniser<'a> {
         let mut network = Network { nodes: self.nodes, output, input: self.input }.cut(output);
         let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
         let last = network.output.0;
-        for (_, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
-            // Only the last layer is followed by nothing that kernels do in the same launch.
+        for (index, node) in network.nodes.iter_mut().enumerate() {
             if let Op::Linear(linear) = &node.op {
+                // As a graph of values reads it, and all but the last layer, which alone is followed by nothing that kernels
+                // do in the same launch.
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
-                let filter = format!("{} (1x1)", linear.weight);
-                self.views.push((filter.clone(), linear.weight.clone(), dims.to_vec()));
+                let filter = filter_of(&linear.weight, false);
+                let view = (filter.clone(), linear.weight.clone(), dims.to_vec());
+                if !self.views.contains(&view) {
+                    self.views.push(view);
+                }
+                if index == last {
+                    continue;
+                }
                 let window = Window::square(1, 1, 0);
                 let conv = Conv2d { filter, bias: linear.bias.clone(), ..Conv2d::named(&node.name, dims[0], window) };
                 node.op = Op::Conv2d(conv);

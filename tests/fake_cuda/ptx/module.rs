@@ -28,6 +28,8 @@ pub struct Module<'t> {
     pub bodies: Vec<Option<Function>>,
     pub variables: Vec<Variable>,
     pub static_shared: usize,
+    /// Of one kernel, with what is declared outside.
+    most_shared: usize,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -91,7 +93,10 @@ impl<'t> Module<'t> {
         bounds(tokens, &mut entry)?;
         self.signatures.push(Signature { name, results: Vec::new(), arguments });
         self.bodies.push(None);
+        // What a kernel shares is its own: another one's lies in the same place.
+        let of_all = self.static_shared;
         Body::read(self, tokens, entry.function)?;
+        self.most_shared = self.most_shared.max(std::mem::replace(&mut self.static_shared, of_all));
         match self.entries.insert(name.to_owned(), entry) {
             None => Ok(()),
             Some(_) => Err(format!("{name} is declared twice")),
@@ -138,7 +143,7 @@ impl<'t> Module<'t> {
             code: self.code,
             lines: self.lines,
             functions: self.bodies.into_iter().flatten().collect(),
-            static_shared: self.static_shared,
+            static_shared: self.most_shared.max(self.static_shared),
             variables: self.variables,
         })
     }
