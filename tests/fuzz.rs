@@ -47,7 +47,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// Runs a target with its inputs: those in its folder, and those that tests of other kinds have.
 fn replay(target: &str, more: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (_, run) = targets::TARGETS.into_iter().find(|(name, _)| *name == target).expect("a target");
+    let (_, run) = targets::TARGETS.iter().find(|(name, _)| *name == target).expect("a target");
     let mut inputs = files(&root.join("fuzz/corpus").join(target));
     if !more.is_empty() {
         inputs.extend(files(&root.join(more)).into_iter().filter(|path| path.extension().is_some_and(|e| e != "gz")));
@@ -102,4 +102,10 @@ fn config() {
 #[test]
 fn photo() {
     replay("photo", "tests/data/images");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn tuning() {
+    replay("tuning", "");
 }

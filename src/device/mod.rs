@@ -3,6 +3,8 @@
 //! [`Backend`] is what a device has to do; [`Stream`], [`Event`], [`HostBuffer`] and [`DeviceBuffer`] own what it
 //! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
 //! [`Program`], the thing that `exec` makes of a plan.
+//!
+//! The file is long because a third of it or more is the documentation of what is public.
 
 mod caller;
 mod check;

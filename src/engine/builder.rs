@@ -1,4 +1,6 @@
 //! The options of an engine, and its build.
+//!
+//! The file is long because a third of it or more is the documentation of what is public.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -199,7 +199,7 @@ impl Packed {
         self.port_of(&output.part(0), row, name)
     }
 
-    /// The same of one of an engine's models, which [`Output::part`] lends.
+    /// The elements of a port of one of an engine's models, which [`Output::part`] lends; otherwise as [`Packed::port`].
     ///
     /// # Errors
     /// As there.

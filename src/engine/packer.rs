@@ -294,7 +294,7 @@ impl PackedRow {
         self.port_of(0, name)
     }
 
-    /// The same of one of an engine's models, in the order in which the builder named them.
+    /// The elements of a port of one of an engine's models, in the order in which the builder named them.
     ///
     /// # Errors
     /// As there.

@@ -11,7 +11,7 @@ pub struct Problem {
     pub node: String,
     /// The domain of its operator; empty for the standard one.
     pub domain: String,
-    /// Its operator.
+    /// The node's operator.
     pub operator: String,
     /// The version of the operators of that domain.
     pub version: i64,
@@ -22,7 +22,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Its operator with domain and version: `"Einsum (version 12)"`.
+    /// The node's operator with domain and version: `"Einsum (version 12)"`.
     pub fn kind(&self) -> String {
         match &self.domain[..] {
             "" => format!("{} (version {})", self.operator, self.version),

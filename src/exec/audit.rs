@@ -22,7 +22,7 @@ pub struct Audit {
 /// A node that f16 does not hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotHeld {
-    /// Its name.
+    /// The node's name.
     pub node: String,
     /// The node's operation.
     pub kind: &'static str,

@@ -1,4 +1,6 @@
 //! The structs and numbers that programs share with the library; [`super::growing`] says how structs grow.
+//!
+//! The file is long because it has every struct of the header, with its documentation.
 
 use std::ffi::{c_char, c_void};
 

@@ -17,7 +17,7 @@ use crate::tensor::{Dtype, Element};
 #[derive(Clone, PartialEq)]
 pub struct Tensor {
     of: ValueType,
-    /// Its bytes, and zeros up to a whole word, so that elements of each type are aligned.
+    /// The tensor's bytes, and zeros up to a whole word, so that elements of each type are aligned.
     words: Vec<u64>,
 }
 
@@ -59,22 +59,22 @@ impl Tensor {
         Self { of, words }
     }
 
-    /// Its type.
+    /// The tensor's type.
     pub const fn value_type(&self) -> &ValueType {
         &self.of
     }
 
-    /// Its bytes.
+    /// The tensor's bytes.
     pub fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.of.bytes()]
     }
 
-    /// Its bytes, to be written.
+    /// The tensor's bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.of.bytes()]
     }
 
-    /// Its elements.
+    /// The tensor's elements.
     ///
     /// # Panics
     /// If they are of another type.
@@ -83,7 +83,7 @@ impl Tensor {
         bytemuck::cast_slice(self.bytes())
     }
 
-    /// Its elements, to be written.
+    /// The tensor's elements, to be written.
     ///
     /// # Panics
     /// If they are of another type.
@@ -101,7 +101,7 @@ impl Tensor {
         Self { of, words: self.words }
     }
 
-    /// Its elements as i64, if they are integers that fit, or bools.
+    /// The tensor's elements as i64, if they are integers that fit, or bools.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         fn all<T: Element + TryInto<i64>>(of: &Tensor) -> Option<Vec<i64>> {
             of.elems::<T>().iter().map(|&elem| elem.try_into().ok()).collect()
@@ -119,7 +119,7 @@ impl Tensor {
         }
     }
 
-    /// Its elements as f64, rounded if they are integers that have more digits.
+    /// The tensor's elements as f64, rounded if they are integers that have more digits.
     pub fn to_f64s(&self) -> Vec<f64> {
         fn all<T: Element>(of: &Tensor, to: impl Fn(T) -> f64) -> Vec<f64> {
             of.elems::<T>().iter().map(|&elem| to(elem)).collect()

@@ -33,7 +33,7 @@ pub struct Graph {
 /// An input or an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name, which no other input (or output) has.
+    /// The port's name, which no other input (or output) has.
     pub name: String,
     /// The value of the port.
     pub value: ValueId,
@@ -42,7 +42,7 @@ pub struct Port {
 /// A tensor that a node reads or writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Its type and dimensions.
+    /// The value's type and dimensions.
     pub of: ValueType,
     /// The origin of the value.
     pub origin: Origin,

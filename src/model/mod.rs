@@ -2,6 +2,8 @@
 //!
 //! A [`Model`] is opened from files or made from a [graph](crate::graph) built in code. [`images`] has networks of
 //! images, which are graphs of one image that the kernels for images compute.
+//!
+//! The file is long because a third of it or more is the documentation of what is public.
 
 mod byte_filter;
 mod bytes;

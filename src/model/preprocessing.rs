@@ -123,7 +123,7 @@ impl Interpolation {
         Self::ALL.into_iter().find(|interpolation| interpolation.name() == name)
     }
 
-    /// Its name, as in a `config.json`.
+    /// The method's name, as in a `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nearest => "nearest",

@@ -1,5 +1,6 @@
 //! A network of images: a graph for each size of its free dimensions, which are mostly an image's height and width.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::preprocessing::Preprocessing;
 use super::quantization::{self, Quantization};
 use super::recognise::{self, Recognised};
 use super::shape::{infer, params};
-use super::weights::Weights;
+use super::weights::{Weights, filter_of};
 use super::{Model, Network, numbered};
 use crate::error::Error;
 use crate::graph::Graph;
@@ -114,6 +115,16 @@ impl Model {
     }
 }
 
+/// The weights with the matrix of the last layer as a filter of one tap, which the network reads as a graph of values.
+fn with_last_layer(weights: Arc<Weights>, network: &images::Network) -> Result<Arc<Weights>, Error> {
+    match &network.nodes[network.output.0].op {
+        images::Op::Linear(last) if weights.dims(&filter_of(&last.weight, false)).is_none() => {
+            Ok(weights.with_filters(&BTreeSet::from([(last.weight.clone(), false)]))?.into())
+        }
+        _ => Ok(weights),
+    }
+}
+
 impl Images {
     /// The network that `shaped` is at these sizes, and that `at` gives at others.
     pub fn new(
@@ -201,6 +212,7 @@ impl Shaped {
         let output = infer(&network)?[network.output.0];
         params(&network)?.into_iter().try_for_each(|(name, dims)| weights.check(name, &dims))?;
         preprocessing.check(network.input)?;
+        let weights = with_last_layer(weights, &network)?;
         let (network, preprocessing, in_floats) = (network.into(), preprocessing.into(), in_floats.into());
         Ok((Self { network, preprocessing, output, is_cut: false, in_floats }, weights))
     }

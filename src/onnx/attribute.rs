@@ -10,9 +10,9 @@ use crate::error::{Error, printable};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Attribute {
-    /// Its name; never empty.
+    /// The attribute's name; never empty.
     pub name: String,
-    /// Its value.
+    /// The attribute's value.
     pub value: AttributeValue,
 }
 
@@ -64,7 +64,7 @@ impl AttributeValue {
         }
     }
 
-    /// Its type's number in the specification, 0 for a reference.
+    /// The attribute's type's number in the specification, 0 for a reference.
     fn number(&self) -> i64 {
         match self {
             Self::Reference(_) => 0,

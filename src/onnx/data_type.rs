@@ -114,7 +114,7 @@ impl DataType {
         TYPES.get(index).map(|(dtype, ..)| *dtype)
     }
 
-    /// Its name in the specification.
+    /// The type's name in the specification.
     pub fn name(self) -> &'static str {
         TYPES[self as usize].1
     }

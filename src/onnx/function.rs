@@ -25,9 +25,9 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Function {
-    /// Its name; never empty.
+    /// The function's name; never empty.
     pub name: String,
-    /// Its domain; empty for the standard one.
+    /// The function's domain; empty for the standard one.
     pub domain: String,
     /// The name of the overload, if there are several functions of one name, since version 10 of the format; empty
     /// otherwise.
@@ -40,7 +40,7 @@ pub struct Function {
     pub attributes: Vec<String>,
     /// Attributes of the caller's node with their defaults.
     pub defaults: Vec<Attribute>,
-    /// Its nodes; their attributes may be [`Reference`](super::AttributeValue::Reference)s to those of the caller's node.
+    /// The function's nodes; their attributes may be [`Reference`](super::AttributeValue::Reference)s to those of the caller's node.
     pub nodes: Vec<NodeProto>,
     /// The versions of the operators in the function; the model's versions do not apply to it.
     pub opsets: Opsets,

@@ -12,12 +12,12 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct GraphProto {
-    /// Its name.
+    /// The graph's name.
     pub name: String,
-    /// Its nodes. The format requires each node to come after the nodes whose results it reads; a file may violate
+    /// The graph's nodes. The format requires each node to come after the nodes whose results it reads; a file may violate
     /// that.
     pub nodes: Vec<NodeProto>,
-    /// Its constants, each name once. A constant with the name of an input is that input's default.
+    /// The graph's constants, each name once. A constant with the name of an input is that input's default.
     pub initializers: Vec<Tensor>,
     /// The inputs, each name once. Old files list constants here, too.
     pub inputs: Vec<ValueInfo>,

@@ -20,7 +20,7 @@ use crate::error::{Error, printable};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct NodeProto {
-    /// Its name; often empty.
+    /// The node's name; often empty.
     pub name: String,
     /// The operator; never empty.
     pub op_type: String,
@@ -33,7 +33,7 @@ pub struct NodeProto {
     pub inputs: Vec<String>,
     /// The values that it writes; empty names are outputs left out.
     pub outputs: Vec<String>,
-    /// Its attributes, each name once.
+    /// The node's attributes, each name once.
     pub attributes: Vec<Attribute>,
 }
 

@@ -19,11 +19,11 @@ use crate::error::{Error, printable};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Tensor {
-    /// Its name; never empty for a graph's initializer.
+    /// The tensor's name; never empty for a graph's initializer.
     pub name: String,
     /// The type of its elements.
     pub dtype: DataType,
-    /// Its dimensions, outermost first; none for a single element.
+    /// The tensor's dimensions, outermost first; none for a single element.
     pub dims: Vec<usize>,
     pub(super) elems: usize,
     pub(super) bytes: usize,

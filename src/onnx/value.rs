@@ -11,7 +11,7 @@ use crate::error::Error;
 pub struct ValueInfo {
     /// The value's name; never empty for a graph's input.
     pub name: String,
-    /// Its type.
+    /// The value's type.
     pub kind: ValueType,
 }
 
@@ -26,7 +26,7 @@ pub enum ValueType {
     Tensor {
         /// The type of its elements, if the file has it.
         dtype: Option<DataType>,
-        /// Its dimensions, outermost first, if the file has their number.
+        /// The value's dimensions, outermost first, if the file has their number.
         dims: Option<Vec<Dim>>,
     },
     /// Another kind of value, by its name: `"sequence"`, `"map"`, `"optional"`, `"sparse tensor"` or `"opaque"`.

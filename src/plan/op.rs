@@ -1,4 +1,6 @@
 //! The operations of steps, on operands of any shape: their names, their nodes with weights, their work.
+//!
+//! The file is long because each operation has its case in each function: who adds one sees here all that is asked of it.
 
 use std::sync::Arc;
 

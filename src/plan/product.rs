@@ -94,7 +94,7 @@ pub enum ProductWay {
 /// A kernel of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductKernel {
-    /// Its tile.
+    /// The kernel's tile.
     pub tile: ProductTile,
     /// Parts of k.
     pub parts: usize,
@@ -105,7 +105,7 @@ impl ProductActivation {
     pub const ALL: [Self; 7] =
         [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu, Self::HardSwish];
 
-    /// Its value, exactly.
+    /// The kernel's value, exactly.
     pub(super) fn of(self, x: f64) -> f64 {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match self {

@@ -56,6 +56,8 @@
 //!
 //! A ring has one program, or several ([`Node`]). With several, it makes the calls on the compute stream for each
 //! program, in order, on streams of the program's own, and successive batches overlap there too.
+//!
+//! The file is long because it has the table of all that waits for something, and builds the ring by it.
 
 mod acquire;
 mod batch;

@@ -107,7 +107,7 @@ pub struct SimBatcher {
     /// The mean of a random time that is added to each wake-up and to the filling of each row, in microseconds. Without
     /// it all clients of a batch return at the same moment.
     pub jitter_us: f64,
-    /// The same seed gives the same jitter.
+    /// The seed of the jitter; equal seeds give equal jitter.
     pub seed: u64,
     /// Whether a row is refused if no page-locked row is free, as by [`WhenFull::Reject`](crate::WhenFull::Reject);
     /// otherwise it waits. Not possible in a closed loop, where a refused client would ask again at the same moment.

@@ -93,7 +93,7 @@ pub struct SimStage {
     pub loaded_us: f64,
     /// The time for which it worked, in seconds.
     pub busy_s: f64,
-    /// The same as a share of the makespan.
+    /// The busy time as a share of the makespan.
     pub utilisation: f64,
 }
 

@@ -49,7 +49,7 @@ pub struct RowSpec {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowPort {
-    /// Its name, which no other port of the row has.
+    /// The port's name, which no other port of the row has.
     pub name: Arc<str>,
     /// The type of its elements.
     pub dtype: Dtype,

@@ -27,14 +27,14 @@ impl Size {
         Self { batch, dims: Dims::new() }
     }
 
-    /// The same with this size for the free dimension `name`.
+    /// Sets the size of the free dimension `name`.
     #[must_use]
     pub fn dim(mut self, name: &str, size: usize) -> Self {
         self.dims.insert(name.to_owned(), size);
         self
     }
 
-    /// The same with `batch` rows.
+    /// Sets the number of rows.
     #[must_use]
     pub fn rows(self, batch: usize) -> Self {
         Self { batch, ..self }

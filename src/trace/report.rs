@@ -48,7 +48,7 @@ pub struct TraceReport {
     pub gaps: TraceGaps,
     /// The share of the copy time, in both directions, during which compute runs, over the whole.
     pub copy_under_compute: f64,
-    /// The same in the middle half.
+    /// The share of the copy time during which compute runs, in the middle half.
     pub copy_under_compute_middle: f64,
     /// Rows a second, counted over the batches that finished in the middle half.
     pub images_per_second: f64,
@@ -82,9 +82,9 @@ pub struct TraceStageReport {
     pub model: Option<String>,
     /// The time in which the stage was under way for at least one batch.
     pub busy_seconds: f64,
-    /// The same as a share of the whole. Stages of several host threads that overlap count once.
+    /// The busy time as a share of the whole. Stages of several host threads that overlap count once.
     pub busy: f64,
-    /// The same as a share of the middle half.
+    /// The busy time in the middle half as a share of it.
     pub busy_middle: f64,
     /// The mean time of a batch; with several models, from the beginning of the first one to the end of the last one.
     pub mean: f64,

@@ -2,6 +2,9 @@
 //!
 //! Each target has inputs in `corpus/`, which the tests run too, on any compiler.
 
+#[cfg(feature = "ffi")]
+#[path = "../../../tests/support/calls.rs"]
+mod calls;
 pub mod config;
 mod graphs;
 pub mod loops;
@@ -11,6 +14,8 @@ pub mod photo;
 pub mod safetensors;
 mod source;
 mod support;
+#[cfg(feature = "cuda")]
+pub mod tuning;
 #[path = "../../../tests/onnx/write.rs"]
 #[allow(dead_code, reason = "the tests of the reader use all of it")]
 mod write;
@@ -19,13 +24,19 @@ mod write;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target by its name.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: &[Target] = &[
     ("onnx", onnx::run),
     ("operators", operators::run),
     ("loops", loops::run),
     ("safetensors", safetensors::run),
     ("config", config::run),
     ("photo", photo::run),
+    #[cfg(feature = "cuda")]
+    ("tuning", tuning::run),
+    #[cfg(feature = "ffi")]
+    ("calls", |bytes| {
+        calls::run(bytes);
+    }),
 ];
 
 /// Most characters of an error, whatever a file says.

@@ -1,4 +1,6 @@
 //! The command line.
+//!
+//! The file is long because it has the arguments of every command that has no file of its own, with their help texts.
 
 use std::path::{Path, PathBuf};
 

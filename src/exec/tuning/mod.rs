@@ -15,6 +15,8 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
 
+#[cfg(feature = "cuda")]
+use crate::device::DeviceInfo;
 use crate::device::{Device, Kind};
 
 /// Whether measurements choose kernels.
@@ -100,9 +102,26 @@ impl TuningCache {
     pub fn of(device: &Device) -> Option<Self> {
         match device.kind() {
             #[cfg(feature = "cuda")]
-            Kind::Cuda(_) => Some(on_gpus::kept(device.info())),
+            Kind::Cuda(_) => Some(on_gpus::kept(device.info(), cache::default_folder())),
             Kind::Cpu(_) | Kind::Sim(_) => None,
         }
+    }
+
+    /// Counts the answers below `folder` for a GPU with these attributes, which need not be there, and the driver of this
+    /// machine.
+    ///
+    /// ```
+    /// # use trefoil::{DeviceInfo, TuningCache};
+    /// let (target, name) = ("cuda:0".into(), "NVIDIA H200".into());
+    /// let (compute_capability, units, shared_bytes) = ([9, 0], 132, 232_448);
+    /// let (memory_bytes, driver_version) = (0, 13_000);
+    /// let gpu =
+    ///     DeviceInfo { target, name, compute_capability, units, shared_bytes, memory_bytes, driver_version };
+    /// assert_eq!(TuningCache::in_folder(&gpu, "/nowhere").answers, 0);
+    /// ```
+    #[cfg(feature = "cuda")]
+    pub fn in_folder(gpu: &DeviceInfo, folder: impl Into<PathBuf>) -> Self {
+        on_gpus::kept(gpu, Some(folder.into()))
     }
 }
 
@@ -164,6 +183,7 @@ pub(super) use on_gpus::tune;
 #[cfg(feature = "cuda")]
 mod on_gpus {
     use std::collections::BTreeMap;
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -189,8 +209,7 @@ mod on_gpus {
     const CLOCK_HZ: f64 = 1.5e9;
 
     /// What is on disk for a device.
-    pub(super) fn kept(info: &DeviceInfo) -> TuningCache {
-        let folder = default_folder();
+    pub(super) fn kept(info: &DeviceInfo, folder: Option<PathBuf>) -> TuningCache {
         let census = Cache::new(Key::new(info, cuda::KERNELS_HASH), folder.as_deref()).census();
         let Census { answers, outdated, unreadable } = census;
         TuningCache { folder: folder.map(|folder| folder.join("tuning")), answers, outdated, unreadable }

@@ -3,6 +3,8 @@
 //! Along some axes a thread has several points, at offsets that are known: its lanes. A term has a register for each
 //! combination of the lanes that it depends on. Each term is computed once, in the outermost scope where all that it
 //! depends on is known.
+//!
+//! The file is long because all of it is one type, which knows what is computed already.
 
 use std::collections::{BTreeSet, HashMap};
 

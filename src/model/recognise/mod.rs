@@ -234,19 +234,12 @@ impl<'a> Recogniser<'a> {
         let mut network = Network { nodes: self.nodes, output, input: self.input }.cut(output);
         let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
         let last = network.output.0;
-        for (index, node) in network.nodes.iter_mut().enumerate() {
+        for (_, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
+            // Only the last layer is followed by nothing that kernels do in the same launch.
             if let Op::Linear(linear) = &node.op {
-                // As a graph of values reads it, and all but the last layer, which alone is followed by nothing that kernels
-                // do in the same launch.
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
                 let filter = filter_of(&linear.weight, false);
-                let view = (filter.clone(), linear.weight.clone(), dims.to_vec());
-                if !self.views.contains(&view) {
-                    self.views.push(view);
-                }
-                if index == last {
-                    continue;
-                }
+                self.views.push((filter.clone(), linear.weight.clone(), dims.to_vec()));
                 let window = Window::square(1, 1, 0);
                 let conv = Conv2d { filter, bias: linear.bias.clone(), ..Conv2d::named(&node.name, dims[0], window) };
                 node.op = Op::Conv2d(conv);

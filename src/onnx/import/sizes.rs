@@ -26,14 +26,14 @@ impl Sizes {
         Self::default()
     }
 
-    /// The same with this size for the dimension `name`.
+    /// Sets the size of the dimension `name`.
     #[must_use]
     pub fn dim(mut self, name: &str, size: usize) -> Self {
         self.dims.insert(name.to_owned(), size);
         self
     }
 
-    /// The same with this value for an input, which the graph then does not have as an input.
+    /// Sets the value of an input, which the graph then does not have as an input.
     #[must_use]
     pub fn constant(mut self, input: &str, value: Tensor) -> Self {
         self.constants.insert(input.to_owned(), value);
