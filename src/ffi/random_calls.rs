@@ -4,6 +4,7 @@
 #[path = "../../tests/support/calls.rs"]
 mod calls;
 #[path = "../../tests/support/splitmix.rs"]
+#[allow(dead_code, reason = "other tests choose by it")]
 mod splitmix;
 
 use std::fs;
