@@ -31,13 +31,15 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<(), E
     written.map_err(|error| Error::io("write", path, error))
 }
 
-/// Copies a file as [`write()`] writes one. The two must not be the same file.
+/// Copies a file, with its permissions, so that no reader sees half of it, as [`write()`] does.
 ///
 /// # Errors
-/// [`Error::Io`] with the path that is written.
+/// [`Error::Io`] with the path that is written, also if both are the same file or the first cannot be read.
 pub fn copy(from: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<(), Error> {
     let (from, path) = (from.as_ref(), path.as_ref());
+    let is_same = from.canonicalize().is_ok_and(|from| path.canonicalize().is_ok_and(|to| from == to));
     let copied = match replaced(path) {
+        _ if is_same => Err(io::Error::new(io::ErrorKind::InvalidInput, "it would be copied to itself")),
         true => through(path, |temporary| fs::copy(from, temporary).and_then(|_| fs::rename(temporary, path))),
         false => fs::copy(from, path).map(drop),
     };

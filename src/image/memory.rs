@@ -19,7 +19,8 @@ const UNKNOWN_BYTES: u64 = 2 << 30;
 /// half of that if the variable is not set.
 pub(super) static BUDGET: LazyLock<Budget> = LazyLock::new(|| {
     let available = available_bytes();
-    Budget::new(asked_bytes().unwrap_or(available / 2).min(most(available)))
+    let asked = asked_bytes().unwrap_or_else(|| available.unwrap_or(UNKNOWN_BYTES) / 2);
+    Budget::new(available.map_or(asked, |available| asked.min(most(available))))
 });
 
 /// What decoders may take of so many bytes: the rest is for what they are not asked about.
@@ -137,8 +138,9 @@ fn asked_bytes() -> Option<u64> {
     Some(mib.ok()?.saturating_mul(1 << 20))
 }
 
-/// Memory that this process can still get: of the machine, of its control group, and of its address space.
-fn available_bytes() -> u64 {
+/// Memory that this process can still get: of the machine, of its control group, and of its address space; none where nobody
+/// says.
+fn available_bytes() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let group = read("/sys/fs/cgroup/memory.max")
         .trim()
@@ -148,7 +150,7 @@ fn available_bytes() -> u64 {
     let free = kib(&read("/proc/meminfo"), "MemAvailable:");
     let in_use = kib(&read("/proc/self/status"), "VmSize:").unwrap_or(0);
     let space = address_space(&read("/proc/self/limits")).map(|most| most.saturating_sub(in_use));
-    [group, free, space].into_iter().flatten().min().unwrap_or(UNKNOWN_BYTES)
+    [group, free, space].into_iter().flatten().min()
 }
 
 /// The bytes of a line such as `MemAvailable:   123 kB`.

@@ -64,7 +64,7 @@ impl AttributeValue {
         }
     }
 
-    /// The attribute's type's number in the specification, 0 for a reference.
+    /// The number of the attribute's type in the specification, 0 for a reference.
     fn number(&self) -> i64 {
         match self {
             Self::Reference(_) => 0,

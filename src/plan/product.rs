@@ -105,7 +105,7 @@ impl ProductActivation {
     pub const ALL: [Self; 7] =
         [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu, Self::HardSwish];
 
-    /// The kernel's value, exactly.
+    /// The activation's value, exactly.
     pub(super) fn of(self, x: f64) -> f64 {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match self {

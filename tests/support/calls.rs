@@ -1,4 +1,4 @@
-//! Bytes as calls of the C interface, with handles of any kind and in any order, on the CPU: each call is answered, no handle
+//! Bytes as calls of the C interface, with handles of any kind and in any order: each call is answered, no handle
 //! is given out twice, and what is released is gone.
 
 use std::ffi::{CString, c_char, c_void};

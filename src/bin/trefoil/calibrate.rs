@@ -95,8 +95,8 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
     // Nothing is computed that could not be kept.
     let is_new = !args.out.exists();
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
-    files::check(args.out.join("config.json"))?;
-    let calibrated = calibrate(args, &model, config, &inputs);
+    let checked = files::check(args.out.join("config.json")).map_err(Into::into);
+    let calibrated = checked.and_then(|()| calibrate(args, &model, config, &inputs));
     if calibrated.is_err() && is_new {
         let _ = fs::remove_dir(&args.out); // if nothing is in it
     }

@@ -62,7 +62,7 @@ impl Inputs {
 
 /// Whether it is a link to what is not there, to something in a file, or to itself.
 fn leads_nowhere(error: &walkdir::Error) -> bool {
-    const TOO_MANY_LINKS: i32 = 40; // ELOOP, whose kind has no stable name
+    const TOO_MANY_LINKS: i32 = 40; // ELOOP on Linux, whose kind has no stable name
     let is_it = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
             || error.raw_os_error() == Some(TOO_MANY_LINKS)

@@ -109,7 +109,7 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
     builder(model, ring).on(device)
 }
 
-/// The same for no device yet.
+/// The builder without a device.
 pub fn builder<'a>(model: &'a Model, ring: &Ring) -> EngineBuilder<'a> {
     let builder = Engine::builder(model)
         .slots(ring.slots)

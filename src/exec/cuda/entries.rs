@@ -44,7 +44,7 @@ pub(crate) struct EntryPoint {
 }
 
 impl EntryPoint {
-    /// EntryPoint points without dynamic shared memory, of blocks by themselves.
+    /// Entry points without dynamic shared memory, of blocks by themselves.
     pub(super) fn flat(module: &'static str, names: &[&'static str], threads: u32) -> Vec<Self> {
         names.iter().map(|name| Self { module, name, threads, shared_bytes: 0, cluster: 1 }).collect()
     }

@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Slots that share an arena differ in the launches that touch rows; where the arena is another one, most differ.
+    /// Slots that share an arena differ in the launches that touch rows; where the arena is another one, all of these differ.
     #[test]
     fn launches_differ_in_what_lies_elsewhere_alone() {
         let (plan, here) = launches_of(&Limits::h200(), 32, OutputKind::TopK(5));

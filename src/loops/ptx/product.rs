@@ -101,7 +101,7 @@ impl Tile {
         let of_a_point = (2 * a * b + 2 * (a + b)) as f64 + (rows + columns) as f64 / 24.0;
         let points = points.next_multiple_of(DEPTH) as f64;
         let block = points * of_a_point + FIXED + OF_A_RESULT * self.results() as f64;
-        let of_a_unit = blocks.div_ceil(units);
+        let of_a_unit = blocks.div_ceil(units.max(1));
         let beside = of_a_unit.min(64 / self.results());
         of_a_unit as f64 * block * (1.0 + OF_A_WAIT / beside as f64)
     }
