@@ -1,18 +1,17 @@
 //! Bytes as a model's configuration: the text of a `config.json` in the header of a weight file without weights.
 
 use std::fs;
-use std::path::PathBuf;
 
 use trefoil::model::Model;
 
-use super::check_error;
+use super::{check_error, scratch};
 
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut header = String::from("{\"__metadata__\":{\"config\":\"");
     text.chars().for_each(|character| put(&mut header, character));
     header.push_str("\"}}");
-    let path = path();
+    let path = scratch(".safetensors");
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     fs::write(&path, file).expect("a folder for temporary files");
     let opened = Model::open(&path);
@@ -30,11 +29,4 @@ fn put(text: &mut String, character: char) {
         character if character < ' ' => text.push_str(&format!("\\u{:04x}", character as u32)),
         character => text.push(character),
     }
-}
-
-/// In memory where there is such a folder.
-fn path() -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    folder.join(format!("trefoil-fuzz-{}-{:?}.safetensors", std::process::id(), std::thread::current().id()))
 }

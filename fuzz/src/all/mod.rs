@@ -20,6 +20,8 @@ pub mod tuning;
 #[allow(dead_code, reason = "the tests of the reader use all of it")]
 mod write;
 
+use std::path::PathBuf;
+
 /// Its name, and what is done with a file.
 pub type Target = (&'static str, fn(&[u8]));
 
@@ -47,4 +49,11 @@ fn check_error(error: &trefoil::Error) {
     let said = error.to_string();
     assert!(said.len() <= MOST_OF_AN_ERROR, "an error of {} bytes", said.len());
     assert!(said.chars().all(|character| !character.is_control()), "{said:?}");
+}
+
+/// The path of a file or folder of this thread, with such an end; in memory where there is a folder for that.
+fn scratch(end: &str) -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    folder.join(format!("trefoil-fuzz-{}-{:?}{end}", std::process::id(), std::thread::current().id()))
 }

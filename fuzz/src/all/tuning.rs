@@ -1,9 +1,10 @@
 //! Bytes as a file among the answers of tuning: they are counted, or passed over.
 
 use std::fs;
-use std::path::PathBuf;
 
 use trefoil::{DeviceInfo, TuningCache};
+
+use super::scratch;
 
 pub fn run(bytes: &[u8]) {
     let info = DeviceInfo {
@@ -15,7 +16,7 @@ pub fn run(bytes: &[u8]) {
         memory_bytes: 1 << 37,
         driver_version: 13_000,
     };
-    let root = folder();
+    let root = scratch("");
     let folder = root.join("tuning").join("0123456789abcdef");
     fs::create_dir_all(&folder).expect("a folder for temporary files");
     fs::write(folder.join(file_name(bytes)), bytes).expect("the folder is writable");
@@ -31,11 +32,4 @@ fn file_name(bytes: &[u8]) -> String {
     let shape = entry["shape"].as_str().unwrap_or_default().as_bytes();
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     format!("{:016x}.json", shape.iter().fold(0xcbf2_9ce4_8422_2325, fnv))
-}
-
-/// In memory where there is such a folder.
-fn folder() -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    folder.join(format!("trefoil-fuzz-{}-{:?}", std::process::id(), std::thread::current().id()))
 }

@@ -3,7 +3,7 @@
 mod source;
 mod stream;
 pub mod tokens;
-mod write;
+pub mod write;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -9,6 +9,7 @@ use trefoil::{Device, Engine, files};
 use crate::cli::ClassifyArgs;
 use crate::embed::open_for;
 use crate::embed::tokens::Texts;
+use crate::embed::write::is_finite;
 use crate::models;
 use crate::report::Class;
 use crate::setup::{self, Ring, Sizes};
@@ -99,11 +100,7 @@ fn vectors(engine: &Engine, texts: &Texts) -> Result<Vec<Vec<f32>>> {
         let output = batch.submit(rows)?.wait()?;
         for row in 0..rows {
             let vector = output.port::<f32>(row, "embedding")?;
-            ensure!(
-                vector.iter().all(|value| value.is_finite()),
-                "the vector of text {} is not finite",
-                first + row + 1
-            );
+            ensure!(is_finite(vector), "the vector of text {} is not finite", first + row + 1);
             all.push(vector.to_vec());
         }
     }
@@ -147,7 +144,7 @@ impl Likeness {
     /// # Errors
     /// For a vector with numbers that are not finite.
     pub fn classes(&self, photo: &[f32]) -> Result<Vec<Class>> {
-        ensure!(photo.iter().all(|value| value.is_finite()), "its vector is not finite");
+        ensure!(is_finite(photo), "its vector is not finite");
         let cosine = |text: &Vec<f32>| text.iter().zip(photo).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
         let cosines: Vec<f64> = self.vectors.iter().map(cosine).collect();
         let probabilities = self.logits.probabilities(&cosines);

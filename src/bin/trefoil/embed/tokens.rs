@@ -116,15 +116,12 @@ fn encoded(tokenizer: &Tokenizer, lines: &[String]) -> Result<Vec<Encoding>> {
     let encode = |line: &String| tokenizer.encode(line.as_str(), true).map_err(|error| anyhow!("{error}"));
     let parts = lines.chunks(lines.len().div_ceil(setup::cores()).max(FEWEST));
     thread::scope(|scope| {
-        let start = |(number, part): (usize, &'_ [String])| {
-            let part = part.to_vec();
-            spawn(scope, format!("trefoil-tokens-{number}"), move || {
-                part.iter().map(encode).collect::<Result<Vec<_>>>()
-            })
-        };
-        let started: Vec<_> = parts.enumerate().map(start).collect();
+        let named = parts.enumerate().map(|(number, part)| (format!("trefoil-tokens-{number}"), part));
+        let started: Vec<_> = named
+            .map(|(name, part)| spawn(scope, name, move || part.iter().map(encode).collect::<Result<Vec<_>>>()))
+            .collect();
         let parts = started.into_iter().map(|thread| thread.and_then(join)).collect::<Result<Vec<_>>>()?;
-        Ok(parts.concat())
+        Ok(parts.into_iter().flatten().collect())
     })
 }
 

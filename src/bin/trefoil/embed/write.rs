@@ -17,6 +17,11 @@ pub struct Sink<'a> {
     counts: Counts,
 }
 
+/// Whether a vector is an answer: none of its numbers is NaN or infinite.
+pub fn is_finite(vector: &[f32]) -> bool {
+    vector.iter().all(|value| value.is_finite())
+}
+
 /// Inputs that were taken, and those of them that failed.
 #[derive(Clone, Copy, Default)]
 pub struct Counts {
@@ -45,10 +50,8 @@ impl<'a> Sink<'a> {
 
     /// Takes an input's vector, or why it has none.
     pub fn add(&mut self, input: &str, result: Result<&[f32], &str>) -> Result<()> {
-        let result = result.and_then(|vector| match vector.iter().all(|value| value.is_finite()) {
-            true => Ok(vector),
-            false => Err("its vector is not finite"),
-        });
+        let result =
+            result.and_then(|vector| if is_finite(vector) { Ok(vector) } else { Err("its vector is not finite") });
         self.counts.done += 1;
         self.counts.failed += usize::from(result.is_err());
         match (&mut self.file, result) {
