@@ -4,7 +4,7 @@
 
 #[cfg(feature = "ffi")]
 #[path = "../../../tests/support/calls.rs"]
-mod calls;
+pub mod calls;
 pub mod config;
 mod graphs;
 pub mod loops;
