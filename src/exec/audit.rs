@@ -95,7 +95,8 @@ struct Auditor<'a> {
     nodes: Vec<NotHeld>,
 }
 
-/// Of a value in f32.
+/// A value with rounded numbers, compared with the same value in f32: its largest finite magnitude in f32, and the
+/// largest error divided by it.
 #[derive(Clone, Copy)]
 struct Compared {
     largest: f64,
@@ -112,7 +113,7 @@ impl Auditor<'_> {
         Ok(ports.map(input).collect())
     }
 
-    /// Moves nodes to f32 until a row is right; how far its outputs are off then.
+    /// Moves nodes to f32 until one row of inputs holds; returns the largest error of its outputs then.
     fn row(&mut self, inputs: &[Tensor]) -> Result<f64, Error> {
         let expected = self.values(&exact(&self.graph), inputs)?;
         loop {
@@ -148,7 +149,8 @@ impl Auditor<'_> {
         self.nodes.push(NotHeld { node: node.name.clone(), kind: node.op.kind(), largest, error });
     }
 
-    /// The nodes that are to be in f32 next: all with numbers beyond f16; else those before which the error is within the limit.
+    /// The nodes to move to f32 next. If any numbers are beyond f16, these are all nodes that write such numbers; else
+    /// the nodes at which the error first exceeds the limit.
     fn next(&self, rounded: &Rounded<'_>, compared: &HashMap<ValueId, Compared>) -> BTreeSet<NodeId> {
         let is_beyond = |id: ValueId| compared.get(&id).is_some_and(|of| of.largest > MOST);
         let beyond = rounded.nodes().iter().copied().filter(|&id| rounded.halves_of(id).any(is_beyond));
@@ -162,7 +164,7 @@ impl Auditor<'_> {
         first.flat_map(|(index, _)| self.nearest(NodeId(index), rounded.nodes())).collect()
     }
 
-    /// The last nodes in f16 before a node, or it itself.
+    /// The node itself if it is in f16, else the nearest nodes in f16 that it reads from, directly or through others.
     fn nearest(&self, node: NodeId, in_f16: &HashSet<NodeId>) -> Vec<NodeId> {
         let (mut ahead, mut seen, mut found) = (vec![node], HashSet::new(), Vec::new());
         while let Some(id) = ahead.pop() {
@@ -184,7 +186,8 @@ impl Auditor<'_> {
 }
 
 impl Compared {
-    /// What is not finite has to be the same.
+    /// Compares two values number by number. A number that is infinite or NaN in only one of them makes the error
+    /// infinite.
     fn of(expected: &Tensor, found: &Tensor) -> Self {
         let (mut largest, mut most): (f64, f64) = (0.0, 0.0);
         for (&a, &b) in expected.elems::<f32>().iter().zip(found.elems::<f32>()) {

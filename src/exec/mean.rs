@@ -5,17 +5,17 @@ use std::sync::Arc;
 use crate::device::{Access, Device, DeviceBuffer, Program, Span};
 use crate::error::Error;
 
-/// Programs, which it keeps alive, and where the mean of their outputs goes.
+/// Programs, which are kept alive, and the buffers for the mean of their outputs.
 pub(super) struct Averaged {
     pub programs: Vec<Arc<dyn Program>>,
-    /// Of a row, at each size.
+    /// Bytes from one output row to the next, at each size.
     pitches: Vec<usize>,
-    /// Of each slot, for the largest size.
+    /// The output buffer of each slot, for the largest size.
     pub outputs: Vec<DeviceBuffer>,
 }
 
 impl Averaged {
-    /// For programs whose rows all have these pitches at each size.
+    /// Makes the output buffers for programs whose rows have these pitches at each size.
     pub fn new(device: &Device, programs: Vec<Arc<dyn Program>>, pitches: Vec<usize>) -> Result<Self, Error> {
         let mut this = Self { programs, pitches, outputs: Vec::new() };
         let most = (0..this.pitches.len()).map(|size| this.bytes(size, this.batch_sizes()[size])).max().unwrap_or(0);
@@ -24,7 +24,7 @@ impl Averaged {
         Ok(this)
     }
 
-    /// Bytes of so many rows at a size.
+    /// Bytes of `rows` output rows at a size.
     pub fn bytes(&self, size: usize, rows: usize) -> usize {
         rows * self.pitches[size]
     }
@@ -34,12 +34,12 @@ impl Averaged {
         self.programs[0].batch_sizes()
     }
 
-    /// The first of the programs' outputs.
+    /// The output of the first program, which a run of the mean reads.
     pub fn input(&self, slot: usize) -> &DeviceBuffer {
         self.programs[0].output(slot)
     }
 
-    /// What a run of so many rows at a size reads and writes.
+    /// The memory that a run of `rows` rows at a size reads and writes.
     pub fn touches(&self, slot: usize, size: usize, rows: usize) -> Vec<(Span, Access)> {
         let bytes = self.bytes(size, rows);
         let read = self.programs.iter().map(|program| (program.output(slot).span_of(bytes), Access::Read));

@@ -36,31 +36,31 @@ pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};
 
-/// What to build.
+/// The options of a program that is built.
 #[derive(Clone, Debug)]
 pub(crate) struct BuildSpec {
-    /// The hardware.
+    /// The hardware to plan for.
     pub hardware: Hardware,
-    /// At least one. One without batch sizes has the device's default.
+    /// The buckets, one or more. A bucket without batch sizes gets the device's default.
     pub buckets: Vec<Bucket>,
-    /// Slots: each gets a device input and a device output.
+    /// The number of slots: each gets a device input and a device output.
     pub slots: usize,
-    /// Compute streams, which slots take in turn: on a GPU each gets an arena.
+    /// The number of compute streams, which slots take in turn: on a GPU each gets an arena.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU computes one batch at a time"))]
     pub streams: usize,
-    /// What producers write.
+    /// The format of the input rows.
     pub input: InputFormat,
-    /// What they get.
+    /// The content of the output rows.
     pub output: OutputKind,
-    /// What layers read their operands in.
+    /// The type in which layers read their operands.
     pub precision: Precision,
-    /// Kernels that overrule the planner's.
+    /// Kernels that the program chose instead of the planner.
     pub choices: Choices,
-    /// Whether independent branches run side by side; none: if that was not found to be slower.
+    /// Whether independent branches run side by side; `None`: unless measurement found that slower.
     pub lanes: Option<bool>,
-    /// Whether kernels are chosen by measurement, and where that is kept.
+    /// Whether kernels are chosen by measurement, and where answers are kept.
     pub tuning: TuningSpec,
-    /// Of the stream that graphs are captured on, whose kernels keep it.
+    /// The priority of the stream that graphs are captured on; the kernels in the graphs keep it.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU captures no graphs"))]
     pub priority: Priority,
 }
@@ -68,15 +68,15 @@ pub(crate) struct BuildSpec {
 /// What plans are made for: a device, or hardware that need not be there.
 #[derive(Clone, Debug)]
 pub(crate) struct Hardware {
-    /// Its limits.
+    /// The limits of the hardware.
     pub limits: Limits,
-    /// The device, whose measurements say which kernels are the fastest; none for hardware that need not be there.
+    /// The device, whose measurements say which kernels are fastest; `None` for hardware that need not be there.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is measured"))]
     pub device: Option<DeviceInfo>,
 }
 
 impl Hardware {
-    /// That of a device.
+    /// The hardware of a device.
     pub fn of(device: &Device) -> Self {
         let info = device.info();
         let limits = match device.kind() {
@@ -87,7 +87,7 @@ impl Hardware {
         Self { limits, device: Some(info.clone()) }
     }
 
-    /// Hardware with these limits.
+    /// Hardware with these limits, which need not be there.
     pub fn with(limits: &Limits) -> Self {
         Self { limits: limits.clone(), device: None }
     }
@@ -123,14 +123,14 @@ impl BuildSpec {
         }
     }
 
-    /// All batch sizes, one bucket's after the other's.
+    /// All batch sizes: those of the first bucket, then those of the next.
     pub fn batch_sizes(&self) -> Vec<usize> {
         self.buckets.iter().flat_map(|bucket| &bucket.batch_sizes).copied().collect()
     }
 }
 
-/// Makes `model` ready to run on `device` by the plans that [`plan_all`] gives, on rows of its own or on `inputs`. `watch`
-/// gets what each step took.
+/// Makes `model` ready to run on `device` by the plans of [`plan_all`], on input buffers of its own or on `inputs`.
+/// `watch` records the time of each step of the build.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
@@ -168,7 +168,7 @@ fn no_models() -> Error {
     }
 }
 
-/// Measures which kernels are the fastest where that is not known yet, for a model at each bucket's dimensions.
+/// For a model at each bucket's dimensions, measures which kernels are the fastest, as far as this is not known yet.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is tuned"))]
 pub(crate) fn tune(models: &[Model], device: &Device, spec: &BuildSpec) -> Result<(), Error> {
     match device.kind() {
@@ -186,7 +186,7 @@ pub(crate) fn tune(models: &[Model], device: &Device, spec: &BuildSpec) -> Resul
     }
 }
 
-/// Times each step of `plan`, which `plan_batch` made, inside the whole graph, over so many runs.
+/// Times each step of `plan`, which `plan_batch` made, inside the whole graph, over `runs` runs.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is timed"))]
 pub(crate) fn time_steps(
     model: &Model,
@@ -209,7 +209,8 @@ pub(crate) fn time_steps(
     }
 }
 
-/// Plans a model, at each bucket's dimensions, for the batch sizes, in order; for a CPU once for each bucket, for a row.
+/// Plans a model, at each bucket's dimensions, for all batch sizes in order; for a CPU once for each bucket, for one
+/// row.
 pub(crate) fn plan_all(models: &[Model], spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
     let sizes = |bucket: &Bucket| match spec.hardware.limits.family {
         Family::Cpu => vec![1],
@@ -220,7 +221,7 @@ pub(crate) fn plan_all(models: &[Model], spec: &BuildSpec) -> Result<Vec<Plan>, 
     all.map(|(model, batch)| plan_batch(model, spec, batch)).collect()
 }
 
-/// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
+/// Plans `model` for one batch size, with the kernels that were measured to be the fastest if the spec says so.
 pub(crate) fn plan_batch(model: &Model, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
     let planned = plan_predicted(model, spec, batch)?;
     #[cfg(feature = "cuda")]
@@ -247,7 +248,8 @@ fn plan_predicted(model: &Model, spec: &BuildSpec, batch: usize) -> Result<Plan,
         Network::Images(images) if precision == own => {
             let Shaped { network: graph, preprocessing, .. } = images.shaped();
             let planned = plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices });
-            // What kernels for images do not compute as a whole, they compute beside loops.
+            // A network that the kernels for images do not compute as a whole is planned as a model of values, with
+            // loops.
             match planned {
                 Err(refused @ Error::Unsupported { .. }) => {
                     of_images(&images.shaped().graph(batch, input, output).map_err(|_| refused)?)?
@@ -261,19 +263,19 @@ fn plan_predicted(model: &Model, spec: &BuildSpec, batch: usize) -> Result<Plan,
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
-/// Bytes that a program takes, without what it shares with programs that are there.
+/// Bytes that a program takes, without the memory that it shares with programs that already exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Device memory. A CPU has only rows there.
+    /// Device memory. On a CPU only rows and states count as such.
     pub device: u64,
-    /// Host memory beside it.
+    /// Other host memory.
     pub host: u64,
-    /// Host memory that is needed while it is built.
+    /// Host memory that is needed only during the build.
     pub passing: u64,
 }
 
 impl Needs {
-    /// What is needed with others' needs.
+    /// The memory for two programs that are built one after the other.
     pub fn with(self, other: &Self) -> Self {
         Self {
             device: self.device.saturating_add(other.device),
@@ -286,8 +288,8 @@ impl Needs {
 /// A model, and its plans for all sizes.
 pub(crate) type Planned<'a> = (&'a Model, &'a [Plan]);
 
-/// What [`build`] will take for a program that comes after those `before` it in an engine: the first has rows of its own,
-/// and the others share its weights if they are the same.
+/// The memory that [`build`] will take for a program that comes after those `before` it in an engine. The first program
+/// has input rows of its own; the others read the same rows, and share its weights if they are the same.
 pub(crate) fn needs(
     planned: Planned<'_>,
     before: &[Planned<'_>],
@@ -303,7 +305,7 @@ pub(crate) fn needs(
     Ok(program.with(&states::needs(planned.1, spec)))
 }
 
-/// The rows that `model` reads and writes, whatever the batch and the kernels.
+/// The rows that `model` reads and writes, which do not depend on the batch size or the kernels.
 pub(crate) fn rows(model: &Model, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
     match model.network() {
         Network::Images(images) => {

@@ -1,4 +1,4 @@
-//! The states of programs: values that a run reads as the run before has left them.
+//! The states of programs: values that a run reads as the previous run has left them.
 
 use super::{BuildSpec, Needs};
 use crate::device::{Device, StateBuffer};
@@ -6,13 +6,14 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::{Bucket, ROW_ALIGN};
 
-/// Memory for the states of a program of these plans, contents undefined: of as many rows as its largest batch.
+/// Memory for the states of a program of these plans, for as many rows as its largest batch. Its contents are
+/// undefined.
 pub(super) fn new(device: &Device, plans: &[Plan], spec: &BuildSpec) -> Result<Vec<StateBuffer>, Error> {
     let states = plans.iter().take(1).flat_map(|plan| &plan.states); // those of every plan
     states.map(|row| StateBuffer::new(device, row.clone(), rows(spec))).collect()
 }
 
-/// What they take: on the device, and with the host's zeros and what it reads and writes them by.
+/// The memory that states take: on the device, and on the host for zeros and for a buffer to read and write states by.
 pub(super) fn needs(plans: &[Plan], spec: &BuildSpec) -> Needs {
     let bytes = |row: usize| row.saturating_mul(rows(spec)).max(ROW_ALIGN) as u64;
     let states = || plans.iter().take(1).flat_map(|plan| &plan.states).map(|row| bytes(row.bytes()));

@@ -32,7 +32,7 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Of a plan that was not measured.
+    /// The times of a plan that was not measured: no steps, and zeros.
     pub(crate) fn none(plan: Plan) -> Self {
         Self { plan, steps: Vec::new(), mark: 0.0, graph: 0.0 }
     }
@@ -40,7 +40,8 @@ impl StepTimes {
 
 #[cfg(feature = "cuda")]
 impl StepTimes {
-    /// Of `[step][run]`, with a last row for nothing, and of runs of the whole graph.
+    /// The times from seconds `[step][run]`, with a last row for two marks with nothing in between, and from the
+    /// seconds of runs of the whole graph.
     pub(super) fn new(mut runs: Vec<Vec<f64>>, graph: Vec<f64>, plan: Plan) -> Self {
         let mark = runs.pop().map_or(0.0, middle);
         Self { steps: runs.into_iter().map(middle).collect(), mark, graph: middle(graph), plan }

@@ -25,12 +25,12 @@ pub enum CalibrationMethod {
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     counts: Vec<u64>,
-    /// Of a bin, a power of two; 0 while nothing but zeros was seen.
+    /// The width of a bin, a power of two; 0 while only zeros were seen.
     width: f32,
     largest: f32,
 }
 
-/// Bins: at least half of them are in use.
+/// The number of bins. At least half of them are in use.
 const BINS: usize = 4096;
 
 impl Histogram {
@@ -38,7 +38,7 @@ impl Histogram {
         Self { counts: vec![0; BINS], width: 0.0, largest: 0.0 }
     }
 
-    /// Counts some numbers; what is not finite is left out.
+    /// Counts some numbers, without those that are infinite or NaN.
     pub fn add(&mut self, values: &[f32]) {
         let largest = values.iter().map(|value| value.abs()).filter(|value| value.is_finite()).fold(0.0, f32::max);
         self.reach(largest);
@@ -70,7 +70,7 @@ impl Histogram {
         }
     }
 
-    /// The largest number that bytes of so many steps should stand for; 0 if nothing but zeros was seen.
+    /// The largest number that bytes of `steps` steps should stand for; 0 if only zeros were seen.
     pub fn limit(&self, method: CalibrationMethod, steps: usize) -> f32 {
         let bins = match method {
             CalibrationMethod::Max => BINS,
@@ -81,7 +81,7 @@ impl Histogram {
         (bins as f32 * self.width).min(self.largest)
     }
 
-    /// Bins in use.
+    /// The number of bins up to the last one with a count.
     fn used(&self) -> usize {
         self.counts.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1)
     }
@@ -97,7 +97,8 @@ impl Histogram {
         bins
     }
 
-    /// Inside of the range an error is that of rounding, a twelfth of a squared step; beyond it the distance.
+    /// The number of bins with the least sum of squared errors. Within the range, the squared error of rounding is a
+    /// twelfth of a squared step; beyond it, the error is the distance to the range.
     fn squared_error(&self, steps: usize) -> usize {
         let error = |bins: usize| {
             let step = bins as f64 / steps as f64;
@@ -110,7 +111,8 @@ impl Histogram {
         self.best(1, error)
     }
 
-    /// What is beyond the range counts as its last bin; a step's numbers become equally frequent.
+    /// The number of bins with the least relative entropy. Numbers beyond the range count in its last bin; rounding
+    /// makes all numbers of a step equally frequent.
     fn entropy(&self, steps: usize) -> usize {
         let divergence = |bins: usize| {
             let beyond: u64 = self.counts[bins..].iter().sum();
@@ -125,14 +127,14 @@ impl Histogram {
                     sum += count as f64 * (count as f64 / kept).ln();
                 }
             }
-            // Numbers beyond an empty last bin are in no step.
+            // If the last bin is empty, no step has the numbers beyond the range.
             let lost = if self.counts[bins - 1] == 0 { beyond as f64 * (all.max(1) as f64).ln() } else { 0.0 };
             sum + lost
         };
         self.best(steps, divergence) // a bin for each step
     }
 
-    /// The range with the least error, of those with at least so many bins.
+    /// The number of bins, `least` or more, with the least error.
     fn best(&self, least: usize, error: impl Fn(usize) -> f64) -> usize {
         let used = self.used();
         let errors = (least.min(used)..=used).filter(|bins| *bins > 0).map(|bins| (bins, error(bins)));
@@ -203,7 +205,7 @@ mod tests {
         assert!((0.99..=even.largest).contains(&even.limit(CalibrationMethod::Mse, 255)));
     }
 
-    /// Numbers that are the rarer the larger they are: few steps over all of them would make the frequent ones alike.
+    /// The larger the numbers, the rarer they are. If few steps covered them all, frequent numbers would become equal.
     #[test]
     fn entropy_keeps_the_frequent_numbers_apart() {
         let mut histogram = Histogram::new();

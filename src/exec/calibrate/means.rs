@@ -1,17 +1,18 @@
-//! What values are on average, channel by channel.
+//! The means of values, for each channel.
 
 use std::collections::BTreeMap;
 
-/// Sums of the values that steps have written, by the steps' names. They are whole numbers, so that they are the same in
+/// Sums of the channels' means over rows, by the name of the step that wrote the values. The sums are whole numbers, so
+/// that they do not depend on the order of the rows.
 /// whichever order rows are counted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums(BTreeMap<String, Vec<i128>>);
 
-/// So much is 1.
+/// The whole number that stands for 1.
 const ONE: f64 = (1_u64 << 40) as f64;
 
 impl Sums {
-    /// Counts what a row's means of a step's channels are; a NaN counts as 0.
+    /// Adds the means of a step's channels in one row; a NaN counts as 0.
     fn add(&mut self, step: &str, means: &[f64]) {
         let sums = match self.0.get_mut(step) {
             Some(sums) => sums,
@@ -21,7 +22,7 @@ impl Sums {
         sums.iter_mut().zip(means).for_each(|(sum, &mean)| *sum = sum.saturating_add(whole(mean)));
     }
 
-    /// Counts what others have counted.
+    /// Adds the sums that another thread has counted.
     pub fn merge(&mut self, other: Self) {
         for (step, more) in other.0 {
             match self.0.get_mut(&step) {
@@ -31,19 +32,20 @@ impl Sums {
         }
     }
 
-    /// The means of so many rows: the channels of one step behind those of another.
+    /// The means over `rows` rows: all channels of the first of `steps`, then those of the next.
     pub fn means(&self, steps: &[String], rows: usize) -> Vec<f32> {
         let sums = steps.iter().filter_map(|step| self.0.get(step)).flatten();
         sums.map(|sum| (*sum as f64 / ONE / rows as f64) as f32).collect()
     }
 }
 
-/// Of one row, while its steps write their values pixel by pixel.
+/// The sums of one row's values, added while its steps write them pixel by pixel: for each step its channels' sums and
+/// the number of pixels.
 #[derive(Default)]
 pub(super) struct OfRow(BTreeMap<String, (Vec<f64>, usize)>);
 
 impl OfRow {
-    /// Adds up a pixel.
+    /// Adds the values of a pixel.
     pub fn add(&mut self, step: &str, pixel: &[f32]) {
         if !self.0.contains_key(step) {
             self.0.insert(step.to_owned(), (vec![0.0; pixel.len()], 0));
@@ -53,7 +55,7 @@ impl OfRow {
         *pixels += 1;
     }
 
-    /// Counts the row.
+    /// Adds the means of this row to `all`.
     pub fn count(self, all: &mut Sums) {
         for (step, (mut sums, pixels)) in self.0 {
             sums.iter_mut().for_each(|sum| *sum /= pixels as f64);
@@ -66,7 +68,7 @@ impl OfRow {
 mod tests {
     use super::*;
 
-    /// Two rows of two pixels of a step with two channels, and of one with one.
+    /// Two rows: a step with two channels and two pixels, and a step with one channel.
     #[test]
     fn means_are_the_same_in_any_order() {
         let rows = [[[0.1_f32, -2.0], [0.3, 4.0]], [[1e-3, 7.0], [f32::NAN, 9.0]]];

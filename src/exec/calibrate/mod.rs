@@ -33,9 +33,9 @@ pub struct Calibrator {
     model: Model,
     probe: Probe,
     layers: Vec<ByteLayer>,
-    /// By the name of the node whose value it is.
+    /// The histograms of values, by the name of the node that writes the value.
     histograms: BTreeMap<String, Histogram>,
-    /// What each step's values count for.
+    /// For each step, the names of the values that its numbers count for.
     counts_for: BTreeMap<String, BTreeSet<String>>,
     sums: Sums,
     /// Some of the rows, and their results.
@@ -57,7 +57,7 @@ pub struct Sensitivity {
     pub error: f64,
 }
 
-/// Rows that layers are compared on.
+/// The number of rows that are kept, to compare results on.
 const KEPT: usize = 8;
 
 impl Calibrator {
@@ -240,7 +240,7 @@ impl Calibrator {
         Ok(if errors == 0.0 { 0.0 } else { errors / spread })
     }
 
-    /// All convolutions but those in bytes.
+    /// The names of all convolutions but those in bytes.
     fn floats(&self, is_in_bytes: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let graph = self.model.image_network().expect("a network of images");
         let convs = graph.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_)));

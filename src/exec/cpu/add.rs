@@ -13,7 +13,7 @@ use super::target::OutputTarget;
 use crate::loops::Lines;
 use crate::tensor::Activation;
 
-/// An addition made ready.
+/// An addition, ready to run.
 #[derive(Debug)]
 pub(super) struct Add {
     isa: Isa,
@@ -27,7 +27,7 @@ impl Add {
         Self { isa, y: y.into(), clamp: activation.into() }
     }
 
-    /// The pixels of y.
+    /// How the work is shared out: by the pixels of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: 1, least: 1, ops: shape.channels }

@@ -23,7 +23,7 @@ use crate::tensor::Shape;
 /// Pixels that share the filter's loads.
 const TILE: usize = 4;
 
-/// A depthwise convolution made ready.
+/// A depthwise convolution, ready to run.
 #[derive(Debug)]
 pub(super) struct Conv2dDepthwise {
     isa: Isa,
@@ -42,7 +42,7 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// Repacks the weights of a convolution of so many channels.
+    /// Repacks the weights of a convolution of `channels` channels.
     pub fn new(folded: FoldedConv, channels: usize) -> Self {
         let FoldedConv { filter: given, bias } = folded;
         let taps = given.len() / channels;
@@ -57,13 +57,13 @@ impl Taps {
 }
 
 impl Conv2dDepthwise {
-    /// `conv` of these weights, which has one group for each channel and makes `y` of `x`.
+    /// The convolution `conv` with these weights, one group for each channel, from shape `x` to shape `y`.
     pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Taps>, x: Shape, y: Shape) -> Self {
         let spans = Spans::new(&conv.window, x, y);
         Self { isa, x, y, spans, weights, clamp: conv.activation.into() }
     }
 
-    /// The rows of y.
+    /// How the work is shared out: by the rows of y.
     pub fn lines(&self) -> Lines {
         let pitch = self.y.width * self.y.channels;
         let taps: usize = self.spans.size.iter().product();

@@ -25,14 +25,14 @@ use crate::tensor::Shape;
 
 /// Pixels of one tile: with 16 channels they fill 12 of AVX2's 16 registers.
 pub(super) const TILE: usize = 6;
-/// Pixels for which it is worth to read all panels.
+/// The number of pixels from which on it pays to read all panels.
 const REUSED: usize = 4 * TILE;
 /// Pixels that one pass over the panels serves; their taps stay in the second-level cache.
 pub(super) const BLOCK: usize = 16 * TILE;
 /// Terms of one pass: a panel's part stays in the first-level cache.
 pub(super) const DEPTH: usize = 512;
 
-/// A convolution made ready.
+/// A convolution, ready to run.
 #[derive(Debug)]
 pub(super) struct Conv2dFprop {
     isa: Isa,
@@ -43,7 +43,7 @@ pub(super) struct Conv2dFprop {
     k_gemm: usize,
     /// Terms of one pass.
     depth: usize,
-    /// Whether a pixel's taps are a pixel of x.
+    /// Whether the taps of an output pixel are exactly one pixel of x.
     pointwise: bool,
     weights: Arc<Panels>,
     clamp: Clamp,
@@ -62,7 +62,7 @@ pub(super) fn scratch_of(conv: &Conv2d, x: Shape, y: Shape) -> usize {
     if is_pointwise(conv) { 0 } else { BLOCK.min(y.pixels()) * depth(r_size * s_size * x.channels) }
 }
 
-/// Terms of one pass of a sum of `k_gemm`.
+/// The number of terms that one pass adds, for sums of `k_gemm` terms.
 pub(super) fn depth(k_gemm: usize) -> usize {
     k_gemm.div_ceil(k_gemm.div_ceil(DEPTH))
 }
@@ -73,7 +73,7 @@ fn is_pointwise(conv: &Conv2d) -> bool {
 }
 
 impl Panels {
-    /// Repacks the weights of `conv`, which reads images of so many channels.
+    /// Repacks the weights of `conv`, which reads images of `channels` channels.
     pub fn new(conv: &Conv2d, folded: &FoldedConv, channels: usize) -> Self {
         let taps = conv.window.size.iter().product::<usize>();
         let (k_gemm, group) = (taps * channels, channels / conv.groups);
@@ -96,7 +96,7 @@ impl Panels {
 }
 
 impl Conv2dFprop {
-    /// `conv` of these weights, which makes `y` of `x`.
+    /// The convolution `conv` with these weights, from shape `x` to the target `y`.
     pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Panels>, x: Shape, y: impl Into<OutputTarget>) -> Self {
         let target = y.into();
         let k_gemm = conv.window.size.iter().product::<usize>() * x.channels;
@@ -113,7 +113,7 @@ impl Conv2dFprop {
         }
     }
 
-    /// The pixels of y.
+    /// How the work is shared out: by the pixels of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: 1, least: REUSED, ops: self.k_gemm * shape.channels }
@@ -198,20 +198,20 @@ struct Tile<'a> {
     isa: Isa,
     panel: &'a [Lanes],
     bias: &'a Lanes,
-    /// From the tile's first output on.
+    /// The residual, from the tile's first output on.
     residual: Option<&'a [f32]>,
     clamp: Clamp,
-    /// Distance of two pixels' terms.
+    /// Distance from one pixel's terms to the next pixel's.
     pitch: usize,
-    /// Distance of two pixels of the residual.
+    /// Distance from one pixel of the residual to the next.
     k_out: usize,
-    /// Distance of two pixels of y.
+    /// Distance from one pixel of y to the next.
     y_pitch: usize,
-    /// Channels of the panel that y has.
+    /// The number of the panel's channels that y has.
     lanes: usize,
-    /// Whether y holds the sum of earlier terms.
+    /// Whether y already holds the sums of earlier terms.
     resumes: bool,
-    /// Whether these are the last terms.
+    /// Whether this pass adds the last terms.
     ends: bool,
 }
 
@@ -270,14 +270,15 @@ impl Tile<'_> {
     }
 }
 
-/// The same by named instructions: of plain loops the compiler computes the ends of tiles one by one.
+/// The code of `Tile::run` in AVX2 instructions. From plain loops the compiler makes code that handles the ends of
+/// tiles one by one.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::*;
 
     use super::{LANES, Lanes, Tile};
 
-    /// Eight floats, twice: a panel's columns.
+    /// The sums or weights of a panel's 16 channels: eight floats, twice.
     type Pair = [__m256; 2];
 
     #[target_feature(enable = "avx2,fma")]
@@ -312,7 +313,7 @@ mod avx2 {
         sums
     }
 
-    /// Adds bias and residual to the sums of a pixel, then clamps; a NaN stays one, for it is the second operand.
+    /// Adds bias and residual to the sums of a pixel, then clamps. A NaN stays a NaN because it is the second operand.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn finish(tile: &Tile<'_>, m: usize, sums: Pair) -> Pair {
@@ -328,7 +329,7 @@ mod avx2 {
         all
     }
 
-    /// The first `lanes` floats, and anything behind them.
+    /// Loads 16 floats of which the first `lanes` count; the others are arbitrary.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn load(from: &[f32], lanes: usize) -> Pair {
@@ -344,7 +345,7 @@ mod avx2 {
         unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from[LANES / 2..].as_ptr())] }
     }
 
-    /// Writes as many floats as there is room for.
+    /// Writes as many of the 16 floats as `to` has room for.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn store(sums: Pair, to: &mut [f32]) {
@@ -362,7 +363,7 @@ mod avx2 {
     }
 }
 
-/// Adds the products of M rows and a panel to `sums`, which stay in registers: nothing else may take their address.
+/// Adds the products of M rows and a panel to `sums`, which stay in registers: no other code may take their address.
 #[inline(always)]
 pub(super) fn accumulate<const M: usize, const FMA: bool>(
     rows: [&[f32]; M],

@@ -24,10 +24,10 @@ use crate::model::{ByteFilter, Conv2d, Window};
 use crate::plan::QuantizedConv;
 use crate::tensor::{Activation, Shape};
 
-// What a float adds exactly.
+// An f32 adds a pass of products exactly: sums stay below 2^24.
 const _: () = assert!(DEPTH * 255 * 128 < 1 << 24);
 
-/// A convolution made ready.
+/// A convolution of bytes, ready to run.
 #[derive(Debug)]
 pub(super) struct Conv2dS8 {
     isa: Isa,
@@ -35,9 +35,9 @@ pub(super) struct Conv2dS8 {
     /// The convolutions whose products go into the sums: one or two.
     sources: Vec<Source>,
     weights: Arc<BytePanels>,
-    /// What a residual is multiplied by, and whether it is signed.
+    /// The factor of the residual, and whether the residual is signed.
     residual: Option<(f32, bool)>,
-    /// What a result may be.
+    /// The least and the greatest result.
     range: [f32; 2],
 }
 
@@ -64,11 +64,12 @@ pub(super) struct BytePanels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub shape: Shape,
-    /// Whether they are signed.
+    /// Whether the bytes are signed.
     pub signed: bool,
 }
 
-/// Floats of scratch that a run of `of` from such inputs to `y` needs: terms and sums of some pixels.
+/// Floats of scratch that a run of `of` from inputs of these shapes to `y` needs, for the terms and sums of a block of
+/// pixels.
 pub(super) fn scratch_of(of: &QuantizedConv, inputs: &[Shape], y: Shape) -> usize {
     let terms = |((conv, _), x): ((&Conv2d, _), &Shape)| conv.window.size.iter().product::<usize>() * x.channels;
     let deepest = of.convs().zip(inputs).map(terms).map(depth).max();
@@ -83,7 +84,7 @@ impl Source {
 }
 
 impl BytePanels {
-    /// Repacks the weights of a sum of convolutions, which read images of so many channels.
+    /// Repacks the weights of a sum of convolutions. `channels` has the channels of each convolution's input.
     pub fn new(weights: ByteFilter, channels: &[usize]) -> Self {
         let ByteFilter { filters, mut bias, scale } = weights;
         let count = bias.len();
@@ -104,7 +105,7 @@ impl BytePanels {
 }
 
 impl Conv2dS8 {
-    /// `of` with these weights, which makes `y` of the inputs: of each convolution's, and of the residual.
+    /// The convolution `of` with these weights. `inputs` has the input of each convolution, then the residual.
     pub fn new(isa: Isa, of: &QuantizedConv, weights: Arc<BytePanels>, inputs: &[Image], y: Image) -> Self {
         let source = |((conv, _), &x): ((&Conv2d, _), &Image)| Source::new(&conv.window, x, y.shape);
         let sources: Vec<Source> = of.convs().zip(inputs).map(source).collect();
@@ -119,7 +120,7 @@ impl Conv2dS8 {
         }
     }
 
-    /// The pixels of y.
+    /// How the work is shared out: by the pixels of y.
     pub fn lines(&self) -> Lines {
         let terms: usize = self.sources.iter().map(|source| source.k_gemm).sum();
         let channels = self.y.channels;
@@ -140,7 +141,7 @@ impl Conv2dS8 {
         conv(self.isa, self, pixels, of_sources, residual, y, scratch);
     }
 
-    /// The results of a pixel's sums.
+    /// Computes the results of a pixel from its sums.
     #[inline(always)]
     fn requantise(&self, sums: &[i32], residual: Option<&[u8]>, y: &mut [u8]) {
         let [low, high] = self.range;
@@ -219,7 +220,7 @@ fn add_source<const FMA: bool>(
     }
 }
 
-/// Adds a panel's products with the terms of so many pixels to their sums.
+/// Adds the products of a panel and the terms of `pixels` pixels to their sums.
 #[inline(always)]
 fn add_panel<const FMA: bool>(panel: &[Lanes], pixels: usize, terms: &[f32], sums: &mut [i32], channels: usize) {
     for pixel in (0..pixels).step_by(TILE) {

@@ -10,7 +10,7 @@ use super::simd::{Isa, vectorized};
 use super::target::OutputTarget;
 use crate::loops::Lines;
 
-/// Floats to bytes, made ready.
+/// A conversion of floats to bytes, ready to run.
 #[derive(Debug)]
 pub(super) struct Quantize {
     isa: Isa,
@@ -19,12 +19,12 @@ pub(super) struct Quantize {
 }
 
 impl Quantize {
-    /// To bytes of this scale, signed or not.
+    /// A conversion to bytes of this scale, signed or not.
     pub fn new(isa: Isa, scale: f32, signed: bool) -> Self {
         Self { isa, factor: 1.0 / scale, range: if signed { [-128.0, 127.0] } else { [0.0, 255.0] } }
     }
 
-    /// Converts some of an image.
+    /// Converts some values of an image.
     pub fn run(&self, x: &[f32], y: &mut [u8]) {
         assert_eq!(x.len(), y.len());
         quantize(self.isa, self, x, y);
@@ -43,22 +43,22 @@ fn quantize_body<const FMA: bool>(of: &Quantize, x: &[f32], y: &mut [u8]) {
     }
 }
 
-/// Bytes to floats, made ready.
+/// A conversion of bytes to floats, ready to run.
 #[derive(Debug)]
 pub(super) struct Dequantize {
     y: OutputTarget,
-    /// The float of each byte.
+    /// The float that each byte stands for.
     table: [f32; 256],
 }
 
 impl Dequantize {
-    /// Of bytes of this scale, signed or not.
+    /// A conversion from bytes of this scale, signed or not.
     pub fn new(scale: f32, signed: bool, y: impl Into<OutputTarget>) -> Self {
         let value = |byte: u8| if signed { f32::from(byte as i8) } else { f32::from(byte) };
         Self { y: y.into(), table: std::array::from_fn(|byte| value(byte as u8) * scale) }
     }
 
-    /// The pixels of y.
+    /// How the work is shared out: by the pixels of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: 1, least: 1, ops: shape.channels }

@@ -35,7 +35,7 @@ pub(super) fn run(output: OutputKind, x: &[f32], row: &mut [u32]) {
     }
 }
 
-/// What turns logits into probabilities.
+/// The largest logit and the sum of exponentials, which turn logits into probabilities.
 struct Softmax {
     max: f32,
     sum: f32,
@@ -53,7 +53,7 @@ impl Softmax {
     }
 }
 
-/// The better logit is less; NaN is greater than every number.
+/// Orders the better logit first; a NaN comes after every number.
 fn better_first(a: f32, b: f32) -> Ordering {
     b.partial_cmp(&a).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
@@ -62,7 +62,7 @@ fn better_first(a: f32, b: f32) -> Ordering {
 fn top_k(x: &[f32], pairs: &mut [[u32; 2]]) {
     let mut count = 0;
     for (index, &logit) in x.iter().enumerate() {
-        // Ties go behind, so that the lower index stays in front.
+        // An equal logit stays in front of this one, so that ties go to the lower index.
         let behind = |pair: &[u32; 2]| better_first(f32::from_bits(pair[0]), logit) != Ordering::Greater;
         if count == pairs.len() {
             if pairs.last().is_none_or(behind) {

@@ -12,7 +12,7 @@ use super::simd::{Isa, LANES, vectorized};
 use crate::loops::Lines;
 use crate::tensor::Shape;
 
-/// A global mean made ready.
+/// A mean over all pixels, ready to run.
 #[derive(Debug)]
 pub(super) struct GlobalAvgPool {
     isa: Isa,
@@ -25,7 +25,7 @@ impl GlobalAvgPool {
         Self { isa, x }
     }
 
-    /// The channels.
+    /// How the work is shared out: by channels.
     pub fn lines(&self) -> Lines {
         Lines { count: self.x.channels, pitch: 1, together: LANES, least: 1, ops: self.x.pixels() }
     }

@@ -17,7 +17,7 @@ use crate::loops::Lines;
 /// Outputs that share the loads of x.
 const TILE: usize = 4;
 
-/// A linear layer made ready.
+/// A linear layer, ready to run.
 #[derive(Debug)]
 pub(super) struct Linear {
     isa: Isa,
@@ -30,7 +30,7 @@ impl Linear {
         Self { isa, weights }
     }
 
-    /// The outputs.
+    /// How the work is shared out: by outputs.
     pub fn lines(&self) -> Lines {
         let (weight, bias) = &*self.weights;
         Lines { count: bias.len(), pitch: 1, together: TILE, least: 1, ops: weight.len() / bias.len().max(1) }

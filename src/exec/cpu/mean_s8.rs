@@ -3,12 +3,12 @@
 //! y[c] = (sum over pixels of x[pixel][c]) * factor, where factor = scale / pixels, rounded to f32.
 //!
 //! - x: read, bytes [H][W][C] without gaps, unsigned or signed. y: written, f32 [C], disjoint from x. Any alignment.
-//! - Sums are exact, in 32 bits; then they are rounded to f32, as is the product. A GPU rounds that to f16.
+//! - Sums are exact, in 32 bits; then they are rounded to f32, as is the product. A GPU rounds the product to f16.
 
 use super::conv2d_s8::Image;
 use crate::plan::mean_factor;
 
-/// A mean of bytes made ready.
+/// A mean of bytes, ready to run.
 #[derive(Debug)]
 pub(super) struct MeanS8 {
     x: Image,
@@ -16,7 +16,7 @@ pub(super) struct MeanS8 {
 }
 
 impl MeanS8 {
-    /// Of bytes of this scale.
+    /// A mean over the pixels of `x`, whose bytes have this scale.
     pub fn new(scale: f32, x: Image) -> Self {
         Self { x, factor: mean_factor(scale, x.shape) }
     }

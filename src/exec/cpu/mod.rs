@@ -83,7 +83,7 @@ pub(crate) fn build(
     Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, _packed: packed, pool, arenas }))
 }
 
-/// Bytes of a slot's buffer: of the largest batch of any bucket.
+/// Bytes of a slot's input or output buffer: enough for the largest batch of every bucket.
 fn buffer_bytes(plans: &[Plan], spec: &BuildSpec, rows: fn(&Plan) -> &RowSpec) -> Result<usize, Error> {
     let mut most = 0;
     for (plan, bucket) in plans.iter().zip(&spec.buckets) {
@@ -94,7 +94,7 @@ fn buffer_bytes(plans: &[Plan], spec: &BuildSpec, rows: fn(&Plan) -> &RowSpec) -
     Ok(most)
 }
 
-/// What [`build`] will take.
+/// The memory that [`build`] will take.
 pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device: &Device, spec: &BuildSpec) -> Needs {
     let bytes = |rows: fn(&Plan) -> &RowSpec| {
         let of = |(plan, bucket): (&Plan, &Bucket)| (rows(plan).row_pitch as u64).saturating_mul(bucket.most() as u64);
@@ -126,20 +126,20 @@ pub(crate) fn mean(
 pub(crate) struct CpuProgram {
     cpu: Arc<Cpu>,
     batch_sizes: Vec<usize>,
-    /// Of each slot, for the largest batch.
+    /// The input buffer of each slot, for the largest batch.
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
     states: Vec<StateBuffer>,
-    /// What computes a row at each size.
+    /// The plan and the steps that compute a row at each size.
     of_size: Vec<Arc<Ready>>,
-    /// What later engines of the model share.
+    /// The model's repacked weights, kept so that later engines of the model share them.
     _packed: Arc<Packed>,
     pool: Pool,
-    /// One for each of the pool's workers.
+    /// The arena of each of the pool's workers.
     arenas: Vec<Arena>,
 }
 
-/// A plan and its network.
+/// A plan for one row and its steps.
 struct Ready {
     plan: Plan,
     steps: Steps,
@@ -159,7 +159,7 @@ impl Steps {
         }
     }
 
-    /// Bytes of tensors and elements of scratch that a run takes.
+    /// Bytes of the arena and elements of scratch that a run takes.
     const fn memory(&self) -> [usize; 2] {
         match self {
             Self::Images(images) => images.memory(),
@@ -229,7 +229,8 @@ impl Work for CpuProgram {
 }
 
 impl CpuProgram {
-    /// Computes a row of a run, in this worker's arena. Each row of a run is computed once, and within a run no two rows
+    /// Computes a row of a run, in this worker's arena. Each row of a run is computed once, and no worker computes two
+    /// rows at the same time.
     /// are at a time by the same worker.
     fn row(&self, run: Run, row: usize, worker: usize, team: &dyn Team) {
         let (x, y) = (self.inputs.at(run.slot).addr() as usize, self.outputs[run.slot].addr() as usize);

@@ -1,4 +1,4 @@
-//! The steps of a plan for one image, with their weights, and where their tensors lie.
+//! The steps of a plan for one image, with their weights and the places of their tensors.
 
 use std::ops::Range;
 
@@ -25,19 +25,19 @@ use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp,
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
-/// A network made ready.
+/// A network of images, ready to run.
 pub(super) struct Images {
     steps: Vec<Ready>,
     arena_bytes: usize,
     scratch_elems: usize,
 }
 
-/// A step made ready.
+/// A step, ready to run.
 struct Ready {
     kernel: Kernel,
-    /// Bytes of the arena that it reads; nothing for the first step.
+    /// Ranges of the arena's bytes that the step reads; empty for the first step.
     inputs: Vec<Range<usize>>,
-    /// Bytes of the arena that it writes; empty for the last step.
+    /// The range of the arena's bytes that the step writes; empty for the last step.
     output: Range<usize>,
 }
 
@@ -57,16 +57,16 @@ enum Kernel {
     Emit(OutputKind),
 }
 
-/// What a worker thread computes in.
+/// The memory that a worker thread computes in.
 pub(super) struct Arena {
-    /// Those of the image that it runs; locked through a run.
+    /// The tensors of the image that the worker computes; locked through a run.
     tensors: Mutex<Vec<Lanes>>,
-    /// Locked by the worker alone, for a part of a step.
+    /// Scratch for the part of a step that the worker computes; no other worker locks it.
     scratch: Mutex<Vec<Lanes>>,
 }
 
 impl Arena {
-    /// For one worker thread, which computes in at most so many bytes of tensors and elements of scratch.
+    /// An arena for one worker thread, with `bytes` bytes for tensors and `elems` floats of scratch.
     pub fn new(bytes: usize, elems: usize) -> Result<Self, Error> {
         let [tensors, scratch] = [bytes.div_ceil(size_of::<f32>()), elems].map(zeroed);
         Ok(Self { tensors: Mutex::new(tensors?), scratch: Mutex::new(scratch?) })
@@ -74,7 +74,7 @@ impl Arena {
 }
 
 impl Images {
-    /// The steps of `plan`, which is for one image.
+    /// Makes the steps of `plan`, which is for one image, ready to run.
     pub fn new(packed: &Packed, plan: &Plan, isa: Isa) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs image by image");
         let mut steps = Vec::with_capacity(plan.steps.len());
@@ -86,7 +86,7 @@ impl Images {
         Ok(Self { steps, arena_bytes: plan.arena_bytes, scratch_elems: scratch_elems(plan) })
     }
 
-    /// Bytes of tensors and elements of scratch that a run takes.
+    /// Bytes of the arena and elements of scratch that a run takes.
     pub const fn memory(&self) -> [usize; 2] {
         [self.arena_bytes, self.scratch_elems]
     }
@@ -96,7 +96,8 @@ impl Images {
         self.run_seen(x, y, at, |_, _| ());
     }
 
-    /// The same; `seen` gets each step's number and what it has written in the arena, before another step runs.
+    /// Computes the output row like `run`. `seen` gets each step's number and the bytes that it wrote in the arena,
+    /// before another step runs.
     pub fn run_seen(&self, x: &[u8], y: &mut [u32], at: &Desk<'_>, mut seen: impl FnMut(usize, &[u8])) {
         let mut tensors = at.tensors();
         let arena = bytemuck::cast_slice_mut::<Lanes, u8>(&mut tensors);
@@ -117,18 +118,18 @@ impl Images {
     }
 }
 
-/// Who computes an image, and in what.
+/// The workers that compute an image, and their arenas.
 pub(super) struct Desk<'a> {
-    /// Of each worker.
+    /// The arena of each worker.
     pub arenas: &'a [Arena],
-    /// Whose tensors the image's are.
+    /// The worker in whose arena the image's tensors lie.
     pub worker: usize,
-    /// Those who share out its steps.
+    /// The workers that share out the steps.
     pub team: &'a dyn Team,
 }
 
 impl Desk<'_> {
-    /// Those of the row that is computed.
+    /// Locks the tensors of the image that is computed.
     pub fn tensors(&self) -> MutexGuard<'_, Vec<Lanes>> {
         lock(&self.arenas[self.worker].tensors)
     }
@@ -201,7 +202,7 @@ fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// Bytes of one worker's arena for all of these plans.
+/// Bytes of one worker's arena, enough for each of these plans.
 pub(super) fn arena_bytes(plans: &[Plan]) -> u64 {
     let most = |elems: fn(&Plan) -> usize| plans.iter().map(elems).max().unwrap_or(0);
     [most(|plan| plan.arena_bytes / size_of::<f32>()), most(scratch_elems)]
@@ -227,7 +228,7 @@ pub(super) fn weight_bytes(step: &Step) -> u64 {
     }
 }
 
-/// What the convolution needs that needs most; nothing else needs any.
+/// Floats of scratch that a run of the plan needs: the most of any of its convolutions; other steps need none.
 fn scratch_elems(plan: &Plan) -> usize {
     let shape = |id: TensorId| plan.tensors[id.0].shape;
     let of_step = |step: &Step| {
@@ -298,7 +299,7 @@ fn target(plan: &Plan, id: TensorId) -> OutputTarget {
     OutputTarget { shape: plan.tensors[id.0].shape, pitch: plan.tensors[id.0].pitch }
 }
 
-/// A tensor as a range of the arena's bytes, from its first to its last; nothing if it lies in a slot's rows.
+/// The range of the arena's bytes from the tensor's first to its last; `None` if the tensor lies in a slot's rows.
 fn bytes(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
     match plan.tensors[id.0].place {
         Place::Arena(offset) => Some(offset..offset + target(plan, id).elems() * plan.tensors[id.0].dtype.bytes()),

@@ -13,17 +13,17 @@ use half::slice::HalfFloatSliceExt;
 use crate::loops::Lines;
 use crate::tensor::{InputFormat, Shape};
 
-/// A first step made ready.
+/// A normalisation of input rows, ready to run.
 #[derive(Debug)]
 pub(super) struct Normalize {
     shape: Shape,
     input: InputFormat,
-    /// Results of each byte; [C].
+    /// The results of each byte, for each channel.
     table: Vec<[f32; 256]>,
 }
 
 impl Normalize {
-    /// Rows of `input` that hold images of `shape`.
+    /// The step for rows of format `input` that hold images of `shape`.
     pub fn new(input: InputFormat, shape: Shape, mean: &[f32], std: &[f32]) -> Self {
         let value = |c: usize, byte: usize| ((byte as f64 / 255.0 - f64::from(mean[c])) / f64::from(std[c])) as f32;
         let table = match input {
@@ -33,7 +33,7 @@ impl Normalize {
         Self { shape, input, table }
     }
 
-    /// The pixels of y.
+    /// How the work is shared out: by the pixels of y.
     pub fn lines(&self) -> Lines {
         let Shape { channels, .. } = self.shape;
         Lines { count: self.shape.pixels(), pitch: channels, together: 1, least: 1, ops: 2 * channels }

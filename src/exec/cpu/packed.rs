@@ -1,4 +1,4 @@
-//! A model's weights as kernels read them: each once, for all plans of the engines that a device has of it.
+//! A model's weights as kernels read them. Each is repacked once, for all plans of a model's engines on a device.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -13,11 +13,11 @@ use crate::model::Weights;
 use crate::plan::{Constant, Plan, Step, StepOp};
 use crate::sync::{Mutex, lock};
 
-/// What engines of one model share; there until the last of them is gone.
+/// The repacked weights that the engines of one model share, until the last of them is dropped.
 pub(super) struct Packed {
     from: Arc<Weights>,
     constants: Mutex<HashMap<Constant, Arc<Tensor>>>,
-    /// By the step's name.
+    /// The repacked weights of steps, by the step's name.
     filters: Mutex<HashMap<String, Vec<Filter>>>,
 }
 
@@ -27,11 +27,11 @@ struct Filter {
     repacked: Arc<dyn Any + Send + Sync>,
 }
 
-/// What the weights of a step of that name depend on, beside the model's.
+/// All that a step's repacked weights depend on, beside the step's name and the model's weights.
 #[derive(PartialEq)]
 struct Layer {
     op: StepOp,
-    /// Of what it reads.
+    /// The channels of each tensor that the step reads.
     channels: Vec<usize>,
 }
 
@@ -43,22 +43,22 @@ impl Layer {
 }
 
 impl Packed {
-    /// Those of a model, of which nothing is there yet.
+    /// The empty store of a model's repacked weights.
     pub fn new(from: &Arc<Weights>) -> Self {
         Self { from: from.clone(), constants: Mutex::default(), filters: Mutex::default() }
     }
 
-    /// Those that the engines of a model share on a device.
+    /// The store that all engines of a model on this device share.
     pub fn of(from: &Arc<Weights>, device: &Device) -> Result<Arc<Self>, Error> {
         device.share(|there: &Self| Arc::ptr_eq(&there.from, from), || Ok(Self::new(from)))
     }
 
-    /// What they are made of.
+    /// The weights as the model has them.
     pub fn from(&self) -> &Weights {
         &self.from
     }
 
-    /// A constant, read once.
+    /// A constant, which is read the first time it is asked for.
     pub fn constant(&self, constant: &Constant) -> Result<Arc<Tensor>, Error> {
         let mut constants = lock(&self.constants);
         if let Some(there) = constants.get(constant) {
@@ -69,7 +69,7 @@ impl Packed {
         Ok(tensor)
     }
 
-    /// The weights of a step, repacked once.
+    /// The weights of a step, which `repack` makes the first time they are asked for.
     pub fn filter<T: Any + Send + Sync>(
         &self,
         plan: &Plan,
@@ -92,7 +92,8 @@ impl Packed {
     }
 }
 
-/// Bytes that a program of these plans adds to what its model's engines on the device, and those `before` it, have: of
+/// Bytes that a program of these plans adds to what its model's engines on the device, and those `before` it, already
+/// have: of its repacked weights, and of the largest layer's weights while they are repacked.
 /// weights, and of the largest layer's while it is repacked.
 pub(super) fn missing((model, plans): Planned<'_>, before: &[Planned<'_>], device: &Device) -> [u64; 2] {
     let is_same = |(other, _): &&Planned<'_>| Arc::ptr_eq(other.weights(), model.weights());

@@ -1,6 +1,6 @@
-//! Worker threads that share out parts of some work, such as the rows of a batch or of an image. They live as long as the
-//! pool; a run allocates nothing. A thread that has nothing to do looks for work for some microseconds, so that the steps
-//! of an image follow each other without anybody being woken, and sleeps then.
+//! Worker threads that share out parts of some work, such as the rows of a batch or of an image. They live as long as
+//! the pool; a run allocates nothing. An idle thread looks for work for some microseconds and then sleeps, so that the
+//! steps of an image follow each other without a wake-up.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,7 +12,7 @@ use crate::loops::Team;
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
-/// Threads `trefoil-cpu-1`, … and whoever calls [`Team::each`], which is worker 0.
+/// The threads `trefoil-cpu-1`, …, and the caller of [`Team::each`], which is worker 0.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -22,27 +22,27 @@ pub(super) struct Pool {
 
 struct Shared {
     state: Mutex<PoolState>,
-    /// There are seats, or the pool is closed.
+    /// Signalled when there are seats, or the pool is closed.
     start: Condvar,
-    /// Nobody works any more.
+    /// Signalled when no thread works on the job any more.
     done: Condvar,
     /// The next part of the current job. Only the fetch-and-add's atomicity matters: `state` orders everything else.
     next: AtomicUsize,
-    /// What `state` says of seats and of threads that work, for those who look for a change of it: nothing else depends
-    /// on when they see one.
+    /// Copies of `seats` and `working` of `state`, for threads that look for a change without the lock. Nothing depends
+    /// on when they see a change.
     seats_seen: AtomicUsize,
     working_seen: AtomicUsize,
 }
 
 #[derive(Default)]
 struct PoolState {
-    /// What to do; nothing between runs.
+    /// The job of the run in progress; `None` between runs.
     job: Option<Job>,
-    /// Threads that may still join the job.
+    /// The number of threads that may still join the job.
     seats: usize,
-    /// Threads that joined and have not left.
+    /// The number of threads that joined the job and have not left it.
     working: usize,
-    /// Threads that wait for seats and have to be woken.
+    /// The number of threads that sleep until there are seats.
     asleep: usize,
     /// The first panic of a thread during the job.
     panic: Option<Box<dyn Any + Send>>,
@@ -51,7 +51,8 @@ struct PoolState {
 
 #[derive(Clone, Copy)]
 struct Job {
-    /// Called with (worker, part). Its lifetime is erased: `each` does not return before every thread has left.
+    /// The function that workers call with (worker, part). Its lifetime is erased: `each` does not return before every
+    /// thread has left.
     task: *const (dyn Fn(usize, usize) + Sync + 'static),
     parts: usize,
 }
@@ -70,7 +71,7 @@ impl Pool {
             seats_seen: AtomicUsize::new(0),
             working_seen: AtomicUsize::new(0),
         });
-        // Made first: if a later thread cannot start, dropping it ends the earlier ones.
+        // The pool is made first: if a later thread cannot start, dropping the pool ends the earlier ones.
         let mut pool = Self { shared, threads: Vec::new(), running: Mutex::new(()) };
         for worker in 1..workers {
             let shared = pool.shared.clone();
@@ -110,11 +111,12 @@ unsafe impl Team for Pool {
     }
 }
 
-/// Looks so often whether something is so before a thread sleeps: some tens of microseconds. It keeps its core meanwhile, for
+/// How often a thread looks for a change before it sleeps: for some tens of microseconds. It keeps its core meanwhile,
+/// because where other threads wait for the core, giving it up costs milliseconds.
 /// where others wait for it, to give it up costs milliseconds.
 const LOOKS: usize = 2000;
 
-/// Whether it is so before that.
+/// Whether `is_so` becomes true within `LOOKS` looks.
 fn soon(is_so: impl Fn() -> bool) -> bool {
     (0..LOOKS).any(|_| {
         std::hint::spin_loop();
@@ -123,7 +125,7 @@ fn soon(is_so: impl Fn() -> bool) -> bool {
 }
 
 impl Shared {
-    /// Lets so many threads join a job.
+    /// Lets `seats` threads join a job.
     fn offer(&self, job: Job, seats: usize) {
         let mut state = lock(&self.state);
         (state.job, state.seats) = (Some(job), seats);
@@ -133,7 +135,7 @@ impl Shared {
         (0..seats.min(asleep)).for_each(|_| self.start.notify_one());
     }
 
-    /// Waits for all that joined; the first panic of one.
+    /// Waits for all threads that joined; returns the first panic of one.
     fn close_job(&self) -> Option<Box<dyn Any + Send>> {
         let mut state = lock(&self.state);
         (state.job, state.seats) = (None, 0); // from here on nobody joins
@@ -149,7 +151,7 @@ impl Shared {
         state.panic.take()
     }
 
-    /// A thread's life.
+    /// The loop of a thread: waits for a job, works on it, until the pool is closed.
     fn serve(&self, worker: usize) {
         loop {
             soon(|| self.seats_seen.load(Ordering::Relaxed) > 0);
@@ -177,14 +179,14 @@ impl Shared {
         }
     }
 
-    /// Changes what is counted, and what is seen of it.
+    /// Changes the counts under the lock, and their copies that are read without it.
     fn count(&self, state: &mut PoolState, change: impl FnOnce(&mut PoolState)) {
         change(state);
         self.seats_seen.store(state.seats, Ordering::Relaxed);
         self.working_seen.store(state.working, Ordering::Relaxed);
     }
 
-    /// Takes parts until none is left. A panic is caught, and ends the job for everybody.
+    /// Takes parts until none is left. A panic is caught and returned; it ends the job for all threads.
     fn work(&self, job: Job, worker: usize) -> Result<(), Box<dyn Any + Send>> {
         // SAFETY: `each` is still in progress: it waits for every thread that took a seat.
         let task = unsafe { &*job.task };

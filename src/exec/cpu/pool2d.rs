@@ -20,7 +20,7 @@ use crate::loops::Lines;
 use crate::model::Pool;
 use crate::tensor::Shape;
 
-/// A pool made ready.
+/// A pool, ready to run.
 #[derive(Debug)]
 pub(super) struct Pool2d {
     isa: Isa,
@@ -51,7 +51,7 @@ impl Pool2d {
         Self { isa, x, y, spans: Spans::new(&pool.window, x, y.shape), reduce }
     }
 
-    /// The rows of y.
+    /// How the work is shared out: by the rows of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
         let taps: usize = self.spans.size.iter().product();

@@ -1,4 +1,4 @@
-//! A network of images on the calling thread, whose values are seen as they are computed.
+//! A network of images that the calling thread computes, and that shows the values of each step.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec};
 
-/// A network made ready, with a place to compute in.
+/// A network, ready to run, with its arena.
 pub(crate) struct Probe {
     plan: Arc<Plan>,
     images: Arc<Images>,
@@ -21,7 +21,7 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Of `model`, which reads rows of bytes.
+    /// A probe of `model`, with rows of bytes as input.
     pub fn new(model: &Model) -> Result<Self, Error> {
         let request = Request {
             limits: &Limits::cpu(1),
@@ -36,12 +36,12 @@ impl Probe {
         Self::of(Arc::new(plan), Arc::new(images))
     }
 
-    /// Another one of the same network, for another thread.
+    /// A second probe of the same network, for another thread.
     pub fn another(&self) -> Result<Self, Error> {
         Self::of(self.plan.clone(), self.images.clone())
     }
 
-    /// Whether one was made as another of the other.
+    /// Whether both are probes of the same network, one made from the other by `another`.
     pub fn is_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.images, &other.images)
     }
@@ -55,12 +55,13 @@ impl Probe {
         Ok(Self { plan, images, arena, result })
     }
 
-    /// What a row is.
+    /// The input row.
     pub fn input(&self) -> &RowSpec {
         &self.plan.input
     }
 
-    /// Computes the result of a row. `seen` gets the values in floats that each step has written, by its name, some
+    /// Computes the result of a row. After each step that writes floats, `seen` gets the step's name and the values of
+    /// each pixel in turn.
     /// neighbours at a time.
     pub fn run(&mut self, row: &[u8], mut seen: impl FnMut(&str, &[f32])) -> &[f32] {
         assert_eq!(row.len(), self.plan.input.row_bytes);

@@ -1,4 +1,4 @@
-//! What the kernels share: sixteen floats that a cache line holds, and activations as ranges. Kernels are [`vectorized!`]:
+//! What the kernels share: the sixteen floats of a cache line, and activations as ranges. Kernels are [`vectorized!`]:
 //! the compiler vectorises loops over [`LANES`] elements. Only the tiles of `conv2d_fprop` have intrinsics.
 
 use bytemuck::{Pod, Zeroable};
@@ -43,7 +43,7 @@ impl From<Activation> for Clamp {
 }
 
 impl Clamp {
-    /// The least and the greatest number.
+    /// The least and the greatest number of the range.
     pub const fn range(self) -> [f32; 2] {
         [self.low, self.high]
     }

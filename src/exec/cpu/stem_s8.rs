@@ -15,22 +15,22 @@ use crate::model::Window;
 use crate::plan::{QuantizedConv, QuantizedStem};
 use crate::tensor::Shape;
 
-/// First layers made ready.
+/// The first layers, ready to run.
 #[derive(Debug)]
 pub(super) struct StemS8 {
     x: Shape,
-    /// The image with its border, and its first pixel there.
+    /// The shape of the image with its border, and the position of the image's first pixel in it.
     bordered: Shape,
     first: [usize; 2],
     outside: [u8; 3],
     conv: Conv2dS8,
-    /// Of its results.
+    /// The shape of the convolution's results.
     between: Shape,
     windows: Spans,
     y: Image,
 }
 
-/// The image with its border, and a convolution of it without padding.
+/// The shape of the image with its border, and the convolution of it without padding.
 fn bordered(of: &QuantizedStem, x: Shape) -> (Shape, QuantizedConv) {
     let Window { pad, .. } = of.stem.conv.window;
     let shape =
@@ -38,12 +38,13 @@ fn bordered(of: &QuantizedStem, x: Shape) -> (Shape, QuantizedConv) {
     (shape, QuantizedConv::plain(&of.stem.conv.for_weights()))
 }
 
-/// Floats that hold so many bytes.
+/// The number of floats that `bytes` bytes take.
 const fn floats(bytes: usize) -> usize {
     bytes.div_ceil(size_of::<f32>())
 }
 
-/// Floats of scratch that a run from images of shape `x` needs: the image with its border, the convolution's results, and
+/// Floats of scratch that a run from images of shape `x` needs: for the image with its border, for the convolution's
+/// results, and for the convolution itself.
 /// what that needs.
 pub(super) fn scratch_of_stem(of: &QuantizedStem, x: Shape) -> usize {
     let (image, conv) = bordered(of, x);
@@ -52,7 +53,7 @@ pub(super) fn scratch_of_stem(of: &QuantizedStem, x: Shape) -> usize {
 }
 
 impl StemS8 {
-    /// `of` with these weights, which makes `y` of photos of shape `x`.
+    /// The layers `of` with these weights, from photos of shape `x` to `y`.
     pub fn new(isa: Isa, of: &QuantizedStem, weights: Arc<BytePanels>, x: Shape, y: Image) -> Self {
         let (image, conv) = bordered(of, x);
         let (between, pad) = (of.stem.conv_shape, of.stem.conv.window.pad);
@@ -91,9 +92,9 @@ impl StemS8 {
         rows.zip(x.chunks_exact(row_bytes)).for_each(|(to, from)| to[3 * left..][..row_bytes].copy_from_slice(from));
     }
 
-    /// The maxima over windows.
+    /// Computes the maxima over windows.
     fn pool(&self, x: &[u8], y: &mut [u8]) {
-        // What makes the order of signed bytes that of unsigned ones.
+        // With this bit flipped, signed bytes have the order of unsigned ones.
         let flip = if self.y.signed { 0x80 } else { 0 };
         let channels = self.between.channels;
         let windows = self.windows.rows.iter().flat_map(|row| self.windows.cols.iter().map(move |col| (row, col)));

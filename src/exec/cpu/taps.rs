@@ -1,4 +1,4 @@
-//! The terms of a convolution's sums: of each output pixel the input's values under its window, one after the other.
+//! The terms of a convolution's sums: for each output pixel, the input's values under its window, one after the other.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use super::window::Spans;
 use crate::model::Window;
 use crate::tensor::Shape;
 
-/// A window over an image, whose taps are copied.
+/// A window over an image whose taps are copied.
 #[derive(Debug)]
 pub(super) struct Taps {
     x: Shape,
     spans: Spans,
-    /// Output pixels of a row.
+    /// The number of output pixels of a row.
     width: usize,
 }
 
 impl Taps {
-    /// Those of `window`, which makes an image of shape `y` of one of shape `x`.
+    /// The taps of `window`, which makes an image of shape `y` of one of shape `x`.
     pub fn new(window: &Window, x: Shape, y: Shape) -> Self {
         Self { x, spans: Spans::new(window, x, y), width: y.width }
     }
@@ -73,7 +73,7 @@ struct Terms<'a> {
 }
 
 impl Terms<'_> {
-    /// The part of `terms` that is held, as a range of the row.
+    /// The part of `terms` that the row holds, as a range of the row.
     #[inline(always)]
     fn held(&self, terms: &Range<usize>) -> Range<usize> {
         let clip = |term: usize| term.clamp(self.depth.start, self.depth.end) - self.depth.start;
@@ -86,7 +86,7 @@ impl Terms<'_> {
         self.target[held].fill(0.0);
     }
 
-    /// Copies `values`, whose first is the term `first`.
+    /// Copies `values`, of which the first is the term `first`, as far as the row holds them.
     #[inline(always)]
     fn copy<T: Copy>(&mut self, first: usize, values: &[T], value: &impl Fn(T) -> f32) {
         let held = self.held(&(first..first + values.len()));

@@ -1,5 +1,6 @@
-//! The baseline's code against that for AVX2. The latter meets plain loops in `tests/operations.rs`; here both see
-//! the same problems, so that the fallback is tested on a machine that never takes it.
+//! Compares the kernels for the baseline instruction set with those for AVX2. `tests/operations.rs` compares the
+//! kernels for AVX2 with plain loops; here both get the same problems, so that the fallback is tested on a machine that
+//! never takes it.
 
 use super::add::Add;
 use super::conv2d_depthwise::{Conv2dDepthwise, Taps};
@@ -45,7 +46,7 @@ fn windows() -> [(Shape, Window); 4] {
     ]
 }
 
-/// The shape that `window` makes of `x`.
+/// The shape of the result of `window` over `x`.
 fn slid(x: Shape, window: &Window, channels: usize) -> Shape {
     let Window { size, stride, pad, dilation } = window;
     let along = |n: usize, pads: usize, i: usize| (n + pads - (size[i] - 1) * dilation[i] - 1) / stride[i] + 1;
@@ -82,7 +83,7 @@ fn whole_numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 11) % 17) as f32 - 8.0).collect()
 }
 
-/// A pixel of a convolution of one pixel without padding, by a plain loop.
+/// One pixel of a 1x1 convolution without padding, by a plain loop.
 fn pixel_of(folded: &FoldedConv, x: &[f32], residual: &[f32]) -> Vec<f32> {
     let filters = folded.filter.chunks_exact(x.len()).zip(&folded.bias).zip(residual);
     filters
@@ -90,7 +91,8 @@ fn pixel_of(folded: &FoldedConv, x: &[f32], residual: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// Each range of pixels of each count of channels: the tiles of fewer pixels, and the panel of fewer channels. What is
+/// Computes each range of pixels for each count of channels, so that tiles of fewer pixels and panels of fewer channels
+/// occur. The values beside the range must stay as they were.
 /// beside stays as it was.
 #[test]
 fn every_range_of_pixels_of_a_dense_convolution() {

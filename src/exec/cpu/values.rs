@@ -9,27 +9,27 @@ use crate::graph::{Tensor, ValueType};
 use crate::loops::{self, Loop, Team, View};
 use crate::plan::{HandOp, Place, Plan, Step, StepOp, TensorId};
 
-/// A network of values made ready.
+/// A network of values, ready to run.
 pub(super) struct Values {
     steps: Vec<Ready>,
-    /// What a row brings: a tensor and where it begins.
+    /// The tensors that lie in the input row, with the byte at which each begins.
     inputs: Vec<(TensorId, usize)>,
-    /// What the run before has left: a tensor and the number of the state.
+    /// The tensors that are read from states, with the number of the state.
     states: Vec<(TensorId, usize)>,
-    /// By tensor; nothing for what is no constant.
+    /// The constants, by tensor; `None` for other tensors.
     constants: Vec<Option<Arc<Tensor>>>,
-    /// Where tensors are in the arena; nothing for those elsewhere.
+    /// The range of the arena's bytes of each tensor; `None` for tensors that lie elsewhere.
     places: Vec<Option<Range<usize>>>,
     arena_bytes: usize,
     types: Vec<ValueType>,
 }
 
-/// A step made ready.
+/// A step, ready to run.
 struct Ready {
     kernel: Kernel,
     reads: Vec<TensorId>,
     writes: Vec<TensorId>,
-    /// Those of them that are outputs and states, with where each is left.
+    /// The written tensors that are outputs or states, with the place that each is copied to.
     leaves: Vec<(TensorId, Left)>,
 }
 
@@ -38,16 +38,16 @@ enum Kernel {
     Hand(HandOp),
 }
 
-/// Where a value is left.
+/// The place that a value is copied to.
 enum Left {
     /// In the output row, from this byte on.
     Row(usize),
-    /// As the state of this number.
+    /// The state of this number.
     State(usize),
 }
 
 impl Values {
-    /// The steps of `plan`, which is for one row.
+    /// Makes the steps of `plan`, which is for one row, ready to run.
     pub fn new(packed: &Packed, plan: &Plan) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs row by row");
         let constant = |place: &Place| match place {
@@ -83,11 +83,11 @@ impl Values {
         self.arena_bytes
     }
 
-    /// Computes the output row of one input row, and the next row of each state, in this arena. The team shares out each
-    /// loop.
+    /// Computes the output row of one input row, and the next row of each state. Tensors between steps lie in `arena`.
+    /// The team shares out each loop.
     ///
     /// # Panics
-    /// If there is no memory for a value that is in no arena, or for what is computed in between.
+    /// If there is no memory for a value that is not in the arena, or for what a step computes in between.
     pub fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], arena: &mut [u8], team: &dyn Team) {
         let mut own: Vec<Option<Tensor>> = vec![None; self.types.len()];
         let inputs = self.inputs.iter().map(|&(id, offset)| (id, &x[offset..]));
@@ -148,7 +148,7 @@ impl Values {
         }
     }
 
-    /// What a step reads.
+    /// Views of the tensors that a step reads.
     fn views<'v>(&'v self, step: &Ready, own: &'v [Option<Tensor>], around: &Around<'v>) -> Vec<View<'v>> {
         let view = |id: &TensorId| match (&self.constants[id.0], &self.places[id.0]) {
             (Some(constant), _) => (&**constant).into(),
@@ -159,21 +159,21 @@ impl Values {
     }
 }
 
-/// An arena but for the range that is written.
+/// The arena without the range that a step writes.
 struct Around<'a> {
     before: &'a [u8],
     behind: &'a [u8],
-    /// Where what is behind the range begins.
+    /// The arena's byte at which `behind` begins.
     end: usize,
 }
 
 impl<'a> Around<'a> {
-    /// All of it.
+    /// The whole arena, for a step that writes elsewhere.
     const fn all(arena: &'a [u8]) -> Self {
         Self { before: arena, behind: &[], end: arena.len() }
     }
 
-    /// The range, and what is around it.
+    /// Splits the arena into `range` and the bytes around it.
     fn of(arena: &'a mut [u8], range: Range<usize>) -> (Self, &'a mut [u8]) {
         let (rest, behind) = arena.split_at_mut(range.end);
         let (before, to) = rest.split_at_mut(range.start);

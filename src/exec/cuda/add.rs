@@ -61,12 +61,12 @@ pub(crate) struct AddProblem {
     pub(crate) activation: Activation,
 }
 
-/// Device addresses of the operands: halves [batch][H][W][C] each, of each pixel of the sum `out_pitch`.
+/// Device addresses of the operands: halves [batch][H][W][C]. The pixels of the sum are `out_pitch` channels apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddPointers {
     /// The first summand.
     pub(crate) a: u64,
-    /// The second.
+    /// The second summand.
     pub(crate) b: Option<u64>,
     /// The sum; may be one of the summands itself if it has no gaps.
     pub(crate) out: u64,

@@ -1,4 +1,4 @@
-//! An operation apart from any model, on operands that the caller brings: what tests and benchmarks of it run.
+//! An operation without a model, on operands that the caller brings, for tests and benchmarks.
 
 use bytemuck::Pod;
 
@@ -9,20 +9,20 @@ use crate::error::Error;
 use crate::plan::RowsAt;
 
 impl RowsAt {
-    /// One behind the last value of so many rows, if there can be so many.
+    /// The index behind the last value of `rows` rows of `columns` values, if it fits a `usize`.
     pub(super) fn end(self, rows: usize, columns: usize) -> Option<usize> {
         let last = rows.saturating_sub(1).checked_mul(self.pitch)?;
         last.checked_add(self.first)?.checked_add(columns)
     }
 
-    /// The rows of values of 16 bits in a buffer of this address.
+    /// The rows, in a buffer of 16-bit values at `address`.
     pub(super) const fn on(self, address: u64) -> Rows {
         Rows { address: address + 2 * self.first as u64, pitch: self.pitch }
     }
 }
 
-/// Launches of one operation by several kernels, ready to run: copies of the operands in turns, so that none stays in a
-/// cache.
+/// The launches of one operation by several kernels, ready to run. They use several copies of the operands in turn, so
+/// that no copy stays in a cache.
 pub(super) struct Alone {
     kernels: UntilFault<Kernels>,
     /// `[kernel][copy]`.
@@ -30,17 +30,17 @@ pub(super) struct Alone {
     copies: Copies,
 }
 
-/// Copies of an operation's operands on a device, and a stream for what runs on them.
+/// Copies of an operation's operands on a device, and the stream that launches on them use.
 pub(super) struct Copies {
-    /// Each operand's copies, the result's last.
+    /// The copies of each operand, the result last.
     operands: Vec<Vec<DeviceBuffer>>,
     stream: Stream,
     device: Device,
 }
 
 impl Alone {
-    /// Uploads `copies` of the operands, one or more, of which the last is the result, and loads the kernels whose launches
-    /// `launches` makes of their addresses.
+    /// Uploads `copies` copies, one or more, of the operands, of which the last is the result. `launches` makes the
+    /// launches of all kernels for the addresses of one copy; their kernels are loaded.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device cannot; those of `launches`; any of the device.
@@ -69,7 +69,8 @@ impl Alone {
         Ok(Self { kernels, launches: of_kernels, copies })
     }
 
-    /// Runs a kernel so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs a kernel `times` times, on one copy after the other, and waits. Returns the seconds that all runs took
+    /// together.
     ///
     /// # Safety
     /// The launches stay within the operands that were uploaded.
@@ -96,7 +97,7 @@ impl Alone {
 }
 
 impl Copies {
-    /// Uploads so many copies, one or more, of operands, of which the last is the result.
+    /// Uploads `copies` copies, one or more, of the operands, of which the last is the result.
     ///
     /// # Errors
     /// Any of the device.
@@ -113,7 +114,7 @@ impl Copies {
         (0..copies).map(|copy| self.operands.iter().map(|buffers| buffers[copy].addr()).collect()).collect()
     }
 
-    /// Enqueues something so many times on the stream, and waits; the seconds that all took.
+    /// Calls `enqueue` `times` times with the stream, and waits. Returns the seconds that the enqueued work took.
     ///
     /// # Errors
     /// Any of the device.
@@ -145,7 +146,8 @@ impl Copies {
     }
 }
 
-/// An error unless each operand, of so many values, is as long as it has to be; none: longer than there can be.
+/// Checks that each operand is long enough. An operand has a name, its number of values, and the number that is needed;
+/// `None` means that the number is too large for a `usize`.
 pub(super) fn check_lengths<const OPERANDS: usize>(
     operands: [(&'static str, usize, Option<usize>); OPERANDS],
 ) -> Result<(), Error> {
@@ -159,7 +161,7 @@ pub(super) fn check_lengths<const OPERANDS: usize>(
     }
 }
 
-/// So many device buffers with these bytes at their beginning.
+/// Makes `copies` device buffers that begin with these bytes.
 fn uploaded(device: &Device, stream: &Stream, bytes: &[u8], copies: usize) -> Result<Vec<DeviceBuffer>, Error> {
     let host = HostBuffer::new(device, bytes.len())?;
     // SAFETY: the buffer was just made, nothing else refers to it yet.

@@ -63,7 +63,7 @@ impl<T: Element> AttentionRun<T> {
         Alone::new(device, "attention", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.
@@ -140,7 +140,7 @@ impl PackedAttentionRun {
         Alone::new(device, "attention of packed rows", bytes, copies, launched).map(Self)
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.
@@ -158,14 +158,14 @@ impl PackedAttentionRun {
     }
 }
 
-/// One behind the last value of so many heads, rows and images, if there can be so many.
+/// The index behind the last value of all heads, rows and images, if it fits a `usize`.
 fn end(at: HeadsAt, counts: [usize; 3], dims: usize) -> Option<usize> {
     let last = counts.into_iter().zip(at.pitches).map(|(count, pitch)| count.saturating_sub(1).checked_mul(pitch));
     last.chain([Some(at.first), Some(dims)]).try_fold(0_usize, |sum, part| sum.checked_add(part?))
 }
 
 impl<T: Element> AttentionOperands<'_, T> {
-    /// An error unless every operand is as long as what is read or written of it.
+    /// Checks that every operand is as long as the part of it that is read or written.
     fn check(&self) -> Result<(), Error> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let end = |at: HeadsAt, rows: usize, dims: usize| end(at, [heads, rows, images], dims);
@@ -185,7 +185,7 @@ impl<T: Element> AttentionOperands<'_, T> {
         ])
     }
 
-    /// The operation on a copy at these addresses.
+    /// The operation on the copy at these addresses.
     fn problem(&self, [values, lengths, mask, result]: [u64; 4]) -> AttentionProblem {
         let [q, k, v] = self.qkv.map(|at| at.on(values));
         AttentionProblem {

@@ -1,4 +1,4 @@
-//! A network of bytes from its plan to launches and weights: first layers, a sum of two convolutions, a mean.
+//! A network of bytes, from its plan to launches and weights: first layers, a sum of two convolutions, a mean.
 
 use super::launch::Launch;
 use super::loops::Written;
@@ -15,7 +15,7 @@ use crate::tensor::{InputFormat, OutputKind, Shape};
 
 const ADDRESSES: Addresses =
     Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40, states: Vec::new() };
-/// What 1 of the photos' maxima stands for, and of what the last convolution reads.
+/// The scale of the photos' maxima, and the scale of the values that the last convolution reads.
 const PHOTOS: f32 = 0.5;
 const SIDE: f32 = 0.25;
 
@@ -85,7 +85,7 @@ fn each_step_is_launched_once_by_its_kernel_of_bytes() {
     let entries: Vec<&str> = launches.iter().map(|launch| &*launch.entry).collect();
     assert!(entries[0].starts_with("sm90_stem_u8_") && entries[3] == "sm80_mean_s8", "{entries:?}");
     assert!(entries[1].starts_with("sm90_conv2d_u8_") && !entries[2].contains("_add_"), "{entries:?}");
-    // The maps of the sum are of both convolutions.
+    // The step of the sum has maps of both convolutions.
     let filter = |name: &str| ADDRESSES.weights + layout.filter(&plans[0], step(&plans[0], "last"), name) as u64;
     let maps = format!("{:?}", launches[2].maps);
     assert!(["last", "shortcut"].iter().all(|name| maps.contains(&format!("address: {},", filter(name)))), "{maps}");
@@ -119,7 +119,7 @@ fn weights_of_bytes_are_where_kernels_read_them() {
     let preprocessing = model.preprocessing().unwrap();
     let normalised = [&preprocessing.mean[..], &preprocessing.std];
     let first = byte_filter_of_photos(model.weights(), conv(graph, "first"), normalised, PHOTOS).unwrap();
-    // [K][3][7][7] to [K][7][7][3], as the packing by itself takes them.
+    // [K][3][7][7] to [K][7][7][3], the order that the packing of a single filter takes.
     let turned: Vec<i8> =
         (0..first.filters[0].len()).map(|at| first.filters[0][at / 147 * 147 + at % 3 * 49 + at % 147 / 3]).collect();
     let filter: Vec<u8> = bytemuck::cast_slice(&packed_stem(&turned)).to_vec();

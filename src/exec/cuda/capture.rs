@@ -1,4 +1,4 @@
-//! From a plan's launches to a graph: each lane is a stream, forked and joined by events.
+//! Captures a plan's launches as a graph: each lane is a stream, forked and joined by events.
 
 use super::launch::Launch;
 use super::{Kernels, Material};
@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::plan::{Plan, Step};
 
 impl Material {
-    /// The graph of one of the plans. `marks`, if there are any, are recorded in it: one before each step, and the rest
-    /// behind the last; the steps are then in one lane, so that each is by itself.
+    /// Captures the graph of one of the plans. `marks`, if there are any, are recorded in the graph: one before each
+    /// step, and the rest behind the last. All steps are then in one lane, so that each runs alone.
     pub(super) fn capture(&mut self, plan: &Plan, launches: &[Launch], marks: &[Event]) -> Result<CudaGraph, Error> {
         match marks {
             [] => {
@@ -26,11 +26,11 @@ impl Material {
         let (kernels, cuda) = (&self.kernels, &self.kernels.cuda);
         let of_lane = |lane: usize| plan.steps.iter().enumerate().filter(move |(_, step)| step.lane == lane);
         let lasts: Vec<usize> = (1..plan.lanes()).filter_map(|lane| Some(of_lane(lane).next_back()?.0)).collect();
-        // Those that begin lanes and wait for no step: they wait for the graph's beginning.
+        // Steps that begin a lane and wait for no step wait for the beginning of the graph.
         let firsts = (1..plan.lanes()).filter_map(|lane| of_lane(lane).next());
         let firsts: Vec<usize> = firsts.filter(|(_, step)| step.after.is_empty()).map(|(index, _)| index).collect();
         let is_awaited = |step: usize| plan.steps.iter().any(|other| other.after.contains(&step));
-        // Of each step that one in another lane, or the end, waits for.
+        // Only a step that another lane or the end of the graph waits for has an event.
         let event = |step| (is_awaited(step) || lasts.contains(&step)).then(|| Event::new(&self.device)).transpose();
         let ended: Vec<Option<Event>> = (0..plan.steps.len()).map(event).collect::<Result<_, _>>()?;
         let begun = (!firsts.is_empty()).then(|| Event::new(&self.device)).transpose()?;
@@ -46,14 +46,14 @@ impl Material {
             begun.iter().try_for_each(|begun| record(begun, self.stream.raw()))?;
             for (index, (step, launch)) in plan.steps.iter().zip(launches).enumerate() {
                 let stream = self.lane(step.lane).raw();
-                // With its first wait a lane's stream is a part of the capture.
+                // A lane's stream becomes a part of the capture with its first wait.
                 let begun = begun.iter().filter(|_| firsts.contains(&index));
                 let sources = step.after.iter().filter_map(|&source| ended[source].as_ref());
                 begun.chain(sources).try_for_each(|event| waits(stream, event))?;
                 kernels.step(step, launch, stream)?;
                 ended[index].iter().try_for_each(|event| record(event, stream))?;
             }
-            // A lane that nobody waits for is a part of the graph too.
+            // The graph waits for the lanes that no step waits for, so that the capture includes them.
             let open = lasts.iter().filter(|&&last| !is_awaited(last));
             open.filter_map(|&last| ended[last].as_ref()).try_for_each(|event| waits(self.stream.raw(), event))
         })
@@ -83,8 +83,8 @@ impl Kernels {
         })
     }
 
-    /// Captures a step. Its kernel may begin before the one before it in its lane has ended; before what it waits for in
-    /// other lanes it may not.
+    /// Captures a step. Its kernel may begin before the previous step of its lane has ended, but not before steps of
+    /// other lanes that it waits for.
     fn step(&self, step: &Step, launch: &Launch, stream: u64) -> Result<(), Error> {
         let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
         let early = launch.waits_itself && step.after.is_empty();

@@ -93,7 +93,7 @@ pub(crate) struct DepthwisePointers {
 }
 
 impl DepthwiseProblem {
-    /// Of a step, whose input a 1x1 convolution may make.
+    /// The problem of a step, whose input a 1x1 convolution may make.
     pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
         let y = step.y();
         Self {
@@ -115,18 +115,18 @@ impl DepthwisePointers {
 
 /// Output pixels of a thread: `kGroup`.
 const GROUP: usize = 4;
-/// `kThreads`.
+/// Threads of a block: `kThreads`.
 pub(super) const THREADS: u32 = 128;
-/// For any window.
+/// The kernel for any window.
 const ANY: &str = "sm80_conv2d_depthwise_any";
-/// For square windows without dilation: size, stride along the row, kernel.
+/// The kernels for square windows without dilation: size, stride along the row, name.
 const SQUARE: [(usize, usize, &str); 4] = [
     (3, 1, "sm80_conv2d_depthwise_3x3_stride1"),
     (3, 2, "sm80_conv2d_depthwise_3x3_stride2"),
     (5, 1, "sm80_conv2d_depthwise_5x5_stride1"),
     (5, 2, "sm80_conv2d_depthwise_5x5_stride2"),
 ];
-/// All of them.
+/// All kernels.
 pub(super) const ENTRIES: [&str; 5] = [SQUARE[0].2, SQUARE[1].2, SQUARE[2].2, SQUARE[3].2, ANY];
 
 /// The launch of `problem`.

@@ -74,12 +74,12 @@ pub(crate) struct ConvPointers {
     pub(crate) bias: u64,
     /// Halves like `y` without gaps, and possibly `y` itself.
     pub(crate) residual: Option<u64>,
-    /// Halves [batch][P][Q][K], of each pixel `y_pitch`.
+    /// Halves [batch][P][Q][K], with pixels `y_pitch` channels apart.
     pub(crate) y: u64,
 }
 
 impl ConvProblem {
-    /// Of a step by its first convolution.
+    /// The problem of a step by its first convolution.
     pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
         let (x, y) = (step.x(), step.y());
         let (batch, y_pitch) = (step.batch(), y.pitch);
@@ -89,7 +89,7 @@ impl ConvProblem {
 }
 
 impl ConvPointers {
-    /// Of a step, which may add a residual.
+    /// The operands of a step, which may add a residual.
     pub(super) fn of(step: &Operands<'_>, residual: Option<u64>) -> Self {
         let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
         Self { x, filter, bias, residual, y }

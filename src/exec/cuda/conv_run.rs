@@ -1,5 +1,5 @@
-//! Convolutions apart from any model, of bytes or of halves, on operands that the caller brings: what the tests and the
-//! benchmark of the kernel of bytes run.
+//! Convolutions of bytes or halves without a model, on operands that the caller brings, for tests and the benchmark of
+//! the kernel of bytes.
 
 use half::f16;
 
@@ -162,7 +162,7 @@ impl ConvRun {
         Alone::new(device, "a convolution of halves", bytes, copies, launches).map(Self)
     }
 
-    /// Runs a kernel so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs a kernel `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
     ///
     /// # Errors
     /// Any of the device.
@@ -180,7 +180,7 @@ impl ConvRun {
     }
 }
 
-/// An error unless pixels, filters, bias, residual and result are as long as what is read or written of them.
+/// Checks that pixels, filters, bias, residual and result are as long as the part of them that is read or written.
 fn check(
     conv: &S8Conv,
     [x, filter, bias, result]: [usize; 4],
@@ -195,7 +195,7 @@ fn check(
     check_length("result", result.saturating_sub(result_at), values)
 }
 
-/// An error unless pixels and filters are as long as what is read of them.
+/// Checks that pixels and filters are as long as the part of them that is read.
 fn check_sources(conv: &S8Conv, x: usize, filter: usize) -> Result<(), Error> {
     check_length("x", x, conv.batch * conv.input.elems())?;
     check_length("filter", filter, conv.output.channels * conv.products())
@@ -209,7 +209,7 @@ fn check_length(what: &'static str, length: usize, needed: usize) -> Result<(), 
     Ok(())
 }
 
-/// A filter whose taps have so many channels, as the kernel of halves reads it.
+/// A filter of `channels` channels in the order that the kernel of halves reads.
 fn by_steps(filter: &[f16], channels: usize) -> Vec<f16> {
     let packed = packed_channels(channels);
     let mut result = vec![f16::ZERO; filter.len() / channels * packed];

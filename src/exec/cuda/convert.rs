@@ -24,7 +24,7 @@ kernel_args! {
     }
 }
 
-/// Halves to bytes, and back.
+/// Conversions of halves to bytes and back.
 pub(super) struct Convert;
 
 impl Launcher for Convert {
@@ -56,20 +56,20 @@ impl Launcher for Convert {
     }
 }
 
-/// Values in halves and in bytes.
+/// A conversion between halves and bytes, with the addresses of both.
 #[derive(Clone, Copy, Debug)]
 struct ConvertProblem {
     /// Images.
     batch: usize,
     /// H, W and the stored channels.
     shape: Shape,
-    /// What a value is multiplied by.
+    /// The factor that a value is multiplied by.
     factor: f32,
-    /// Whether the bytes are.
+    /// Whether the bytes are signed.
     signed: bool,
-    /// Address of halves [batch][H][W][C].
+    /// Address of the halves [batch][H][W][C].
     halves: u64,
-    /// Address of bytes, without gaps.
+    /// Address of the bytes, without gaps.
     bytes: u64,
     /// Halves from one pixel to the next.
     half_pitch: usize,

@@ -25,7 +25,7 @@ kernel_args! {
     }
 }
 
-/// Output rows.
+/// The launcher of kernels that write output rows.
 pub(super) struct Emit;
 
 impl Launcher for Emit {
@@ -57,7 +57,7 @@ impl Launcher for Emit {
     }
 }
 
-/// What a row of the result is.
+/// The content of a row of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EmitKind {
     /// The floats of the input.
@@ -70,10 +70,10 @@ pub(crate) enum EmitKind {
     TopK(usize),
 }
 
-/// Rows to be written without padding.
+/// Values to be written as output rows, without padding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EmitProblem {
-    /// What to write.
+    /// What to write in a row.
     pub(crate) kind: EmitKind,
     /// Rows.
     pub(crate) rows: usize,
@@ -106,7 +106,7 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const ENTRIES: [&str; 4] =
     ["sm80_emit_values_f32", "sm80_emit_values_f16", "sm80_emit_softmax", "sm80_emit_top_k"];
 
-/// What is written of values of a type.
+/// The content of rows for an output kind and values of type `dtype`.
 fn kind(output: OutputKind, dtype: Dtype) -> Result<EmitKind, Error> {
     match (output, dtype) {
         (OutputKind::Logits | OutputKind::Features, Dtype::F32) => Ok(EmitKind::ValuesF32),
@@ -124,7 +124,7 @@ fn kind(output: OutputKind, dtype: Dtype) -> Result<EmitKind, Error> {
 pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<Launch, Error> {
     let EmitProblem { kind, rows, pixels, channels, stored_channels, row_pitch } = *problem;
     in_range("channels", channels, 1, stored_channels.saturating_add(1))?;
-    // Room for a stride of threads past the last one.
+    // Leaves room for a stride of threads beyond the last value.
     let stored = product("values of a row", &[pixels, stored_channels])?;
     in_range("values of a row", stored as usize, 1, INDEX_LIMIT - THREADS as usize)?;
     let values = pixels * channels;

@@ -9,21 +9,21 @@ use super::{LAUNCHERS, mean};
 use crate::error::Error;
 use crate::tensor::Dtype;
 
-/// What launches a kernel of `crate::plan::kernels`.
+/// Launches a kernel of `crate::plan::kernels`.
 pub(super) trait Launcher: Sync {
-    /// The stem of the kernel's files, by which the planner knows it.
+    /// The stem of the kernel's files, which is also the planner's name of the kernel.
     fn name(&self) -> &'static str;
 
-    /// Its entry points.
+    /// The kernel's entry points.
     fn entries(&self) -> Vec<EntryPoint>;
 
-    /// The launch of a step that was planned for it.
+    /// The launch of a step that was planned for the kernel.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what is beyond the kernel's ranges.
+    /// [`Error::Unsupported`] for a step beyond the kernel's ranges.
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error>;
 
-    /// Its argument struct, behind those that are parts of it.
+    /// The kernel's argument struct, after the structs that are parts of it.
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments>;
 }
@@ -31,9 +31,9 @@ pub(super) trait Launcher: Sync {
 /// One entry point of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryPoint {
-    /// Stem of the module that has it, as in `MODULES`.
+    /// The stem of the module that contains it, as in `MODULES`.
     pub(crate) module: &'static str,
-    /// Its name.
+    /// The name of the entry point.
     pub(crate) name: &'static str,
     /// Threads of a block, at most.
     pub(crate) threads: u32,
@@ -44,13 +44,13 @@ pub(crate) struct EntryPoint {
 }
 
 impl EntryPoint {
-    /// Entry points without dynamic shared memory, of blocks by themselves.
+    /// Entry points without dynamic shared memory and without clusters.
     pub(super) fn flat(module: &'static str, names: &[&'static str], threads: u32) -> Vec<Self> {
         names.iter().map(|name| Self { module, name, threads, shared_bytes: 0, cluster: 1 }).collect()
     }
 }
 
-/// What is of the type that a kernel's operands have, if that is f16 or bf16: the first or the second of both.
+/// The first of two values for f16, the second for bf16.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for another type.
@@ -74,19 +74,19 @@ pub(super) fn find(name: &str) -> Option<&'static EntryPoint> {
     ENTRIES.get(name)
 }
 
-/// An argument struct as the kernel's source has it.
+/// An argument struct, as the kernel's source declares it.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arguments {
     /// The file in `kernels/`.
     pub file: &'static str,
-    /// The struct's name there.
+    /// The struct's name in that file.
     pub name: &'static str,
     /// Name, offset and size of each field.
     pub fields: &'static [(&'static str, usize, usize)],
-    /// Size.
+    /// The size of the struct.
     pub bytes: usize,
-    /// Whether it is the argument itself, no part of it.
+    /// Whether it is the whole argument, not a part of another struct.
     pub is_whole: bool,
 }
 
@@ -122,7 +122,7 @@ pub(super) mod tests {
         of_steps.chain([("mean", mean)]).collect()
     }
 
-    /// Bytes of each module's argument.
+    /// Bytes of the argument of each module's kernels.
     fn argument_bytes() -> BTreeMap<&'static str, usize> {
         structs().into_iter().filter(|(_, found)| found.is_whole).map(|(module, found)| (module, found.bytes)).collect()
     }
@@ -142,7 +142,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What a source includes that is compiled twice, and the suffix of its second module.
+    /// The includes of sources that are compiled twice, each with the suffix of the second module.
     const TWINS: [(&str, &str); 2] = [("#include \"element.cuh\"", "_bf16"), ("#include \"activation.cuh\"", "_silu")];
 
     /// The stem of the files that a module is compiled from.
@@ -150,8 +150,8 @@ pub(super) mod tests {
         TWINS.iter().find_map(|(_, suffix)| module.strip_suffix(suffix)).unwrap_or(module)
     }
 
-    /// A kernel of two types or activations is compiled twice from one source: each entry point is there for both. Attention
-    /// within packed rows is of f16 alone.
+    /// Checks that a kernel of two types or activations, which is compiled twice from one source, has each entry point
+    /// in both modules. Attention within packed rows is of f16 only.
     #[test]
     fn what_is_compiled_twice_has_the_same_entries() {
         let entries: Vec<EntryPoint> = ENTRIES.values().copied().collect();
@@ -281,7 +281,7 @@ pub(super) mod tests {
                     "int64_t" | "uint64_t" => (8, 8),
                     "float" => (4, 4),
                     "TensorMap" => (128, 64),
-                    // A part, of words.
+                    // A struct that is a part of another one: it consists of 4-byte words.
                     other => (*parts.get(other).unwrap_or_else(|| panic!("{name}: unknown type {other}")), 4),
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {

@@ -88,7 +88,7 @@ pub(super) fn launch(
     let n_tiles = output.channels.div_ceil(tile.n);
     let blocks = product("blocks", &[(m_pixels as usize).div_ceil(tile.m), n_tiles])?;
 
-    // One k tile as a number with the digits r, s, c.
+    // The step from one k tile to the next, as a number with the digits r, s, c.
     let step = pipeline.k / CHUNK;
     let [step_r, step_s, step_c] = [step / c_chunks / filter_w, step / c_chunks % filter_w, step % c_chunks];
     let int = |value: usize| value as i32; // all checked above
@@ -136,7 +136,7 @@ pub(super) fn launch(
     })
 }
 
-/// Everything about positions and about chunk indices of the input.
+/// Checks the limits of everything about positions and chunk indices of the input.
 fn check_extents(problem: &GemmProblem, c_chunks: usize) -> Result<(), Error> {
     let GemmProblem { batch, input, output, window, .. } = *problem;
     let axes = [

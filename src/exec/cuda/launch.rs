@@ -1,4 +1,4 @@
-//! What every launcher returns, and the checks that they share. Pure: no CUDA symbol.
+//! The launch that every launcher returns, and the checks that launchers share. This file uses no CUDA symbols.
 
 use std::borrow::Cow;
 
@@ -13,17 +13,17 @@ use crate::tensor::Activation;
 pub(crate) struct Launch {
     /// Name of the entry point.
     pub(crate) entry: Cow<'static, str>,
-    /// Blocks.
+    /// Blocks along each axis.
     pub(crate) grid: [u32; 3],
-    /// Neighbours among them that run at the same time and read each other's shared memory; 1: none.
+    /// Neighbouring blocks that run at the same time and read each other's shared memory; 1 means none.
     pub(crate) cluster: u32,
-    /// Threads of a block.
+    /// Threads of a block along each axis.
     pub(crate) block: [u32; 3],
     /// Dynamic shared memory of a block.
     pub(crate) shared_bytes: u32,
     /// The one by-value argument.
     pub(crate) args: ArgBytes,
-    /// What its first bytes are before it is enqueued: these maps, encoded.
+    /// Tensor maps, which are encoded into the first bytes of `args` before the launch is enqueued.
     pub(crate) maps: Vec<TensorMap>,
     /// Whether the kernel waits for its predecessor in the stream itself, so that it may start before that has ended.
     pub(crate) waits_itself: bool,
@@ -47,7 +47,7 @@ impl Launch {
     }
 }
 
-/// The bytes of an argument struct, inline and aligned for any of them.
+/// The bytes of an argument struct, stored inline and aligned for any such struct.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(C, align(64))]
 pub(crate) struct ArgBytes {
@@ -64,14 +64,14 @@ impl ArgBytes {
         Self::of_bytes(bytemuck::bytes_of(args)).expect("as asserted")
     }
 
-    /// Copies the bytes of a struct whose size is known at run time, if there is room for them.
+    /// Copies the bytes of a struct whose size is known at run time; `None` if they do not fit.
     pub(crate) fn of_bytes(source: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::CAPACITY];
         bytes.get_mut(..source.len())?.copy_from_slice(source);
         Some(Self { bytes, len: source.len() })
     }
 
-    /// Puts an encoded tensor map in its place, among those that the struct begins with.
+    /// Puts an encoded tensor map at its index among the maps that the struct begins with.
     pub(crate) fn put_map(&mut self, index: usize, map: &[u8; TENSOR_MAP_BYTES]) {
         self.bytes[index * TENSOR_MAP_BYTES..self.len][..TENSOR_MAP_BYTES].copy_from_slice(map);
     }
@@ -81,7 +81,7 @@ impl ArgBytes {
         &self.bytes[..self.len]
     }
 
-    /// The struct back again.
+    /// The struct that the bytes are of.
     #[cfg(test)]
     pub(crate) fn read<A: bytemuck::AnyBitPattern>(&self) -> A {
         bytemuck::pod_read_unaligned(self.as_bytes())
@@ -94,7 +94,7 @@ impl std::fmt::Debug for ArgBytes {
     }
 }
 
-/// Where the rows of a matrix of halves are.
+/// The place of the rows of a matrix of halves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     /// Address of the first value.
@@ -126,7 +126,7 @@ macro_rules! kernel_args {
 }
 pub(crate) use kernel_args;
 
-/// Division by a launch constant, mirrored from `common.cuh`.
+/// Division by a constant of the launch, as in `common.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct FastDivide {
@@ -135,7 +135,7 @@ pub(crate) struct FastDivide {
 }
 
 impl FastDivide {
-    /// For numbers below 2^31; `divisor` is 1 to 2^31.
+    /// Division of numbers below 2^31 by `divisor`, which is from 1 to 2^31.
     pub(crate) fn by(divisor: u32) -> Self {
         assert!((1..=1 << 31).contains(&divisor), "divisor {divisor}");
         if divisor == 1 {
@@ -146,7 +146,7 @@ impl FastDivide {
         Self { multiplier: multiplier as u32, shift }
     }
 
-    /// What the device computes.
+    /// The quotient, computed as on the device.
     #[cfg(test)]
     pub(crate) fn divide(self, n: u32) -> u32 {
         match self.multiplier {
@@ -156,10 +156,10 @@ impl FastDivide {
     }
 }
 
-/// The number that a kernel knows a bound by.
+/// The number of an activation in kernels that clamp.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for an activation that is no bound.
+/// [`Error::Unsupported`] for an activation that does not clamp.
 pub(crate) fn activation_code(activation: Activation) -> Result<i32, Error> {
     match activation {
         Activation::None => Ok(0),
@@ -191,8 +191,8 @@ pub(crate) fn in_range(what: &str, value: usize, min: usize, limit: usize) -> Re
     }
 }
 
-/// Channels from one pixel to the next, of which a pixel has `channels`, or an error unless they are a multiple of 8 that
-/// no pixel reaches beyond.
+/// The distance in channels from one pixel to the next, for pixels of `channels`; an error unless it is a multiple of 8
+/// and not less than `channels`.
 pub(crate) fn pitch(pitch: usize, channels: usize) -> Result<i32, Error> {
     chunks_of("pitch", pitch)?;
     in_range("pitch", pitch, channels, 1 << 28)
@@ -216,12 +216,12 @@ pub(crate) fn aligned(operand: &'static str, address: u64, align: u64) -> Result
     Ok(address)
 }
 
-/// An [`Error::Unsupported`] about a value.
+/// An [`Error::Unsupported`] about `value`, with `instead` as the way out.
 pub(crate) fn unsupported(what: &str, value: impl std::fmt::Display, instead: &str) -> Error {
     Error::Unsupported { what: format!("{what} = {value}"), instead: instead.to_owned() }
 }
 
-/// 2^31: what counts and indices stay below.
+/// The limit of counts and indices, which stay below it: 2^31.
 pub(crate) const INDEX_LIMIT: usize = 1 << 31;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Loops on operands that the caller brings, written out as PTX: what tests and benchmarks of them run.
+//! Loops without a model, written as PTX, on operands that the caller brings, for tests and benchmarks.
 
 use std::sync::Arc;
 
@@ -25,19 +25,19 @@ pub struct LoopModule {
 pub struct LoopRun<'m> {
     module: &'m LoopModule,
     number: usize,
-    /// Of each copy.
+    /// The argument for each copy of the operands.
     arguments: Vec<ArgBytes>,
     copies: Copies,
     to: ValueType,
 }
 
-/// Bytes behind the result that nothing is to write.
+/// Bytes behind the result that the loop must not write.
 const GUARD: usize = 256;
-/// What the result's memory has before.
+/// The byte that fills the result's memory before a run.
 const POISON: u8 = 0xa5;
 
 impl LoopModule {
-    /// Writes loops out and loads them.
+    /// Writes loops as PTX and loads them.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device is no GPU or a loop cannot be written out; any of the device.
@@ -87,7 +87,7 @@ impl LoopModule {
 }
 
 impl LoopRun<'_> {
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.
@@ -109,10 +109,10 @@ impl LoopRun<'_> {
         })
     }
 
-    /// What the first copy's run wrote.
+    /// The result of the last run on the first copy.
     ///
     /// # Errors
-    /// [`Error::Internal`] if something was written behind it; any of the device.
+    /// [`Error::Internal`] if the loop wrote behind the result; any of the device.
     pub fn result(&self) -> Result<Tensor, Error> {
         let bytes = self.copies.result::<u8>()?;
         let (result, behind) = bytes.split_at(self.to.bytes());

@@ -13,17 +13,17 @@ use crate::loops::Loop;
 use crate::loops::ptx::{self, Kernel, PtxTarget};
 use crate::plan::{Limits, Plan, StepOp};
 
-/// The loops of some plans as kernels. What plans have in common is written once.
+/// The loops of some plans as kernels. A loop that plans share is written once.
 #[derive(Default)]
 pub(super) struct Written {
-    /// Each loop once: another plan of the same graph has equal ones.
+    /// Each loop with its kernel, once: plans of the same graph have equal loops.
     kernels: Vec<(Arc<Loop>, Kernel)>,
-    /// The text of the module that has all of them; nothing where there are none.
+    /// The text of the module with all kernels; `None` if there are none.
     text: Option<String>,
 }
 
 impl Written {
-    /// Writes out the loops of `plans`.
+    /// Writes the loops of `plans` as PTX.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a loop that cannot be written out; plans of models have none.
@@ -73,7 +73,7 @@ fn target(limits: &Limits) -> PtxTarget {
     PtxTarget { compute_capability: limits.compute_capability, units: limits.units }
 }
 
-/// Loops.
+/// The launcher of loops.
 pub(super) struct Loops;
 
 impl Launcher for Loops {

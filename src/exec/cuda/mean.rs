@@ -19,9 +19,9 @@ kernel_args! {
     }
 }
 
-/// `kMaxSources`.
+/// The most programs whose outputs one launch averages: `kMaxSources`.
 const MOST_SOURCES: usize = 8;
-/// Bytes of a thread.
+/// Bytes that a thread computes.
 const QUAD: usize = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;

@@ -33,9 +33,9 @@ pub(crate) struct S8MeanProblem {
     pub(crate) input: Shape,
     /// Bytes [batch][H][W][C].
     pub(crate) x: u64,
-    /// Whether they are signed.
+    /// Whether the bytes are signed.
     pub(crate) x_signed: bool,
-    /// What sums over pixels are multiplied by.
+    /// The factor of the sums over pixels.
     pub(crate) scale: f32,
     /// Halves [batch][C].
     pub(crate) y: u64,

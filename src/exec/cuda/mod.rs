@@ -1,4 +1,4 @@
-//! A plan on an NVIDIA GPU: weights uploaded, and one captured graph for each slot and batch size.
+//! The program of a plan on an NVIDIA GPU: uploaded weights, and one captured graph for each slot and batch size.
 
 mod add;
 mod alone;
@@ -79,7 +79,7 @@ use uploaded::{Uploaded, upload};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// What launches each kernel of `crate::plan::kernels`.
+/// The launcher of each kernel of `crate::plan::kernels`.
 static LAUNCHERS: &[&dyn Launcher] = &[
     &add::Add,
     &conv2d_depthwise::Conv2dDepthwise,
@@ -120,17 +120,17 @@ struct CudaProgram {
     _kernels: UntilFault<Kernels>,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    /// One for each compute stream, for all its slots and sizes: a stream runs one graph at a time.
+    /// The arena of each compute stream, for all slots and sizes of the stream: a stream runs one graph at a time.
     arenas: Vec<DeviceBuffer>,
     states: Vec<StateBuffer>,
     weights: Arc<Uploaded>,
 }
 
-/// What graphs of some plans of one model are made of: weights on the device, and loaded kernels.
+/// All that graphs for some plans of one model are captured from: weights on the device, and loaded kernels.
 struct Material {
     device: Device,
     stream: Stream,
-    /// Those that other lanes are captured on, as many as a plan has needed.
+    /// Streams on which lanes beyond the first are captured, as many as a plan has needed so far.
     lane_streams: Vec<Stream>,
     priority: Priority,
     weights: Arc<Uploaded>,
@@ -151,7 +151,7 @@ struct Memory<'a> {
 struct Kernels {
     cuda: Arc<Cuda>,
     modules: BTreeMap<&'static str, Arc<Module>>,
-    /// That of the loops that were written for it.
+    /// The module of the loops that were written for the program.
     written: Option<Arc<Module>>,
     functions: BTreeMap<Cow<'static, str>, Function>,
 }
@@ -181,7 +181,7 @@ pub(super) fn build(
     };
     let mut launches = plans.iter().map(|plan| material.launches(plan, memory(0))).collect::<Result<Vec<_>, _>>()?;
     watch.lap("kernels loaded");
-    // Slots of one arena after each other: their launches differ in what touches rows alone.
+    // Slots of one arena follow each other: their launches differ only in steps that touch rows.
     let mut slots: Vec<usize> = (0..spec.slots).collect();
     slots.sort_by_key(|slot| slot % arenas.len());
     let mut graphs = BTreeMap::new();
@@ -213,7 +213,7 @@ pub(super) fn build(
     Ok(Arc::new(program))
 }
 
-/// What [`build`] will take.
+/// The memory that [`build`] will take.
 pub(super) fn needs(
     (model, plans): Planned<'_>,
     before: &[Planned<'_>],
@@ -264,7 +264,7 @@ pub(super) fn mean(
 }
 
 impl Material {
-    /// For `plans`: their weights uploaded.
+    /// Uploads the weights of `plans`, and loads the module of their loops.
     fn new(
         model: &Model,
         device: &Device,
@@ -282,7 +282,7 @@ impl Material {
         Ok(Self { device: device.clone(), stream, lane_streams, priority, weights, written, kernels })
     }
 
-    /// The launches of one of the plans on some memory, with their kernels loaded.
+    /// The launches of one of the plans on `memory`, with their kernels loaded.
     fn launches(&mut self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
         let addresses = self.addresses(memory);
         let mut launches = steps::launches(plan, self.weights.layout(), &self.written, &addresses)?;
@@ -291,8 +291,8 @@ impl Material {
         Ok(launches)
     }
 
-    /// Makes `launches` of memory `from` those of memory `to`: the launches of steps that touch what lies elsewhere are
-    /// made anew.
+    /// Changes launches on memory `from` into launches on memory `to`: only launches of steps that touch moved memory
+    /// are made anew.
     fn readdress(&self, plan: &Plan, launches: &mut [Launch], [from, to]: [Memory<'_>; 2]) -> Result<(), Error> {
         let [from, to] = [from, to].map(|memory| self.addresses(memory));
         for (index, launch) in launches.iter_mut().enumerate().filter(|(index, _)| from.is_moved(&to, plan, *index)) {
@@ -314,12 +314,12 @@ impl Kernels {
         Self { cuda: cuda.clone(), modules: BTreeMap::new(), written: None, functions: BTreeMap::new() }
     }
 
-    /// With loops that were written.
+    /// Adds the module of the loops in `written`.
     fn with(self, written: &Written) -> Result<Self, Error> {
         Ok(Self { written: written.load(&self.cuda)?, ..self })
     }
 
-    /// Loads what `launches` name and is not loaded yet.
+    /// Loads the kernels that `launches` name and that are not loaded yet.
     fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
         for launch in launches {
             if self.functions.contains_key(&launch.entry) {
@@ -402,7 +402,7 @@ impl Program for CudaProgram {
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        // The graph is that of the size: rows that nobody submitted are computed too.
+        // The graph always computes the whole size, also rows that no producer submitted.
         let [input, output] = self.bytes[run.size];
         let arena = &self.arenas[run.slot % self.arenas.len()];
         let slot = [

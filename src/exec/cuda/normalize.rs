@@ -24,7 +24,7 @@ kernel_args! {
     }
 }
 
-/// Input rows to activations.
+/// The launcher of kernels that turn input rows into activations.
 pub(super) struct Normalize;
 
 impl Launcher for Normalize {
@@ -57,22 +57,22 @@ impl Launcher for Normalize {
     }
 }
 
-/// Input rows to become halves.
+/// Input rows that become halves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormalizeProblem<'a> {
     /// Rows.
     pub(crate) batch: usize,
-    /// How they are laid out.
+    /// The format of the rows.
     pub(crate) format: InputFormat,
     /// H, W and the logical channels.
     pub(crate) shape: Shape,
     /// Stored channels of the result.
     pub(crate) c_stored: usize,
-    /// Distance of two rows in bytes.
+    /// Distance from one row to the next, in bytes.
     pub(crate) row_pitch: usize,
     /// Subtracted from each channel of bytes, in units of their full scale; one value a channel, unused otherwise.
     pub(crate) mean: &'a [f32],
-    /// Divides each channel of bytes after that.
+    /// Divides each channel of bytes after the subtraction.
     pub(crate) std: &'a [f32],
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct NormalizePointers {
 
 /// `kMaxMeans`.
 pub(super) const MAX_MEANS: usize = 8;
-/// Pixels or chunks of a block: `kTilePixels`.
+/// Pixels or chunks that a block computes: `kTilePixels`.
 const TILE: usize = 1024;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
@@ -134,7 +134,7 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
     Ok(Launch::flat(entry, product("blocks", &[batch, tiles])?, THREADS, &args))
 }
 
-/// Means and reciprocal deviations, one a channel.
+/// Means and reciprocals of deviations, one for each channel.
 pub(super) fn constants(channels: usize, mean: &[f32], std: &[f32]) -> Result<[[f32; MAX_MEANS]; 2], Error> {
     if channels > MAX_MEANS {
         return Err(too_many(channels));

@@ -1,4 +1,4 @@
-//! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
+//! Weights as the kernels read them: folded, rounded, channels innermost and padded, all in one buffer.
 
 use std::collections::HashMap;
 
@@ -17,45 +17,46 @@ use crate::tensor::Dtype;
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
 
-/// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once; what they store
-/// in different ways is there in each of them.
+/// The places of the weights of all steps of all plans of a model in the buffer. Weights that plans share have one
+/// place; weights that plans store in different ways have a place for each way.
 pub(super) struct Layout {
-    /// In the order of the buffer.
+    /// All places, in the order of the buffer.
     places: Vec<Placed>,
-    /// The places of a part, by their indices: one for each way in which it is made.
+    /// The indices of a part's places: one for each way in which the part is made.
     of_part: HashMap<WeightPart, Vec<usize>>,
     bytes: usize,
 }
 
-/// Where a part lies, and what it is made of: with the weights' source and the part, all that its bytes depend on.
+/// The place of a part and the layers that it is made of. Its bytes depend on nothing else but the model's weights and
+/// the part.
 struct Placed {
     offset: usize,
     of: Vec<Source>,
 }
 
-/// A part, and what it is made of.
+/// A part and the layers that it is made of.
 type Made = (WeightPart, Vec<Source>);
 
-/// A layer in a part.
+/// A layer that a part contains.
 #[derive(Clone, Debug, PartialEq)]
 struct Source {
     layer: LayerOp,
-    /// Output channels, input channels that each has weights of, and taps.
+    /// Output channels, the number of input channels that each of them has weights for, and taps.
     dims: [usize; 3],
-    /// Output channels as they are stored, and input channels.
+    /// Stored output channels, and stored input channels.
     stored: [usize; 2],
-    /// The step that it is rounded to bytes for, if it is, and the channels of what that reads.
+    /// If the layer is rounded to bytes: the step that it is rounded for, and the channels of each input of that step.
     bytes: Option<(StepOp, Vec<usize>)>,
 }
 
-/// What a layer computes.
+/// The operation of a layer.
 #[derive(Clone, Debug, PartialEq)]
 enum LayerOp {
     Conv(Box<Conv2d>),
     Linear(Linear),
 }
 
-/// What has a place of its own: a node that kernels want in several orders or types has several.
+/// Weights that have a place of their own. A node has several parts if kernels read it in several orders or types.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum WeightPart {
     /// A node's filter, padding included.
@@ -72,14 +73,14 @@ impl WeightPart {
         (part, vec![Source::of(packing)])
     }
 
-    /// The bias that is read beside the filters, if there is one.
+    /// The bias of `sum` as a part of its own; `None` if it has no bias, or has it behind a filter.
     fn bias(sum: &PackedSum<'_>) -> Option<Made> {
         let nodes = || sum.filters.iter().map(|filter| filter.layer.node.to_owned()).collect();
         let made = |dtype| (Self::Bias { nodes: nodes(), dtype }, sum.filters.iter().map(Source::of).collect());
         sum.bias.map(made)
     }
 
-    /// A constant is made of nothing else.
+    /// A constant as a part, which is made of no layers.
     fn constant(constant: &Constant) -> Made {
         (Self::Constant(constant.clone()), Vec::new())
     }
@@ -119,7 +120,7 @@ impl Layout {
         Ok(this)
     }
 
-    /// Gives a part its place, if it has none that is made of the same.
+    /// Gives a part a place, unless it already has one that is made of the same layers.
     fn place(&mut self, (part, of): Made, bytes: usize) {
         if self.find(&part, &of).is_none() {
             self.of_part.entry(part).or_default().push(self.places.len());
@@ -128,23 +129,23 @@ impl Layout {
         }
     }
 
-    /// The index of a part's place that is made of this.
+    /// The index of the place of `part` that is made of these layers.
     fn find(&self, part: &WeightPart, of: &[Source]) -> Option<usize> {
         self.of_part.get(part)?.iter().copied().find(|&place| self.places[place].of == of)
     }
 
-    /// Where a part lies that was laid out.
+    /// The byte offset of a part that was laid out.
     fn offset(&self, (part, of): &Made) -> usize {
         self.places[self.find(part, of).expect("laid out before")].offset
     }
 
-    /// Whether all that `other` places is here, made of the same, wherever it lies.
+    /// Whether this layout has a place for all parts of `other`, made of the same layers, at any offset.
     pub(super) fn covers(&self, other: &Self) -> bool {
         let has = |part, theirs: &usize| self.find(part, &other.places[*theirs].of).is_some();
         other.of_part.iter().all(|(part, places)| places.iter().all(|theirs| has(part, theirs)))
     }
 
-    /// Bytes in all.
+    /// The size of the buffer in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -161,7 +162,7 @@ impl Layout {
         self.offset(&WeightPart::filter(&filter.expect("the step has such a filter")))
     }
 
-    /// Byte offset of the bias of one of a step's sums; most have one.
+    /// Byte offset of the bias of one of a step's sums, which must have one.
     pub(super) fn bias(&self, plan: &Plan, step: &Step, sum: usize) -> usize {
         self.offset(&WeightPart::bias(&self.sums(plan, step)[sum]).expect("the step has a bias"))
     }
@@ -210,7 +211,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The memory of each place.
+    /// Splits the buffer into the memory of each place.
     fn split<'a>(&self, mut bytes: &'a mut [u8]) -> Vec<Option<&'a mut [u8]>> {
         let mut split = Vec::with_capacity(self.places.len());
         for place in self.places.iter().rev() {
@@ -223,13 +224,14 @@ impl Layout {
     }
 }
 
-/// A filter that is to be packed into its place.
+/// A filter to pack, and its memory.
 struct Filter<'a> {
     packing: Packing<'a>,
     target: &'a mut [u8],
 }
 
-/// Packs filters, numbered by their places, the largest first, on as many threads as there are cores; gives each one's bias.
+/// Packs filters, numbered by their places, on as many threads as there are cores, the largest first. Returns the bias
+/// of each.
 fn fill_filters(model: &Model, mut filters: Vec<(usize, Filter<'_>)>) -> Result<HashMap<usize, Vec<f32>>, Error> {
     filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
     let fill = |(place, Filter { packing, target }): (usize, Filter<'_>)| {
@@ -251,7 +253,7 @@ fn sums<'a>(plan: &Plan, step: &'a Step) -> Result<Vec<PackedSum<'a>>, Error> {
     }
 }
 
-/// Writes a filter at the start of `target`, which is zeros before or the same; gives the bias.
+/// Writes a filter at the start of `target`, which is zeros or already holds this filter. Returns the bias.
 fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
     if let Some(of) = &packing.bytes {
         return fill_bytes(model, packing, of, target);
@@ -293,7 +295,8 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     Ok(bias)
 }
 
-/// The same in bytes, with biases and scales behind the first filter of a sum; they are in no other place.
+/// Writes a filter that is rounded to bytes. Biases and scales lie behind the first filter of a sum and nowhere else,
+/// so that the returned bias is empty.
 fn fill_bytes(
     model: &Model,
     packing: &Packing<'_>,
@@ -316,7 +319,7 @@ fn fill_bytes(
     Ok(Vec::new())
 }
 
-/// A folded filter, rounded to f16 or bf16, as bits; a weight beyond that range would become infinity and is an error.
+/// A folded filter, rounded to f16 or bf16, as bits. A weight that would become infinity is an error.
 fn halves<T: Pod>(filter: &[f32], packing: &Packing<'_>) -> Result<Vec<u16>, Error>
 where
     [T]: HalfFloatSliceExt,

@@ -1,4 +1,4 @@
-//! What lies where in the buffer of weights, and what is in it.
+//! Tests of the places of weights in the buffer, and of its bytes.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn found(mut g: GraphBuilder, y: ValueId) -> Network {
     Network::of(&g.finish().unwrap()).unwrap()
 }
 
-/// A block whose shortcut is a convolution: joined to the last one in one plan, by itself in the other.
+/// A block whose shortcut is a convolution: one plan computes it with the last convolution, the other by itself.
 #[test]
 fn every_part_is_in_its_place_whatever_the_plans_share() {
     let mut g = GraphBuilder::new();
@@ -70,7 +70,7 @@ fn every_part_is_in_its_place_whatever_the_plans_share() {
         let expected = if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
         assert_eq!(half_at(filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
     }
-    // [16][24] → [16][64], a step of its kernel, zeros behind the channels.
+    // [16][24] → [16][64], a step of the kernel: zeros behind the channels.
     for (k, c) in (0..16).flat_map(|k| (0..64).map(move |c| (k, c))) {
         let expected = if c < 24 { f16::from_f32(read("last.weight", k * 24 + c)).to_f32() } else { 0.0 };
         assert_eq!(half_at(filter("last") + 2 * (k * 64 + c)), expected, "{k} {c}");
@@ -105,7 +105,8 @@ fn what_plans_store_in_different_ways_has_a_place_for_each() {
     };
     assert_eq!(places(&[of(16, square), of(16, square)]), 1);
     assert_eq!(places(&[of(16, square), of(24, square), of(16, square)]), 2);
-    // As many bytes: the last channels are padding in one, a row is as long as a column in the other.
+    // Both have the same number of bytes, but in one the last channels are padding, and in the other a row is as long
+    // as a column.
     assert_eq!(places(&[of(17, square), of(24, square)]), 2);
     let row = Window { size: vec![1, 9], ..square.clone() };
     assert_eq!(places(&[of(16, square), of(16, &row)]), 2);
@@ -113,8 +114,8 @@ fn what_plans_store_in_different_ways_has_a_place_for_each() {
     assert!(both.covers(&one) && !one.covers(&both));
 }
 
-/// The first convolution of a network, of three channels: four are stored for the kernel that reads f32, eight for tiles of
-/// halves. Sizes of one engine may want both.
+/// The first convolution of a network, of three channels: the kernel that reads f32 stores four, tiles of halves store
+/// eight. Sizes of one engine may use both.
 #[test]
 fn a_filter_that_kernels_store_with_more_or_fewer_channels_is_packed_for_each() {
     let graph = |rows| {
@@ -212,7 +213,7 @@ fn a_weight_beyond_f16_is_named() {
     assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
 }
 
-/// A product's matrix, once for kernels of f16 and once for those of bf16; 10^5 is a number of the second type alone.
+/// The matrix of a product, packed once for kernels of f16 and once for those of bf16. Only bf16 can hold 10^5.
 #[test]
 fn a_matrix_is_packed_in_the_type_of_its_rows() {
     let [first, second] = [1.0 + 1.0 / 256.0 + 1.0 / 1024.0, 1e5_f32];

@@ -69,12 +69,12 @@ impl Launcher for Pool2d {
     }
 }
 
-/// What a window becomes.
+/// The value of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
-    /// Its maximum.
+    /// The maximum of the window.
     Max,
-    /// Its mean.
+    /// The mean of the window.
     Average,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct PoolProblem {
 pub(crate) struct PoolPointers {
     /// Halves [batch][H][W][C].
     pub(crate) x: u64,
-    /// Halves [batch][P][Q][C], of each pixel `y_pitch`.
+    /// Halves [batch][P][Q][C], with pixels `y_pitch` channels apart.
     pub(crate) y: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A matrix product apart from any model, on operands that the caller brings: what its tests and its benchmark run.
+//! A matrix product without a model, on operands that the caller brings, for its tests and its benchmark.
 
 use std::marker::PhantomData;
 
@@ -61,7 +61,7 @@ impl<T: Element> ProductRun<T> {
         Alone::new(device, "a matrix product", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.
@@ -80,7 +80,7 @@ impl<T: Element> ProductRun<T> {
 }
 
 impl<T: Element> ProductOperands<'_, T> {
-    /// An error unless every operand is as long as what is read or written of it.
+    /// Checks that every operand is as long as the part of it that is read or written.
     fn check(&self) -> Result<(), Error> {
         let ProductSizes { m, n, k } = self.sizes;
         check_lengths([
@@ -97,7 +97,7 @@ impl<T: Element> ProductOperands<'_, T> {
         ])
     }
 
-    /// The product on a copy at these addresses.
+    /// The product on the copy at these addresses.
     fn problem(&self, [x, w, bias, scale, residual, result]: [u64; 6]) -> ProductProblem {
         ProductProblem {
             dtype: T::DTYPES[0],

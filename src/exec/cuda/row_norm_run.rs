@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm apart from any model, on operands that the caller brings: what tests and benchmarks run.
+//! LayerNorm and RMSNorm without a model, on operands that the caller brings, for tests and benchmarks.
 
 use std::marker::PhantomData;
 
@@ -51,7 +51,7 @@ impl<T: Element> RowNormRun<T> {
         Alone::new(device, "a norm of rows", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.
@@ -70,7 +70,7 @@ impl<T: Element> RowNormRun<T> {
 }
 
 impl<T: Element> RowNormOperands<'_, T> {
-    /// An error unless every operand is as long as what is read or written of it.
+    /// Checks that every operand is as long as the part of it that is read or written.
     fn check(&self) -> Result<(), Error> {
         let [rows, columns] = self.sizes;
         check_lengths([
@@ -81,7 +81,7 @@ impl<T: Element> RowNormOperands<'_, T> {
         ])
     }
 
-    /// The operation on a copy at these addresses.
+    /// The operation on the copy at these addresses.
     fn problem(&self, [x, weight, bias, result]: [u64; 4]) -> RowNormProblem {
         RowNormProblem {
             dtype: T::DTYPES[0],

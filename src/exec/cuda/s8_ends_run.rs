@@ -1,5 +1,5 @@
-//! The first layers of a network of bytes, and the mean behind its last convolution, apart from any model: what tests and
-//! benchmarks of both kernels run.
+//! The first layers of a network of bytes, and the mean behind its last convolution, without a model, for tests and
+//! benchmarks of both kernels.
 
 use half::f16;
 
@@ -76,7 +76,7 @@ impl S8StemRun {
         Alone::new(device, "first layers of bytes", bytes, copies, launches).map(Self)
     }
 
-    /// Runs a tile so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs a tile `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
     ///
     /// # Errors
     /// Any of the device.
@@ -130,7 +130,7 @@ impl S8MeanRun {
         Alone::new(device, "a mean of bytes", [x, bytemuck::cast_slice(result)], copies, launches).map(Self)
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs it `times` times, on one copy after the other, and waits. Returns the seconds that all runs took together.
     ///
     /// # Errors
     /// Any of the device.

@@ -56,8 +56,8 @@ kernel_args! {
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_attention", "sm90_attention_bf16"];
 
-/// The kernels of a tile in both modules: without a mask, with one that all rows share, and with any other. Those of packed
-/// rows are in `sm90_attention_packed.rs`.
+/// The names of a tile's kernels in both modules: without a mask, with a mask that all rows share, with any other mask.
+/// The kernels of packed rows are in `sm90_attention_packed.rs`.
 macro_rules! names {
     ($tile:literal) => {
         [
@@ -82,7 +82,7 @@ pub(super) const ENTRIES: [(AttentionTile, [[&str; 3]; 2]); AttentionTile::ALL.l
     (AttentionTile { dims: 128, keys: 112 }, names!("128_112")),
 ];
 
-/// Attention.
+/// The launcher of attention.
 pub(super) struct Sm90Attention;
 
 impl Launcher for Sm90Attention {
@@ -123,7 +123,7 @@ impl Launcher for Sm90Attention {
     }
 }
 
-/// Threads of a block: its warpgroups that multiply, and one that loads.
+/// Threads of a block: the warpgroups that multiply, and the one that loads.
 pub(super) const fn threads(tile: AttentionTile) -> u32 {
     (tile.groups() as u32 + 1) * 128
 }
@@ -133,7 +133,7 @@ const fn shared_bytes(tile: AttentionTile) -> [usize; 3] {
     [tile.shared_bytes(), tile.key_masked_shared_bytes(), tile.shared_bytes()]
 }
 
-/// Where an operand's heads are: the address of the first, and values from one head, row and image to the next.
+/// The place of an operand's heads: the address of the first, and values from one head, row and image to the next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
     /// Address of the first value.
@@ -143,18 +143,18 @@ pub(crate) struct Heads {
 }
 
 impl HeadsAt {
-    /// The heads of values of 16 bits in a buffer of this address.
+    /// The heads, in a buffer of 16-bit values at `address`.
     pub(super) const fn on(self, address: u64) -> Heads {
         Heads { address: address + 2 * self.first as u64, pitches: self.pitches }
     }
 }
 
-/// What is added to scaled scores.
+/// The mask that is added to scaled scores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask {
-    /// Address of the first value; a row's keys follow each other, with room for an even number of them.
+    /// Address of the first value. The values of a row's keys follow each other, with room for an even number of them.
     pub(crate) address: u64,
-    /// Values from one head, row and image to the next: even, 0 where they share it.
+    /// Values from one head, row and image to the next: even, or 0 where all share the values.
     pub(crate) pitches: [usize; 3],
 }
 
@@ -163,28 +163,28 @@ pub(crate) struct Mask {
 pub(crate) struct AttentionProblem {
     /// The type of queries, keys, values, mask and result: f16 or bf16.
     pub(crate) dtype: Dtype,
-    /// How much of it there is.
+    /// The sizes of the operands.
     pub(crate) sizes: AttentionSizes,
-    /// What scores are multiplied by; positive.
+    /// The factor of the scores; positive.
     pub(crate) scale: f32,
-    /// Row i sees keys up to i + `ahead`; none: all.
+    /// Row i sees keys up to i + `ahead`; `None`: all keys.
     pub(crate) ahead: Option<usize>,
     /// Queries.
     pub(crate) q: Heads,
     /// Keys.
     pub(crate) k: Heads,
-    /// Values, finite.
+    /// Values; they are finite.
     pub(crate) v: Heads,
     /// The result; overlaps nothing.
     pub(crate) out: Heads,
-    /// Address of how many keys of each image count, as `i32`; none: all.
+    /// Address of an `i32` for each image, the number of its keys that count; `None`: all keys count.
     pub(crate) lengths: Option<u64>,
     /// Added to scaled scores, if any.
     pub(crate) mask: Option<Mask>,
 }
 
 impl AttentionProblem {
-    /// Of a step, which reads queries, keys, values and the mask.
+    /// The problem of a step, which reads queries, keys, values and the mask.
     fn of(of: &AttentionOp, step: &Operands<'_>) -> Self {
         let [q, k, v] = [0, 1, 2].map(|part| of.qkv[part].on(step.input_address(part)));
         let (_, _, out) = step.pointers();
@@ -203,7 +203,7 @@ impl AttentionProblem {
     }
 }
 
-/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
+/// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
     let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
     let AttentionKernel { tile, block_tiles, tails } = kernel;
@@ -264,10 +264,10 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
     })
 }
 
-/// What rows, keys and how far a row sees stay below.
+/// The limit of the numbers of rows and keys, and of how far ahead a row sees.
 pub(super) const MOST: usize = 1 << 28;
 
-/// Boxes of 64 values of one head, `box_rows` rows at a time.
+/// The tensor map of an operand, with boxes of 64 values of one head and `box_rows` rows.
 pub(super) fn boxes(
     what: &'static str,
     at: &Heads,

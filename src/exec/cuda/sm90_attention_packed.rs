@@ -1,4 +1,5 @@
-//! Launches of those kernels of `kernels/sm90_attention.cu` whose rows lie end to end: see `sm90_attention_packed.cuh`.
+//! Launches of the kernels of `kernels/sm90_attention.cu` for rows that lie end to end: see
+//! `sm90_attention_packed.cuh`.
 
 use bytemuck::Zeroable;
 
@@ -16,7 +17,7 @@ const ENTRIES: [(AttentionTile, &str); AttentionTile::PACKED.len()] = [
     (AttentionTile { dims: 128, keys: 112 }, "sm90_attention_128_112_packed"),
 ];
 
-/// Units of blocks and heads are fewer: indices go beyond them by those of two grids.
+/// The limit of units, which are pairs of a block and a head: indices run beyond the last unit by those of two grids.
 const MOST_UNITS: usize = INDEX_LIMIT / 2;
 
 pub(super) fn entries() -> impl Iterator<Item = EntryPoint> {
@@ -26,8 +27,8 @@ pub(super) fn entries() -> impl Iterator<Item = EntryPoint> {
     })
 }
 
-/// The launch by `kernel`, on a GPU of so many multiprocessors, of attention whose queries, keys, values and blocks are at
-/// these addresses, and its result at another.
+/// The launch of packed attention by `kernel` on a GPU of `units` multiprocessors. The addresses are those of queries,
+/// keys, values and blocks, and of the result.
 pub(super) fn launch(
     of: &PackedAttentionOp,
     [q, k, v, table]: [u64; 4],
@@ -149,7 +150,7 @@ mod tests {
             map(0x1010, [40, 720, 216_000], 64),
         ];
         assert_eq!(launch.maps, maps);
-        // 13 blocks of each head at most
+        // At most 13 blocks of each head.
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([78, 1, 1], [512, 1, 1], 221_184));
         assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_packed", true));
     }

@@ -105,7 +105,7 @@ impl Launcher for Sm90Conv2dChain {
     }
 }
 
-/// The kernel for each tile and count of 64 channels of z.
+/// The kernel for each tile and number of slabs of 64 channels of z.
 pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
     (ChainTile { pixels: 128 }, 1, "sm90_conv2d_chain_128_1"),
     (ChainTile { pixels: 128 }, 2, "sm90_conv2d_chain_128_2"),
@@ -114,30 +114,30 @@ pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
     (ChainTile { pixels: 256 }, 2, "sm90_conv2d_chain_256_2"),
 ];
 
-/// Threads of a block: a warpgroup that copies, and those that multiply.
+/// Threads of a block: a warpgroup that copies, and the warpgroups that multiply.
 pub(super) const THREADS: u32 = 128 * (1 + ChainTile::PARTS as u32);
 
-/// Channels of a slab, and of a step of a sum.
+/// Channels of a slab, which are also those of one step of a sum.
 const SLAB: usize = 64;
 
-/// What is computed.
+/// The two convolutions of a launch.
 #[derive(Clone, Debug)]
 pub(super) struct ChainProblem {
     /// The convolutions.
     pub shape: ChainShape,
-    /// Of both results.
+    /// The activations of both results.
     pub activations: [Activation; 2],
     /// Whether the last pixels are computed first.
     pub backward: bool,
 }
 
-/// Device addresses.
+/// Device addresses of the operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPointers {
-    /// Of each source.
+    /// The input of each source.
     pub x: [Option<u64>; 2],
     pub filter: [Option<u64>; 2],
-    /// Of all sources together.
+    /// The bias of all sources together.
     pub bias: u64,
     pub residual: Option<u64>,
     pub y: u64,
@@ -204,7 +204,7 @@ pub(super) fn launch(
         let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, tile.part_pixels() as u32]);
         Ok(TensorMap::Matrix { address: aligned(name, address, 16)?, dims, pitch: channels as u64, box_dims })
     };
-    // Without a second source or residual their maps are there, and are not used.
+    // Without a second source or a residual their maps are still encoded; the kernel does not use them.
     let mut maps = Vec::with_capacity(8);
     let both = [0, shape.sources.len() - 1];
     let address = |of: [Option<u64>; 2], index: usize| of[index].unwrap_or(0);
@@ -231,7 +231,7 @@ pub(super) fn launch(
     })
 }
 
-/// The map of an input in columns of `pixels`. The window is of one pixel, without padding: `ChainShape::fits`.
+/// The map of an input in columns of `pixels`. The window is 1x1 without padding: `ChainShape::fits` ensures this.
 fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
     let ConvShape { batch, input, window, .. } = *conv;
     if conv.is_matrix() {
@@ -269,7 +269,7 @@ mod tests {
         z: 0x900,
     };
 
-    /// 72 and every third of 200 channels to 264, and 264 to 120.
+    /// 72 and every third of 200 channels become 264 channels, and these become 120.
     fn problem() -> ChainProblem {
         let single = Window::square(1, 1, 0);
         let conv = |input, window| ConvShape { batch: 3, input, output: Shape::new(11, 19, 264), window };

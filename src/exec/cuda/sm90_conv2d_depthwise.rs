@@ -57,7 +57,7 @@ kernel_args! {
     }
 }
 
-/// Hopper depthwise convolutions, of an input or of what a 1x1 convolution makes of it.
+/// Hopper depthwise convolutions, of an input or of the result of a 1x1 convolution.
 pub(super) struct Sm90Conv2dDepthwise;
 
 impl Launcher for Sm90Conv2dDepthwise {
@@ -99,13 +99,14 @@ impl Launcher for Sm90Conv2dDepthwise {
     }
 }
 
-/// Of a block, at most.
+/// The most threads of a block.
 pub(super) const MOST_THREADS: u32 = kernels::MOST_THREADS as u32;
 
-/// Dynamic shared memory of a block, at most: what compute capability 9.0 has beside the kernel's barriers.
+/// The most dynamic shared memory of a block: the shared memory of compute capability 9.0 without the kernel's
+/// barriers.
 pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - kernels::STATIC_BYTES as u32;
 
-/// The kernels: size of the window, stride, unit, whether a 1x1 convolution is in front.
+/// The kernels: size of the window, stride, unit, whether a 1x1 convolution comes first, name.
 pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 20] = [
     (3, 1, [2, 7], false, "sm90_conv2d_depthwise_3x3_stride1_2x7"),
     (3, 1, [1, 4], false, "sm90_conv2d_depthwise_3x3_stride1_1x4"),
@@ -132,9 +133,9 @@ pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 20] = [
 /// A 1x1 convolution whose result the depthwise one reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expand {
-    /// Stored channels of what it reads itself: x of the launch.
+    /// Stored channels of the input of the 1x1 convolution, which is x of the launch.
     pub(crate) channels: usize,
-    /// Applied to its result.
+    /// The activation of its result.
     pub(crate) activation: Activation,
     /// Address of its filter: halves [C][channels].
     pub(crate) filter: u64,
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(divided.map(|by| by.divide(84)), [28, 12, 21, 28]);
         assert_eq!(args.by_box_width.divide(90), 2);
         assert_eq!(launch.entry, "sm90_conv2d_depthwise_expand_5x5_stride2_2x7");
-        // Two boxes, what is made of them, filter and bias.
+        // Two boxes, the results of the 1x1 convolution, filter and bias.
         let shared_bytes = 2 * 31_744 + 495 * 80 + 32 * (64 + 8) * 2 + 32 * 4;
         // Two blocks by memory: 2 * 132 / 7.
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([37 * 7, 1, 1], [96, 1, 1], shared_bytes));

@@ -54,7 +54,8 @@ kernel_args! {
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_conv2d_few", "sm90_conv2d_few_bf16"];
 
-/// The kernels of a module of this suffix: of so many taps, each for so many output channels.
+/// The names of the kernels in the module with this suffix: for each number of taps, one kernel for each number of
+/// output channels.
 macro_rules! names {
     ($of:literal) => {
         [
@@ -78,17 +79,17 @@ macro_rules! names {
     };
 }
 
-/// The kernels of f16 and bf16, by taps at most.
+/// The kernels of f16 and bf16: the most taps, and a kernel for each of `OUTPUTS`.
 const ENTRIES: [[(usize, [&str; 3]); 2]; 2] = [names!(""), names!("_bf16")];
-/// Output channels of each, at most.
+/// The most output channels of each kernel.
 const OUTPUTS: [usize; 3] = [16, 32, MOST_FEW_OUTPUTS];
-/// Taps up to which a kernel has the filter in registers.
+/// The most taps for which a kernel keeps the filter in registers.
 const FEW_TAPS: usize = 12;
 /// Threads of a block.
 const THREADS: u32 = 128;
 /// Shared memory of a block, at most.
 const SHARED_BYTES: u32 = 48 << 10;
-/// Pixels along each axis of what windows may see, and the distances of their taps, stay below.
+/// The limit, along each axis, of the pixels that windows may see and of the distances of their taps.
 const MOST_PIXELS: usize = 1 << 20;
 
 /// Convolutions of images of few channels.
@@ -122,14 +123,14 @@ impl Launcher for Sm90Conv2dFew {
     }
 }
 
-/// What a launch reads and writes.
+/// The addresses that a launch reads and writes, with type and batch.
 #[derive(Clone, Copy, Debug)]
 struct FewOperands {
     /// The type of filter and result: f16 or bf16.
     dtype: Dtype,
     /// Images.
     batch: usize,
-    /// Address of what has the images.
+    /// Address of the buffer that has the images.
     x: u64,
     /// Address of the filter, `[k][taps][4]`.
     filter: u64,
@@ -194,7 +195,7 @@ fn launch(of: &FewOp, operands: &FewOperands) -> Result<Launch, Error> {
     Ok(Launch { shared_bytes: tile.shared_bytes() as u32, ..Launch::flat(entry, blocks, THREADS, &args) })
 }
 
-/// The kernel for so many taps and output channels, which one takes.
+/// The kernel with the fewest taps and output channels that suffice.
 fn entry(dtype: Dtype, taps: usize, outputs: usize) -> Result<&'static str, Error> {
     let [few, many] = of_half(dtype, ENTRIES)?;
     let (_, names) = if taps <= few.0 { few } else { many };
@@ -202,7 +203,7 @@ fn entry(dtype: Dtype, taps: usize, outputs: usize) -> Result<&'static str, Erro
     index.map(|index| names[index]).ok_or_else(|| unsupported("output channels", outputs, "the kernel takes up to 64"))
 }
 
-/// The number that the kernel knows a kind of activations by.
+/// The kernel's number of a kind of activation.
 const fn code(kind: ActivationKind) -> i32 {
     match kind {
         ActivationKind::Clamped => 0,
@@ -223,7 +224,7 @@ mod tests {
     const OPERANDS: FewOperands =
         FewOperands { dtype: Dtype::F16, batch: 5, x: 0x100, filter: 0x208, bias: Some(0x308), y: 0x400 };
 
-    /// Every size, stride and distance is another one.
+    /// A problem whose sizes, strides and distances all differ.
     fn problem() -> FewOp {
         let pad = Pad { top: 6, left: 4, bottom: 1, right: 1 };
         let window = Window { size: [2, 3], stride: [3, 2], pad, dilation: [7, 5] };

@@ -111,7 +111,7 @@ impl Launcher for Sm90Conv2dFprop {
 /// An encoded tensor map.
 pub(super) type MapBytes = [u64; 16];
 
-/// The modules of bounds and of SiLU.
+/// The modules of activations that clamp, and of SiLU.
 const MODULES: [&str; 2] = ["sm90_conv2d_fprop", "sm90_conv2d_fprop_silu"];
 
 macro_rules! names {
@@ -120,7 +120,7 @@ macro_rules! names {
     };
 }
 
-/// The kernels of bounds and of SiLU for each tile.
+/// For each tile the kernel that clamps, and the kernel with SiLU.
 pub(super) const ENTRIES: [(Sm90Tile, [&str; 2]); Sm90Tile::ALL.len()] = [
     (Sm90Tile { channels: 128, pixels: 256 }, names!("128x256")),
     (Sm90Tile { channels: 128, pixels: 192 }, names!("128x192")),
@@ -132,10 +132,10 @@ pub(super) const ENTRIES: [(Sm90Tile, [&str; 2]); Sm90Tile::ALL.len()] = [
     (Sm90Tile { channels: 64, pixels: 32 }, names!("64x32")),
 ];
 
-/// Channels of one stage.
+/// Channels of one stage of the kernel's pipeline.
 const STEP_CHANNELS: usize = 64;
 
-/// That share a tile at most.
+/// The most blocks that share a tile.
 const MOST_BLOCKS: usize = 8;
 
 /// A second convolution, of the same output shape, whose sum is added to the first one's.
@@ -154,17 +154,17 @@ pub(crate) struct Second {
 /// How the work is divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiling {
-    /// What a block computes.
+    /// The tile of a block.
     pub(crate) tile: Sm90Tile,
-    /// Blocks of a cluster.
+    /// The number of blocks of a cluster.
     pub(crate) cluster: usize,
-    /// The device's multiprocessors.
+    /// The number of the device's multiprocessors.
     pub(crate) units: usize,
     /// Whether the last pixels are computed first.
     pub(crate) backward: bool,
 }
 
-/// The launch of `problem`, and of a second convolution with it. The bias is of both.
+/// The launch of `problem`, whose sums may include those of a second convolution. The bias is added once for both.
 pub(crate) fn launch(
     problem: &ConvProblem,
     second: Option<&Second>,
@@ -215,7 +215,7 @@ pub(crate) fn launch(
         cuts: i32::from(sources.iter().any(|of| !of.shape.input.channels.is_multiple_of(STEP_CHANNELS))),
         ..Zeroable::zeroed()
     };
-    // Without a second source or residual their maps are there, and are not used.
+    // Without a second source or a residual their maps are still encoded; the kernel does not use them.
     let both = [first, second.unwrap_or(first)];
     let y = aligned("y", y, 16)?;
     let residual = aligned("residual", residual.unwrap_or(y), 16)?;
@@ -233,7 +233,7 @@ pub(crate) fn launch(
         maps.push(source.x_map(pipeline.part_pixels / pair)?);
     }
     maps.extend([outputs(residual, output.channels, pipeline.part_pixels), outputs(y, y_pitch, pipeline.chunk_pixels)]);
-    // Blocks that share their tile take no second one.
+    // Blocks that share their tile compute only this one.
     let blocks = match cluster {
         2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
         _ => tiles.min((units * pipeline.blocks / cluster).max(1) * cluster) as u32,
@@ -250,8 +250,8 @@ pub(crate) fn launch(
     })
 }
 
-/// Which of the two kernels of a tile applies an activation, the one of bounds or the one of SiLU, and the number that the
-/// first knows it by.
+/// The index of the kernel of a tile that applies an activation, 0 for the one that clamps and 1 for SiLU; and the
+/// number by which the first knows the activation.
 pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
     match activation {
         Activation::Silu => Ok((1, 0)),
@@ -259,7 +259,7 @@ pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
     }
 }
 
-/// A value that `check_sm90` found to be small enough.
+/// Converts a value that `check_sm90` has found small enough.
 pub(super) fn int(value: usize) -> i32 {
     value as i32
 }
@@ -301,7 +301,7 @@ impl Source {
         })
     }
 
-    /// The map of its input in columns of `pixels`.
+    /// The map of the source's input in columns of `pixels`.
     fn x_map(&self, pixels: usize) -> Result<TensorMap, Error> {
         let ConvShape { batch, input, window, .. } = self.shape;
         let (address, channels, pixels) = (aligned("x", self.x, 16)?, STEP_CHANNELS as u32, pixels as u32);

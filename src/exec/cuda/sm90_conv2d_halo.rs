@@ -76,26 +76,26 @@ impl Launcher for Sm90Conv2dHalo {
     }
 }
 
-/// The modules of bounds and of SiLU.
+/// The modules of activations that clamp, and of SiLU.
 const MODULES: [&str; 2] = ["sm90_conv2d_halo", "sm90_conv2d_halo_silu"];
 
-/// Their kernels, by the channels of a pixel that lie in shared memory.
+/// The kernels of both modules, by the channels of a pixel that lie in shared memory.
 const ENTRIES: [(usize, [&str; 2]); HALO_STORED.len()] = [
     (16, ["sm90_conv2d_halo_16", "sm90_conv2d_halo_16_silu"]),
     (32, ["sm90_conv2d_halo_32", "sm90_conv2d_halo_32_silu"]),
     (64, ["sm90_conv2d_halo_64", "sm90_conv2d_halo_64_silu"]),
 ];
 
-/// The kernel of a tile with the first or the second activation.
+/// The kernel of a tile with an activation that clamps (0) or SiLU (1).
 fn name(tile: HaloTile, of_activation: usize) -> &'static str {
     let of_tile = ENTRIES.iter().find(|(stored, _)| 2 * stored == tile.row_bytes);
     of_tile.expect("every tile of halves has its kernels").1[of_activation]
 }
 
-/// Of a block: a warpgroup that copies, and those that multiply.
+/// Threads of a block: a warpgroup that copies, and the warpgroups that multiply.
 pub(super) const THREADS: u32 = 128 * (1 + HALO_PARTS as u32);
 
-/// The launch of `problem` on a device with these limits; `backward`: the last pixels are computed first.
+/// The launch of `problem` on a device with these limits. If `backward`, the last pixels are computed first.
 pub(crate) fn launch(
     problem: &ConvProblem,
     backward: bool,
@@ -148,7 +148,7 @@ pub(crate) fn launch(
     })
 }
 
-/// How many tiles a launch has, and its blocks.
+/// The tiles and blocks of a launch.
 pub(super) struct HaloGrid {
     pub(super) pixel_tiles: usize,
     pub(super) channel_tiles: usize,
@@ -161,13 +161,13 @@ impl HaloGrid {
         let channel_tiles = shape.output.channels.div_ceil(HALO_CHANNELS);
         let pixel_tiles = tile.count(shape);
         let tiles = product("tiles", &[pixel_tiles, channel_tiles])? as i32;
-        // A block's tiles are all of the same channels.
+        // All tiles of a block have the same channels.
         let blocks = ((limits.units / channel_tiles).clamp(1, pixel_tiles) * channel_tiles) as u32;
         Ok(Self { pixel_tiles, channel_tiles, tiles, blocks })
     }
 }
 
-/// Where the operands are that have maps.
+/// Addresses of the operands that have maps.
 pub(super) struct HaloPointers {
     pub(super) x: u64,
     pub(super) filter: u64,
@@ -175,7 +175,8 @@ pub(super) struct HaloPointers {
     pub(super) y: u64,
 }
 
-/// The maps of filter, x, residual and y, whose pixels are `y_pitch` channels apart. Of bytes they are of pairs.
+/// The maps of filter, x, residual and y, whose pixels are `y_pitch` channels apart. Operands of bytes are mapped as
+/// pairs of bytes.
 pub(super) fn maps(
     tile: HaloTile,
     shape: &ConvShape,
@@ -194,7 +195,7 @@ pub(super) fn maps(
         swizzle: Swizzle::of_width(row),
     };
     let y = aligned("y", y, 16)?;
-    // Without a residual its map is there, and is not used.
+    // Without a residual its map is still encoded; the kernel does not use it.
     let residual = aligned("residual", residual.unwrap_or(y), 16)?;
     let of_part = [result, tile.columns as u32, tile.rows as u32];
     let band = [row, tile.line() as u32, tile.band_rows() as u32];

@@ -57,7 +57,7 @@ kernel_args! {
     }
 }
 
-/// A tile and the names of its kernels.
+/// A tile and the names of its kernels, in the order of `ENTRIES`.
 macro_rules! of_tile {
     ($pixels:literal, $channels:literal, $row_bytes:literal) => {
         (
@@ -71,7 +71,8 @@ macro_rules! of_tile {
         )
     };
 }
-/// The kernels of each tile: of unsigned pixels, the same with a residual, and both of signed pixels.
+/// The kernels of each tile: of unsigned pixels without and with a residual, then of signed pixels without and with a
+/// residual.
 pub(super) const ENTRIES: [(S8Tile, [&str; 4]); S8Tile::ALL.len()] = [
     of_tile!(192, 256, 128),
     of_tile!(256, 128, 128),
@@ -126,14 +127,14 @@ impl Launcher for Sm90Conv2dS8 {
     }
 }
 
-/// A convolution of bytes and its operands, by their addresses.
+/// A convolution of bytes and the addresses of its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct S8Problem {
-    /// What is computed.
+    /// The convolution.
     pub(crate) conv: S8Conv,
     /// Bytes [batch][H][W][C].
     pub(crate) x: u64,
-    /// Whether they are signed, and those of the second convolution.
+    /// Whether the bytes of x, and those of the second convolution's input, are signed.
     pub(crate) x_signed: bool,
     /// Signed bytes [K][R][S][C], in the order that [`packed`] gives them.
     pub(crate) filter: u64,
@@ -147,14 +148,14 @@ pub(crate) struct S8Problem {
     pub(crate) residual: Option<S8Residual>,
     /// Bytes [batch][P][Q][K].
     pub(crate) y: u64,
-    /// Whether they are signed.
+    /// Whether the bytes of y are signed.
     pub(crate) y_signed: bool,
     /// Whether negative results become 0.
     pub(crate) relu: bool,
 }
 
 impl S8Problem {
-    /// A step's; biases and scales lie behind its filter.
+    /// The problem of a step. The step's biases and scales lie behind its filter.
     pub(super) fn of(step: &Operands<'_>) -> Result<Self, Error> {
         let StepOp::QuantizedConv(of) = step.op() else { return Err(step.wrong_kernel()) };
         let (window, activation) = (of.conv.window, of.conv.activation);
@@ -187,43 +188,44 @@ impl S8Problem {
         })
     }
 
-    /// Which of a kernel's four entry points computes it: of unsigned pixels, the same with a residual, and both of signed
-    /// pixels.
+    /// The index of the kernel in `ENTRIES`: of unsigned pixels without and with a residual, then of signed pixels
+    /// without and with one.
     pub(super) fn way(&self) -> usize {
         2 * usize::from(self.x_signed) + usize::from(self.residual.is_some())
     }
 }
 
-/// A convolution whose sums are part of another one's, and its operands.
+/// A convolution whose sums are added to another one's, and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct S8Second {
-    /// What is computed: of as many images, and of the same output.
+    /// The convolution, with as many images and the same output as the first one.
     pub(crate) conv: S8Conv,
     /// Bytes [batch][H][W][C].
     pub(crate) x: u64,
-    /// Like that of the first.
+    /// Its filter, in the order of the first one's.
     pub(crate) filter: u64,
 }
 
-/// Bytes like the result, and the scale that they are added with.
+/// A residual of bytes [batch][P][Q][K], and its scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct S8Residual {
-    /// Of the first.
+    /// Address of the first byte.
     pub(crate) address: u64,
-    /// Whether they are signed.
+    /// Whether the bytes are signed.
     pub(crate) signed: bool,
-    /// Below 2^103, so that it is finite in the kernel's unit.
+    /// The scale, below 2^103, so that it is finite in the kernel's unit.
     pub(crate) scale: f32,
 }
 
-/// Filters [K][R][S][C], of so many bytes a channel, in the order of output channels that the kernel takes them in.
+/// Filters [K][R][S][C], with `channel_bytes` bytes for each output channel, in the order of output channels that the
+/// kernel reads.
 pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
     let groups = filter.chunks_exact(FILTER_ORDER.len() * channel_bytes);
     let ordered = groups.flat_map(|group| FILTER_ORDER.map(|from| &group[from * channel_bytes..][..channel_bytes]));
     ordered.flatten().copied().collect()
 }
 
-/// The launch of `problem` by this tile on a GPU of so many multiprocessors, in clusters of so many blocks.
+/// The launch of `problem` in tiles of `tile` on a GPU of `units` multiprocessors, in clusters of `cluster` blocks.
 pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: usize) -> Result<Launch, Error> {
     let S8Problem { conv, x, filter, second, residual, .. } = *problem;
     if let Some(second) = second {
@@ -265,7 +267,8 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         m_pixels: int(pixels),
         ..Zeroable::zeroed()
     };
-    // A pair copies filters by halves. Without a second source or residual their maps are there, and are not used.
+    // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still
+    // encoded; the kernel does not use them.
     let residual = residual.map_or(problem.y, |residual| residual.address);
     let other = second.unwrap_or(first);
     let maps = vec![
@@ -276,7 +279,7 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         result_map("residual", residual, &conv, pipeline.group_channels())?,
         result_map("y", problem.y, &conv, pipeline.group_channels())?,
     ];
-    // Blocks that share a tile have no other one; others run at once, and have all.
+    // Blocks that share a tile compute only this one; other blocks run at the same time and share out all tiles.
     let clusters = if pipeline.shares() { tiles } else { tiles.min((units * pipeline.blocks / pair).max(1)) };
     Ok(Launch {
         entry: entry.into(),
@@ -298,9 +301,10 @@ struct Source {
     filter: u64,
 }
 
-// Maps are of halves: pairs of bytes, whose number is a multiple of 8 like theirs.
+// Maps have elements of 16 bits, pairs of bytes. The number of bytes is a multiple of 16, so that the number of pairs
+// is a multiple of 8.
 impl Source {
-    /// Steps of a tap.
+    /// Steps that the channels of one tap take.
     fn c_steps(&self, tile: S8Tile) -> usize {
         self.conv.input.channels.div_ceil(tile.row_bytes)
     }
@@ -350,7 +354,7 @@ impl Source {
     }
 }
 
-/// Of the result or what is like it, so many channels and a chunk's pixels at a time.
+/// The map of the result, or of a tensor with its shape, in boxes of `channels` channels and the pixels of a chunk.
 fn result_map(what: &'static str, address: u64, conv: &S8Conv, channels: usize) -> Result<TensorMap, Error> {
     let dims = [conv.output.channels as u64 / 2, (conv.batch * conv.output.pixels()) as u64];
     let box_dims = [channels as u32 / 2, CHUNK_PIXELS as u32];

@@ -45,7 +45,7 @@ kernel_args! {
     }
 }
 
-/// In the order of [`S8Problem::way`].
+/// The kernels, in the order of [`S8Problem::way`].
 const ENTRIES: [&str; 4] =
     ["sm90_conv2d_u8_halo", "sm90_conv2d_u8_add_halo", "sm90_conv2d_s8_halo", "sm90_conv2d_s8_add_halo"];
 

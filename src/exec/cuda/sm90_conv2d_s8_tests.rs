@@ -1,4 +1,4 @@
-//! The launches of convolutions of bytes: each argument, and what is refused.
+//! Tests of the launches of convolutions of bytes: each argument, and the problems that are refused.
 
 use super::super::entries::tests::read;
 use super::*;

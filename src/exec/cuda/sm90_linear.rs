@@ -68,7 +68,7 @@ pub(super) const ENTRIES: [(LinearTile, &str); LinearTile::ALL.len()] = [
     (LinearTile { images: 128, blocks: 8 }, "sm90_linear_128_8"),
 ];
 
-/// Threads of a block: a warpgroup for 64 images.
+/// Threads of a block: one warpgroup for each 64 images.
 pub(super) const fn threads(tile: LinearTile) -> u32 {
     tile.images as u32 * 2
 }

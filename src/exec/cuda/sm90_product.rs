@@ -47,7 +47,7 @@ kernel_args! {
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_product", "sm90_product_bf16"];
 
-/// The kernels of a tile in both modules: those of a lower bound, of a sigmoid, of a ramp, and of GELU by erf.
+/// The names of a tile's kernels in both modules: activations that clamp, sigmoid, ramp, and GELU by erf.
 macro_rules! names {
     ($tile:literal) => {
         [names!($tile, ""), names!($tile, "_bf16")]
@@ -71,7 +71,7 @@ const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
 ];
 
-/// Products of rows with matrices.
+/// The launcher of products of rows with matrices.
 pub(super) struct Sm90Product;
 
 impl Launcher for Sm90Product {
@@ -109,9 +109,9 @@ impl Launcher for Sm90Product {
 pub(crate) struct ProductProblem {
     /// The type of x, w, residual and y: f16 or bf16.
     pub(crate) dtype: Dtype,
-    /// How much of it there is.
+    /// The sizes of the operands.
     pub(crate) sizes: ProductSizes,
-    /// What is applied to sums and biases.
+    /// The activation of the sums with their biases.
     pub(crate) activation: ProductActivation,
     /// The left operand.
     pub(crate) x: Rows,
@@ -128,7 +128,7 @@ pub(crate) struct ProductProblem {
 }
 
 impl ProductProblem {
-    /// Of a step, whose operands behind the first are there as the operation says.
+    /// The problem of a step. The operation says which operands follow the first.
     fn of(of: &ProductOp, step: &Operands<'_>) -> Self {
         let sizes = of.sizes(step.batch());
         let dense = |address| RowsAt { first: 0, pitch: sizes.n }.on(address);
@@ -150,7 +150,7 @@ impl ProductProblem {
     }
 }
 
-/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
+/// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usize) -> Result<Launch, Error> {
     let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y } = *problem;
     let ProductSizes { m, n, k } = sizes;
@@ -179,7 +179,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         ..Zeroable::zeroed()
     };
     let residual_rows = if tile.is_split() { tile.m / parts } else { CHUNK_ROWS };
-    // Without a residual its map is there, and is not used.
+    // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], tile.n)?,
         boxes("x", x, [k, m], tile.m)?,
@@ -213,7 +213,7 @@ fn entry(dtype: Dtype, tile: ProductTile, kind: ActivationKind) -> Result<&'stat
     names.map(of_kind).ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
 }
 
-/// Boxes of 64 columns, `box_rows` rows at a time, of a matrix of [columns, rows].
+/// The tensor map of a matrix of [columns, rows], with boxes of 64 columns and `box_rows` rows.
 fn boxes(what: &'static str, at: Rows, dims: [usize; 2], box_rows: usize) -> Result<TensorMap, Error> {
     chunks_of("columns of an operand", dims[0])?;
     pitch(at.pitch, dims[0])?;
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(of(ProductActivation::None), ("sm90_product_128x192_clamped".into(), f32::NEG_INFINITY, 0.0));
         assert_eq!(of(ProductActivation::Relu), ("sm90_product_128x192_clamped".into(), 0.0, 0.0));
         assert_eq!(of(ProductActivation::Gelu).0, "sm90_product_128x192_erf");
-        // 2 sqrt(2 / pi) log2(e), and 0.044715 of it.
+        // 2 sqrt(2 / pi) log2(e), and 0.044715 times that.
         assert_eq!(
             of(ProductActivation::GeluTanh),
             ("sm90_product_128x192_sigmoid".into(), -2.302_208_3, -0.102_943_24)

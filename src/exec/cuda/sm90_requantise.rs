@@ -1,4 +1,4 @@
-//! What the kernels of `kernels/sm90_requantise.cuh` are told of their results.
+//! The argument that tells the kernels of `kernels/sm90_requantise.cuh` how to round their results.
 
 use super::launch::{kernel_args, unsupported};
 use super::sm90_conv2d_s8::S8Residual;
@@ -17,10 +17,11 @@ kernel_args! {
 }
 
 impl S8Output {
-    /// Results that are signed or not, with a residual or not, of which negative ones become 0 or not.
+    /// How results are rounded: whether they are signed, whether there is a residual, and whether negative results
+    /// become 0.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the scale of its residual is not below 2^103.
+    /// [`Error::Unsupported`] if the scale of the residual is not below 2^103.
     pub(super) fn of(residual: Option<S8Residual>, y_signed: bool, relu: bool) -> Result<Self, Error> {
         let residual_scale = residual.map_or(0.0, |residual| residual.scale) * RESIDUAL_UNIT;
         if !residual_scale.is_finite() {
@@ -39,5 +40,5 @@ impl S8Output {
     }
 }
 
-/// What a residual's scale is multiplied by: its bytes are halves in units of 2^-24.
+/// The unit of a residual's scale: the kernel reads its bytes as halves in units of 2^-24.
 const RESIDUAL_UNIT: f32 = (1 << 24) as f32;

@@ -34,7 +34,8 @@ kernel_args! {
 /// The modules of f16 and bf16.
 const MODULES: [&str; 2] = ["sm90_row_norm", "sm90_row_norm_bf16"];
 
-/// The kernels of a module of this suffix: of each number of chunks that a lane has at most, and of few rows.
+/// The names of the kernels in the module with this suffix: one for each number of chunks of a lane, and one for few
+/// rows.
 macro_rules! names {
     ($of:literal) => {
         (
@@ -55,18 +56,18 @@ macro_rules! names {
 
 /// The kernels of f16 and bf16.
 const ENTRIES: [([&str; 8], &str); 2] = [names!(""), names!("_bf16")];
-/// Threads of a block of a kernel of few rows, at most.
+/// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
-/// Rows up to which that is taken: all blocks then run at once on an H200.
+/// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
 const FEW_ROWS: usize = 1024;
 /// Threads of a block.
 const THREADS: u32 = 64;
 /// Rows of a block, two for each warp.
 const BLOCK_ROWS: usize = 4;
-/// Columns of a chunk of each lane.
+/// Columns that the 32 lanes of a warp read in one chunk each.
 const LANE_COLUMNS: usize = 32 * CHUNK;
 
-/// Norms of rows.
+/// The launcher of norms of rows.
 pub(super) struct Sm90RowNorm;
 
 impl Launcher for Sm90RowNorm {
@@ -116,7 +117,7 @@ pub(crate) struct RowNormProblem {
 }
 
 impl RowNormProblem {
-    /// Of a step, which reads rows, factors, and biases if there are any.
+    /// The problem of a step, which reads rows, factors, and biases if there are any.
     fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
         let &RowNormOp { rows, columns, centred, epsilon } = of;
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);

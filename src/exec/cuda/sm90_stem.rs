@@ -41,7 +41,7 @@ kernel_args! {
     }
 }
 
-/// A network's first layers.
+/// The launcher of a network's first layers.
 pub(super) struct Sm90Stem;
 
 impl Launcher for Sm90Stem {
@@ -73,7 +73,7 @@ impl Launcher for Sm90Stem {
     }
 }
 
-/// Rows of bytes to become a network's first activations.
+/// Rows of bytes that become a network's first activations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StemProblem<'a> {
     /// Images.
@@ -82,7 +82,7 @@ pub(crate) struct StemProblem<'a> {
     pub(crate) input: Shape,
     /// Shape of the result, with the stored channels.
     pub(crate) output: Shape,
-    /// Distance of two images in bytes.
+    /// Distance from one image to the next, in bytes.
     pub(crate) row_pitch: usize,
     /// The layers.
     pub(crate) stem: &'a Stem,
@@ -105,7 +105,7 @@ pub(super) const THREADS: u32 = 256;
 /// Rows of the convolution whose image rows a block keeps.
 pub(super) const STAGES: usize = 4;
 
-/// The kernels: layers and columns.
+/// The kernels: layers, columns, name.
 pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * StemTile::COLUMNS.len()] = [
     (StemLayers { taps: 7, pools: true }, 112, "sm90_stem_7x7_pool_112"),
     (StemLayers { taps: 7, pools: true }, 64, "sm90_stem_7x7_pool_64"),
@@ -113,17 +113,17 @@ pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * St
     (StemLayers { taps: 3, pools: false }, 64, "sm90_stem_3x3_64"),
 ];
 
-/// How the kernel has its operands.
+/// The shared memory that the kernel needs for its operands.
 impl StemLayers {
-    /// Dynamic shared memory of a block: the image rows of some rows of the convolution, the last columns' third channels
-    /// for these, and output rows of four warps.
+    /// Dynamic shared memory of a block: the image rows of some rows of the convolution, the third channel of the last
+    /// columns of these rows, and output rows of four warps.
     pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
         let rows = (self.taps - 1 + 2 * STAGES) * (columns + self.pairs() - 1) * 16;
         rows + STAGES * columns * 16 + 4 * self.out_columns(columns)[0] * 32
     }
 }
 
-/// What an activation keeps its results between, each bound as two halves.
+/// The bounds of an activation's results, each as two halves.
 fn activation_bounds(activation: Activation) -> Result<[u32; 2], Error> {
     let [low, high] = match activation {
         Activation::None => [f16::NEG_INFINITY, f16::INFINITY],
@@ -134,7 +134,7 @@ fn activation_bounds(activation: Activation) -> Result<[u32; 2], Error> {
     Ok([low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001))
 }
 
-/// An error unless images of a shape may be so many bytes apart.
+/// An error unless images of this shape may lie `row_pitch` bytes apart.
 pub(super) fn check_row_pitch(row_pitch: usize, input: Shape) -> Result<(), Error> {
     if row_pitch < input.elems() || !row_pitch.is_multiple_of(4) || u32::try_from(row_pitch).is_err() {
         return Err(unsupported("row pitch", row_pitch, "rows must not overlap, nor lie apart by anything but words"));
@@ -312,7 +312,8 @@ mod tests {
         let lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.strip_suffix(')'));
         let mut found = Vec::new();
         for line in lines {
-            // A thread of each warpgroup begins with what both have together, halved: none waits for the other's.
+            // Each thread begins with half of what both warpgroups need together, so that neither waits for the other's
+            // registers.
             let [product, image, launched]: [&str; 3] = line.rsplitn(3, ", ").collect::<Vec<_>>().try_into().unwrap();
             let both: u64 = [image, product].iter().map(|count| count.parse::<u64>().unwrap()).sum();
             let name = format!("sm90_stem_{}", launched.split(',').next().unwrap());

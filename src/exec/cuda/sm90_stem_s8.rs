@@ -91,20 +91,20 @@ impl Launcher for Sm90StemS8 {
     }
 }
 
-/// Dynamic shared memory of a block: three lines of image rows for each stage and the three before the first, the first line
-/// once more, and two rows of results.
+/// Dynamic shared memory of a block: three lines of image rows for each stage and for the three rows before the first,
+/// one more copy of the first line, and two rows of results.
 const SHARED_BYTES: usize = (3 * (STAGES + 3) + 1) * COLUMNS * 16 + 2 * (COLUMNS / 2) * 64;
 
-/// A network's first layers and their operands, by their addresses.
+/// A network's first layers and the addresses of their operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct S8StemProblem {
-    /// What is computed.
+    /// The layers.
     pub(crate) stem: S8Stem,
     /// Bytes [H][W][3] of each image.
     pub(crate) x: u64,
     /// Bytes from one image to the next, a multiple of 4.
     pub(crate) row_pitch: usize,
-    /// What pixels outside of the image are.
+    /// The pixel outside of the image.
     pub(crate) outside: [u8; 3],
     /// Signed bytes, placed by [`packed_stem`].
     pub(crate) filter: u64,
@@ -114,13 +114,13 @@ pub(crate) struct S8StemProblem {
     pub(crate) scale: u64,
     /// Bytes [batch][H][W][K].
     pub(crate) y: u64,
-    /// Whether they are signed.
+    /// Whether the bytes of y are signed.
     pub(crate) y_signed: bool,
     /// Whether negative results become 0.
     pub(crate) relu: bool,
 }
 
-/// Filters [K][7][7][3], of up to 64 channels, as the kernel takes them.
+/// Filters [K][7][7][3], of up to 64 channels, in the order that the kernel reads.
 pub(crate) fn packed_stem(filter: &[i8]) -> Vec<i8> {
     let mut packed = vec![0; STEM_FILTER_BYTES];
     for (channel, taps) in filter.chunks_exact(STEM_TAPS * STEM_TAPS * 3).enumerate() {
@@ -255,7 +255,8 @@ mod tests {
         let mut lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM_S8("));
         let line = lines.next().and_then(|line| line.strip_suffix(')')).expect("a kernel");
         let numbers: Vec<u64> = line.split(", ").map(|number| number.parse().unwrap()).collect();
-        // What all threads of a block begin with is what its warpgroups have together: one waits for more for ever.
+        // The threads of a block begin with as many registers as its warpgroups use together; otherwise a warpgroup
+        // would wait for more for ever.
         let begins = &manifest["modules"]["sm90_stem_s8"][ENTRY]["sm_90a"]["registers"];
         assert_eq!(2 * begins.as_u64().unwrap(), numbers[2] + numbers[3]);
         assert_eq!((numbers[0], lines.next()), (COLUMNS as u64, None));

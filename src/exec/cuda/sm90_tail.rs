@@ -76,29 +76,29 @@ impl Launcher for Sm90Tail {
     }
 }
 
-/// Activations to become rows of the result.
+/// Activations that become rows of the result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailProblem {
     /// Images.
     pub(crate) batch: usize,
     /// H, W and the stored channels.
     pub(crate) input: Shape,
-    /// What they are if they are bytes.
+    /// The type and scale of activations that are bytes; `None` for halves.
     pub(crate) bytes: Option<TailBytes>,
-    /// Logical outputs of the linear layer.
+    /// Logical output channels of the linear layer.
     pub(crate) channels: usize,
-    /// What a row is; not features.
+    /// The content of an output row; features are refused.
     pub(crate) output: OutputKind,
-    /// Distance of two rows of the result in bytes.
+    /// Distance from one row of the result to the next, in bytes.
     pub(crate) row_pitch: usize,
 }
 
 /// Activations in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailBytes {
-    /// Whether they are signed.
+    /// Whether the bytes are signed.
     pub(crate) signed: bool,
-    /// What sums over pixels are multiplied by.
+    /// The factor of the sums over pixels.
     pub(crate) scale: f32,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct TailPointers {
 pub(super) const THREADS: u32 = TAIL_THREADS as u32;
 /// The most dynamic shared memory of a block.
 pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - 256;
-/// The kernels of halves and of bytes: the most images of a cluster.
+/// The kernels of halves and of bytes, with the most images of a cluster.
 pub(super) const ENTRIES: [(usize, [&str; 2]); TailTile::IMAGES.len()] =
     [(8, ["sm90_tail_8", "sm90_tail_bytes_8"]), (16, ["sm90_tail_16", "sm90_tail_bytes_16"])];
 

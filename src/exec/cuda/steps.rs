@@ -1,4 +1,4 @@
-//! From a plan's steps to launches: addresses filled in, every legal range checked by the launchers.
+//! From a plan's steps to launches: addresses are filled in, and the launchers check every legal range.
 
 use super::LAUNCHERS;
 use super::launch::Launch;
@@ -9,7 +9,7 @@ use crate::plan::work::Work;
 use crate::plan::{Kernel, Limits, Place, Plan, Step, StepOp, Tensor, TensorId, kernels};
 use crate::tensor::{RowSpec, Shape};
 
-/// Where a slot's buffers start, and those of the program.
+/// The addresses of a slot's buffers, and of those of the program.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
     pub input: u64,
@@ -29,7 +29,7 @@ pub(super) fn launches(
     (0..plan.steps.len()).map(|index| launch(plan, index, layout, written, addresses)).collect()
 }
 
-/// The launch of one of its steps.
+/// The launch of one step of the plan.
 pub(super) fn launch(
     plan: &Plan,
     index: usize,
@@ -38,13 +38,13 @@ pub(super) fn launch(
     addresses: &Addresses,
 ) -> Result<Launch, Error> {
     let step = &plan.steps[index];
-    // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
+    // A step reads first what the previous step wrote last, because this is most likely still in the L2 cache.
     let backward = index % 2 == 1;
     Operands { plan, step, layout, written, addresses, backward }.launch().map_err(|error| at_step(error, step))
 }
 
 impl Addresses {
-    /// Whether one of the plan's steps touches memory that lies elsewhere at `to`.
+    /// Whether a step touches memory that has another address in `to`.
     pub fn is_moved(&self, to: &Self, plan: &Plan, step: usize) -> bool {
         let Step { inputs, outputs, .. } = &plan.steps[step];
         inputs.iter().chain(outputs).any(|id| match plan.tensors[id.0].place {
@@ -57,7 +57,7 @@ impl Addresses {
     }
 }
 
-/// Names the step in an error about its ranges.
+/// Adds the step's name to an error about its ranges.
 fn at_step(error: Error, step: &Step) -> Error {
     match error {
         Error::Unsupported { what, instead } => {
@@ -74,24 +74,24 @@ pub(super) struct Operands<'a> {
     layout: &'a Layout,
     written: &'a Written,
     addresses: &'a Addresses,
-    /// Whether it computes its last pixels first, where its kernel has an order.
+    /// Whether the step computes its last pixels first, if its kernel has an order.
     pub backward: bool,
 }
 
 impl Operands<'_> {
-    /// The launch by the kernel that the step was planned for.
+    /// The launch of the step by the kernel that it was planned for.
     fn launch(&self) -> Result<Launch, Error> {
         let def = kernels::of(&self.work(), self.kernel());
         let launcher = def.and_then(|def| LAUNCHERS.iter().find(|launcher| launcher.name() == def.name()));
         launcher.ok_or_else(|| self.wrong_kernel())?.launch(self)
     }
 
-    /// An error about a step whose kernel does not compute it.
+    /// The error for a step whose kernel does not compute it.
     pub fn wrong_kernel(&self) -> Error {
         Error::Internal { what: format!("step {} planned for {:?}", self.step.name, self.step.kernel) }
     }
 
-    /// Its operation and operands, as the planner sees them.
+    /// The step's operation and operands, as the planner sees them.
     pub fn work(&self) -> Work<'_> {
         self.plan.work(self.step)
     }
@@ -104,7 +104,7 @@ impl Operands<'_> {
         self.step.kernel
     }
 
-    /// The rows of a run.
+    /// The number of rows of a run.
     pub fn batch(&self) -> usize {
         self.plan.batch
     }
@@ -118,7 +118,7 @@ impl Operands<'_> {
         &self.plan.input
     }
 
-    /// The rows that it writes.
+    /// The rows that the plan writes.
     pub fn output_rows(&self) -> &RowSpec {
         &self.plan.output
     }
@@ -127,7 +127,7 @@ impl Operands<'_> {
         &self.step.op
     }
 
-    /// One of the tensors that it reads.
+    /// One of the tensors that the step reads.
     pub fn input(&self, index: usize) -> &Tensor {
         &self.plan.tensors[self.step.inputs[index].0]
     }
@@ -152,18 +152,18 @@ impl Operands<'_> {
         }
     }
 
-    /// Addresses of x, of the second input if there is one, and of y.
+    /// Addresses of the step's first input, of its second input if there is one, and of its output.
     pub fn pointers(&self) -> (u64, Option<u64>, u64) {
         let second = self.step.inputs.get(1).map(|&id| self.address(id));
         (self.address(self.step.inputs[0]), second, self.address(self.step.outputs[0]))
     }
 
-    /// How many tensors it reads.
+    /// The number of tensors that the step reads.
     pub fn inputs(&self) -> usize {
         self.step.inputs.len()
     }
 
-    /// Address of one of the tensors that it reads.
+    /// Address of one of the tensors that the step reads.
     pub fn input_address(&self, index: usize) -> u64 {
         self.address(self.step.inputs[index])
     }
@@ -173,7 +173,7 @@ impl Operands<'_> {
         self.written
     }
 
-    /// Address of its second result, if there is one.
+    /// Address of the step's second output, if there is one.
     pub fn second_output(&self) -> Option<u64> {
         self.step.outputs.get(1).map(|&id| self.address(id))
     }
@@ -194,7 +194,7 @@ impl Operands<'_> {
     }
 }
 
-/// Shape with the channels that are stored.
+/// The tensor's shape with its stored channels.
 pub(super) fn stored(tensor: &Tensor) -> Shape {
     Shape { channels: tensor.stored_channels, ..tensor.shape }
 }
@@ -247,7 +247,8 @@ mod tests {
         }
     }
 
-    /// Slots that share an arena differ in the launches that touch rows; where the arena is another one, all of these differ.
+    /// Slots that share an arena differ only in launches that touch rows. With another arena all launches of this plan
+    /// differ.
     #[test]
     fn launches_differ_in_what_lies_elsewhere_alone() {
         let (plan, here) = launches_of(&Limits::h200(), 32, OutputKind::TopK(5));
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(differing(Addresses { arena: 2 << 30, ..ADDRESSES }), plan.steps.len());
     }
 
-    /// Of another operation, or of a CPU: nothing else is launched in its place.
+    /// Kernels of another operation or of a CPU are refused; no other kernel is launched instead.
     #[test]
     fn a_kernel_that_does_not_compute_a_step_is_refused() {
         let limits = Limits::h200();

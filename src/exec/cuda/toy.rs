@@ -42,7 +42,7 @@ mod tests {
     use crate::plan::{Choices, Limits, Request, kernels, plan};
     use crate::tensor::{InputFormat, OutputKind};
 
-    /// Nothing else knows of the kernel: what plans, packs weights and launches finds it in the lists.
+    /// The lists are the only place that names the kernel; planner, packing and launches find it there.
     #[test]
     fn a_kernel_in_the_lists_is_launched() {
         let graph = Network::of(&architecture("resnet18", 10, None).unwrap()).unwrap();

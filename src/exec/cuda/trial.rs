@@ -11,12 +11,12 @@ use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 
-/// Everything that graphs of plans with the same weights need, and random rows to run on.
+/// All that graphs of plans with the same weights need, and random rows as their input.
 pub(in crate::exec) struct Trial {
     device: Device,
     material: Material,
     arena: DeviceBuffer,
-    /// Those that were captured last; nothing of them is under way between two calls.
+    /// The graphs that were captured last. None of them is running between two calls.
     graphs: UntilFault<Vec<CudaGraph>>,
     input: DeviceBuffer,
     output: DeviceBuffer,
@@ -25,11 +25,11 @@ pub(in crate::exec) struct Trial {
 
 /// A graph that is timed for about as long as this without a pause, in seconds.
 const STRETCH: f64 = 1e-3;
-/// The most replays of such a stretch.
+/// The most replays in such a stretch of time.
 const MOST_REPLAYS: usize = 16;
 
 impl Trial {
-    /// For `plans` of one batch size, and for others of the same graph that differ in kernels.
+    /// A trial for `plans` of one batch size, and for other plans of the same graph that differ only in kernels.
     pub fn new(
         model: &Model,
         device: &Device,
@@ -61,8 +61,8 @@ impl Trial {
         Ok(Self { device: device.clone(), material, arena, graphs, input, output, states })
     }
 
-    /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
-    /// what changes with time changes for all.
+    /// Times the plans. Returns the seconds of a run of each, `[plan][round]`: in every round each plan is replayed for
+    /// a while, in turns, so that a change of the clock affects all plans.
     pub fn rounds(&mut self, plans: &[Plan], rounds: usize) -> Result<Vec<Vec<f64>>, Error> {
         *self.graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<_, _>>()?;
         let count = self.graphs.len();
@@ -70,7 +70,7 @@ impl Trial {
         let marks = self.graphs.iter().map(|_| marks()).collect::<Result<Vec<_>, Error>>()?;
         let mut seconds = vec![Vec::with_capacity(rounds); count];
         let mut replays = 1;
-        // The first two are for the caches and for how long it takes.
+        // The first two rounds fill the caches and find out how long a run takes.
         for round in 0..rounds + 2 {
             for turn in 0..count {
                 let index = (round + turn) % count;
@@ -91,8 +91,8 @@ impl Trial {
         Ok(seconds)
     }
 
-    /// Seconds of each step of `plan`, `[step][run]`, and at the end of nothing: the time between marks in its graph.
-    /// Every other run is without marks, so that each begins as in a row of runs.
+    /// Times each step of `plan` by the marks in its graph. Returns the seconds `[step][run]`, with a last row for two
+    /// marks with nothing in between. Every other run is without marks, so that each begins as in a row of runs.
     pub fn steps(&mut self, plan: &Plan, runs: usize) -> Result<Vec<Vec<f64>>, Error> {
         let marks = (0..plan.steps.len() + 2).map(|_| Event::with_timing(&self.device));
         let marks = marks.collect::<Result<Vec<_>, _>>()?;

@@ -5,11 +5,11 @@ use std::ops::{Deref, DerefMut};
 
 use crate::device::Device;
 
-/// Code or graphs, freed when dropped, unless the device has faulted: then nothing proves that it has stopped running
-/// them, and they are left to it, as its buffers are.
+/// Kernels or graphs, which are freed when dropped, unless the device has faulted. Then nothing proves that the device
+/// has stopped running them, and they are never freed, like the device's buffers.
 pub(super) struct UntilFault<T> {
     device: Device,
-    /// There until self is dropped.
+    /// The object; `None` only after the drop.
     value: Option<T>,
 }
 

@@ -19,17 +19,17 @@ pub(super) struct Uploaded {
     buffer: DeviceBuffer,
 }
 
-/// Bytes of a buffer that weights are copied through.
+/// The size of a buffer that weights are copied through, in bytes.
 const CHUNK: usize = 2 << 20;
-/// These buffers: one is filled while the other is copied to the device.
+/// The number of such buffers: one is filled while the other is copied to the device.
 const BUFFERS: usize = 2;
 
-/// Bytes of host memory that an upload of so many bytes takes while it lasts.
+/// Bytes of host memory that an upload of `weights` bytes takes while it lasts.
 pub(super) fn passing(weights: u64) -> u64 {
     weights.saturating_add(weights.min((BUFFERS * CHUNK) as u64))
 }
 
-/// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
+/// The weights of `plans` on the device: those of another engine, if it has all of them, else new ones.
 pub(super) fn upload(
     model: &Model,
     device: &Device,
@@ -43,12 +43,12 @@ pub(super) fn upload(
 }
 
 impl Uploaded {
-    /// Whether all that `layout` places is here, of the same model.
+    /// Whether these weights are of `model` and have all parts of `layout`.
     pub(super) fn has(&self, model: &Model, layout: &Layout) -> bool {
         Arc::ptr_eq(&self.from, model.weights()) && self.layout.covers(layout)
     }
 
-    /// Where the buffer is on the device.
+    /// The buffer's address range on the device.
     pub(super) fn span(&self) -> Span {
         self.buffer.span_of(self.buffer.len())
     }
@@ -85,7 +85,7 @@ impl Uploaded {
     }
 }
 
-/// Copies `bytes` to the start of `to`, and waits until they are there.
+/// Copies `bytes` to the start of `to`, and waits for the end of the copy.
 fn copy(device: &Device, stream: &Stream, bytes: &[u8], to: &DeviceBuffer) -> Result<(), Error> {
     let chunk = bytes.len().clamp(1, CHUNK);
     let buffer = |_| Ok((HostBuffer::new(device, chunk)?, Event::new(device)?));

@@ -1,9 +1,9 @@
-//! What was found by measurement, on disk: a small file for each shape.
+//! The answers of measurements, on disk: a small file for each shape.
 //!
-//! Nobody else can write a file that is read here, and only this user reads one that is written. Nobody sees half of a
-//! file; two processes that tune the same shape both write a whole answer, and one of them stays. Shapes never share a
-//! file, so nothing is lost. A file says what it is for, and one that says something else, or nothing that can be read,
-//! is passed over with a warning.
+//! No other user can write a file that is read here, or read a file that is written here. A reader never sees half of a
+//! file: if two processes tune the same shape, each writes a whole answer, and one of the two stays. Shapes never share
+//! a file, so that no answer is lost. A file names its key and shape; a file with another key or shape, or one that
+//! cannot be read, is ignored with a warning.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::files;
 use crate::fnv::fnv1a64;
 use crate::sync::{Mutex, lock};
 
-/// What an answer depends on beside the shape.
+/// All that an answer depends on besides the shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Key {
     /// The GPU's name, compute capability and multiprocessors.
@@ -32,15 +32,15 @@ pub(super) struct Key {
 /// A kernel that was found the fastest for a shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Answer {
-    /// The kernel, as it is displayed.
+    /// The displayed form of the kernel.
     pub kernel: String,
-    /// What the planner would have taken.
+    /// The kernel that the planner would have taken.
     pub planned: String,
-    /// What that saves of a run of the graph that it was measured in, in microseconds for each step of the shape.
+    /// The time that the kernel saves in a run of the measured graph, in microseconds for each step of the shape.
     pub gain_us: f64,
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Serialize, Deserialize)]
 struct CacheEntry {
     format: u32,
@@ -51,31 +51,32 @@ struct CacheEntry {
     answer: Answer,
 }
 
-/// What lies in the folder of a cache and beside it.
+/// Counts of the answers in the folder of a cache and in the folders beside it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Census {
     /// Answers of this cache.
     pub answers: usize,
     /// Answers for the same GPU, of another driver, other kernels or another format.
     pub outdated: usize,
-    /// Files that no cache takes an answer from.
+    /// Files that every cache ignores.
     pub unreadable: Vec<PathBuf>,
 }
 
-/// Another number when [`CacheEntry`] changes, or what a shape or a kernel is called: 2 has the types of tensors in shapes.
+/// The number of the format. It changes with [`CacheEntry`] and with the names of shapes or kernels: format 2 has the
+/// types of tensors in shapes.
 const FORMAT: u32 = 2;
-/// More than a thousand times what an [`CacheEntry`] takes.
+/// The largest file that is read, more than a thousand times an entry's size.
 const MAX_ENTRY_BYTES: u64 = 1 << 20;
-/// What is tried with a file that holds one.
+/// The action in error messages about a file that is read.
 const READ: &str = "read an answer in";
 
 /// The answers of one GPU, driver and set of kernels.
 #[derive(Debug)]
 pub(super) struct Cache {
     key: Key,
-    /// Without one, answers are kept in memory alone.
+    /// The folder of the files; `None` if answers are kept only in memory.
     folder: Option<PathBuf>,
-    /// What was found or looked for.
+    /// The answers for shapes that were asked for or kept; `None` where there is no answer.
     known: Mutex<BTreeMap<String, Option<Answer>>>,
 }
 
@@ -92,7 +93,7 @@ impl Key {
 }
 
 impl Cache {
-    /// The answers for `key` below `folder`.
+    /// The cache of answers for `key` below `folder`.
     pub fn new(key: Key, folder: Option<&Path>) -> Self {
         let of = format!("{} / {} / {} / format {FORMAT}", key.gpu, key.driver, key.kernels);
         let name = fnv1a64(of.as_bytes());
@@ -133,7 +134,8 @@ impl Cache {
         census
     }
 
-    /// Keeps an answer. A folder that cannot be written is told in the log, and the answer is kept in memory.
+    /// Keeps an answer. If it cannot be written to the folder, a warning is logged and the answer is kept only in
+    /// memory.
     pub fn put(&self, shape: &str, answer: Answer) {
         if let Some(path) = self.path(shape)
             && let Err(error) = self.write(&path, shape, &answer)
@@ -178,11 +180,11 @@ impl Cache {
     }
 }
 
-/// Where answers are kept unless somebody says otherwise: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in
-/// `.cache` of the home folder.
+/// The folder of answers if the program names none: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in `.cache`
+/// of the home folder.
 pub(super) fn default_folder() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // The convention has it that a relative path here counts for nothing.
+    // By the XDG convention a relative path is ignored.
     let xdg = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     folder("TREFOIL_CACHE").or_else(|| Some(xdg.or_else(|| Some(folder("HOME")?.join(".cache")))?.join("trefoil")))
 }
@@ -191,12 +193,12 @@ fn file_name(shape: &str) -> String {
     format!("{}.json", fnv1a64(shape.as_bytes()))
 }
 
-/// Whether it is said of a file that is not there; a home that is `/dev/null` can hold none.
+/// Whether an error says that there is no such file. A home that is `/dev/null` cannot hold a folder.
 fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// What is in a folder, in order; nothing where there is none.
+/// The paths in a folder, sorted; empty if the folder cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
     paths.sort();
@@ -219,7 +221,7 @@ mod tests {
         Answer { kernel: kernel.into(), planned: "sm90 128x256".into(), gain_us: 1.25 }
     }
 
-    /// A folder of its own, gone in the end.
+    /// A new folder, which is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -312,7 +314,7 @@ mod tests {
         assert_eq!((cache().get("conv"), mode(&file)), (Some(answer("sm90 128x64")), 0o600));
     }
 
-    /// Each byte changed, missing, or the last one.
+    /// Changes each byte, removes each byte, and cuts the file at each byte.
     #[test]
     fn a_file_that_is_damaged_anywhere_is_passed_over_or_an_answer_for_the_shape() {
         let folder = Folder::new("damaged");
@@ -357,12 +359,12 @@ mod tests {
             fs::write(&own, text).unwrap();
             assert_eq!(census(), Census { answers: 1, outdated: 1, unreadable: vec![own.clone()] });
         }
-        // What a writer that was killed leaves is no answer, and in nobody's way.
+        // The temporary file of a writer that was killed is not counted and disturbs no reader.
         fs::rename(&own, own.with_extension("1-0.new")).unwrap();
         assert_eq!(census(), Census { answers: 1, outdated: 1, unreadable: Vec::new() });
     }
 
-    /// As a library of before left them: in a folder of its own, or in this one's.
+    /// Answers of an older library are in a folder of their own, or in this one's.
     #[test]
     fn answers_of_an_older_format_are_outdated_and_nobody_takes_them() {
         let folder = Folder::new("older");
@@ -388,7 +390,7 @@ mod tests {
             for writer in 0..4 {
                 let (folder, shapes) = (&folder.0, &shapes);
                 scope.spawn(move || {
-                    // As a process of its own: nothing is shared but the folder.
+                    // Each thread has a cache of its own, as a process would: they share only the folder.
                     let cache = Cache::new(key(), Some(folder));
                     for round in 0..20 {
                         for shape in shapes {
@@ -422,7 +424,7 @@ mod tests {
         let cache = Cache::new(key(), None);
         cache.put("conv", answer("sm90 64x256"));
         assert_eq!(cache.get("conv"), Some(answer("sm90 64x256")));
-        // A folder that cannot be made: a file is in its place.
+        // The folder cannot be made, because a file has its name.
         let folder = Folder::new("file");
         fs::write(&folder.0, b"").unwrap();
         let cache = Cache::new(key(), Some(&folder.0));

@@ -1,8 +1,9 @@
 //! Kernels chosen by measurement: the candidates of a plan, timed on the device inside the whole graph, and kept on disk.
 //!
-//! The tile model of `plan` prunes to a few candidates for each step. A tuner builds the graph with each of them in turn
-//! and takes one that is clearly faster than the planner's first choice; an answer is kept by shape, so that every model
-//! with a layer of that shape has it. `search.rs` decides, `cache.rs` remembers; both are plain code.
+//! The planner's tile model leaves a few candidates for each step. The tuner builds the graph with each of them in turn
+//! and takes a candidate that is clearly faster than the planner's first choice. The answer is kept by shape, so that
+//! it is valid for every model with a layer of that shape. `search.rs` decides, `cache.rs` keeps the answers; neither
+//! calls CUDA.
 
 #[cfg(feature = "cuda")]
 mod cache;
@@ -125,7 +126,7 @@ impl TuningCache {
     }
 }
 
-/// Whoever hears of progress.
+/// The program's callback for the progress of a measurement.
 #[derive(Clone)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is tuned"))]
 pub(crate) struct Told(pub Arc<dyn Fn(&TuningProgress) + Send + Sync>);
@@ -136,7 +137,7 @@ impl fmt::Debug for Told {
     }
 }
 
-/// Whoever says when a measurement is to end; none: it goes on.
+/// The program's callback that says whether a measurement may go on; `None`: it always may.
 #[derive(Clone, Default)]
 pub(crate) struct GoesOn(pub Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
@@ -150,24 +151,24 @@ impl fmt::Debug for GoesOn {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TuningSpec {
     pub mode: Tuning,
-    /// Where answers are kept; none: the default folder.
+    /// The folder of answers; `None`: the default folder.
     pub folder: Option<PathBuf>,
-    /// Who hears of progress.
+    /// The callback for progress, if there is one.
     pub told: Option<Told>,
-    /// Who may end it.
+    /// The callback that may end a measurement.
     pub goes_on: GoesOn,
-    /// What is known of the device that is built for.
+    /// The answers for the device that the engine is built for, read the first time they are asked for.
     #[cfg(feature = "cuda")]
     answers: Arc<OnceLock<on_gpus::Answers>>,
 }
 
 impl TuningSpec {
-    /// Whether whoever may end it has not.
+    /// Whether a measurement may go on.
     pub fn goes_on(&self) -> bool {
         self.goes_on.0.as_ref().is_none_or(|goes_on| goes_on())
     }
 
-    /// The same for another build, which may be for another device.
+    /// These options for another build, which may be for another device, without the answers that were read.
     pub fn anew(&self) -> Self {
         Self {
             #[cfg(feature = "cuda")]
@@ -198,17 +199,18 @@ mod on_gpus {
     use crate::model::Model;
     use crate::plan::{Choices, Plan, Rates};
 
-    /// What measurements on a device have found.
+    /// The answers of measurements on a device.
     #[derive(Debug)]
     pub(in crate::exec) struct Answers(Cache);
 
-    /// What the search of one batch size may take.
+    /// The most time that the search for one batch size may take.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Clocks a second of a GPU whose rate is not known: enough to tell much from little.
+    /// The clock rate that is assumed for a GPU whose rate is not known, in Hz. It only has to tell much work from
+    /// little.
     const CLOCK_HZ: f64 = 1.5e9;
 
-    /// What is on disk for a device.
+    /// Counts the answers on disk for a device.
     pub(super) fn kept(info: &DeviceInfo, folder: Option<PathBuf>) -> TuningCache {
         let census = Cache::new(Key::new(info, cuda::KERNELS_HASH), folder.as_deref()).census();
         let Census { answers, outdated, unreadable } = census;
@@ -216,7 +218,7 @@ mod on_gpus {
     }
 
     impl TuningSpec {
-        /// What is known of a device.
+        /// The answers for a device, read once.
         pub(in crate::exec) fn answers(&self, info: &DeviceInfo) -> &Answers {
             self.answers.get_or_init(|| {
                 let folder = self.folder.clone().or_else(default_folder);
@@ -226,7 +228,7 @@ mod on_gpus {
     }
 
     impl Answers {
-        /// The plan with the kernels and lanes that were found for it, where the spec leaves them open.
+        /// The plan with the kernels and lanes that were found for it, as far as the spec leaves them open.
         pub fn applied(&self, planned: Plan, spec: &BuildSpec) -> Plan {
             let choices = self.choices(&planned, &spec.choices);
             let planned = if choices.is_empty() { planned } else { planned.with_kernels(&choices) };
@@ -246,7 +248,7 @@ mod on_gpus {
             changed.flat_map(|group| group.steps.into_iter().map(move |step| (step, group.kernel))).collect()
         }
 
-        /// Whether a plan's branches were found to be faster side by side, if that is known.
+        /// Whether a plan's branches were found to be faster side by side; `None` if that is not known.
         fn lanes(&self, plan: &Plan) -> Option<bool> {
             if self.0.is_empty() {
                 return None;
@@ -255,8 +257,8 @@ mod on_gpus {
             [true, false].into_iter().find(|&several| lanes_named(several) == answer.kernel)
         }
 
-        /// The group with the kernel that was found for it, and whether there was one. One that is no candidate any
-        /// more is none.
+        /// The group with the kernel of its answer, and whether there is an answer. An answer whose kernel is no
+        /// candidate any more counts as none.
         fn answered(&self, group: Group) -> (Group, bool) {
             let answer = self.0.get(&group.shape);
             let is_it = |answer: &Answer| {
@@ -269,7 +271,7 @@ mod on_gpus {
         }
     }
 
-    /// The steps of `plan` that have several candidates, by shape; those in `chosen` are not for us to choose.
+    /// The steps of `plan` that have several candidates, by shape, without the steps that `chosen` names.
     fn groups(plan: &Plan, chosen: &Choices) -> Vec<Group> {
         let mut groups = BTreeMap::<String, Group>::new();
         for (index, step) in plan.steps.iter().enumerate() {
@@ -285,20 +287,21 @@ mod on_gpus {
         groups.into_values().collect()
     }
 
-    /// What a plan's lanes are kept under: all its shapes; none if no step could be beside another.
+    /// The name under which the answer about a plan's lanes is kept, made of all its shapes; `None` if no two steps can
+    /// run side by side.
     fn branches(plan: &Plan) -> Option<String> {
         let can_branch = plan.clone().with_lanes(true).lanes() > 1;
         let shapes = (0..plan.steps.len()).map(|step| plan.shape_of(step)).collect::<Vec<_>>().join("\n");
         can_branch.then(|| format!("lanes of {} steps {}", plan.steps.len(), fnv1a64(shapes.as_bytes())))
     }
 
-    /// The name that an answer has.
+    /// The name of an answer about lanes.
     fn lanes_named(several: bool) -> &'static str {
         if several { "several lanes" } else { "one lane" }
     }
 
-    /// Measures whether the branches of the plans for `spec` are to be side by side, where that is not known yet, and
-    /// keeps it.
+    /// Measures whether the branches of the plans for `spec` should run side by side, as far as this is not known yet,
+    /// and keeps the answer.
     fn tune_lanes(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
         for batch in spec.batch_sizes() {
@@ -307,7 +310,7 @@ mod on_gpus {
             if spec.lanes.is_some() || answers.lanes(&planned).is_some() || !spec.tuning.goes_on() {
                 continue;
             }
-            // The planner's choice first.
+            // The planner's choice comes first.
             let choices = [true, false];
             let plans = choices.map(|several| planned.clone().with_lanes(several));
             let mut trial = cuda::Trial::new(model, device, cuda, spec, &plans)?;
@@ -319,7 +322,8 @@ mod on_gpus {
         Ok(())
     }
 
-    /// Measures what is not known yet of the plans for `spec`, and keeps it: kernels, then lanes with these kernels.
+    /// Measures all that is not known yet of the plans for `spec`, and keeps it: first kernels, then lanes with these
+    /// kernels.
     pub(in crate::exec) fn tune(
         model: &Model,
         device: &Device,
@@ -339,7 +343,8 @@ mod on_gpus {
             let chosen = |group: Group| group.steps.into_iter().map(move |step| (step, group.kernel));
             let base = known.into_iter().flat_map(|(group, _)| chosen(group)).collect();
             let base = planned.clone().with_kernels(&base);
-            // Kernels of one step may read its filter in different orders: plans with each of them have all.
+            // Candidates for a step may read its filter in different orders. Together these plans have each candidate,
+            // so that the buffer of weights has each order.
             let most = unknown.iter().map(|(group, _)| group.candidates.len()).max().unwrap_or(0);
             let with_candidate = |index: usize| {
                 let mut choices = Choices::new();

@@ -1,4 +1,5 @@
-//! Which candidates are better than the planner's first choices, by timing whole graphs. Pure: what times them is given.
+//! Finds the candidates that are faster than the planner's first choices from times of whole graphs. The caller
+//! measures the times.
 
 use crate::error::Error;
 use crate::plan::{Candidate, Choices, Kernel};
@@ -6,39 +7,39 @@ use crate::plan::{Candidate, Choices, Kernel};
 /// The steps of one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Group {
-    /// What they have in common.
+    /// The shape of the steps.
     pub shape: String,
-    /// Their names.
+    /// The names of the steps.
     pub steps: Vec<String>,
-    /// What they have now; the planner's first choice is the first candidate.
+    /// The kernel of the steps now. The planner's first choice is the first candidate.
     pub kernel: Kernel,
-    /// What they may have.
+    /// The kernels that the steps may have.
     pub candidates: Vec<Candidate>,
 }
 
-/// What was found for a group.
+/// The kernel that was found for a group.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Found {
     pub shape: String,
     pub kernel: Kernel,
     pub planned: Kernel,
-    /// Seconds of a run of the graph that it saves for each step.
+    /// The seconds that it saves in a run of the graph, for each step.
     pub gain: f64,
 }
 
-/// Rounds in which candidates are compared, and those in which the best is compared again: of several measurements the
-/// best one is also the luckiest.
+/// Rounds in which candidates are compared, and rounds in which the best one is compared again, because the best of
+/// several measurements is also the luckiest.
 pub(super) const ROUNDS: [usize; 2] = [15, 31];
 
-/// A change has to gain this many standard errors of the measurement, and this part of what its steps are predicted to
-/// take: runs of another process differ by more than runs of one.
+/// The least gain of a change: in standard errors of the measurement, and as a part of the predicted time of its steps,
+/// because runs of another process differ by more than runs of the same process.
 const ERRORS: f64 = 3.0;
 const PART: f64 = 0.02;
 
-/// Goes through `groups`, those with most work first, and gives what it found for each while it `goes_on`. `time` gives
-/// the seconds of runs with each of some choices, `[choice][round]`, measured in turns; `told` hears how many groups are
-/// done, of how many, and the shape that is next: none in the end. Each group is measured with the kernels found for
-/// those before.
+/// Goes through `groups`, those with the most work first, and returns what it found for each of them, while `goes_on`
+/// returns true. Each group is measured with the kernels found for the groups before. `time` returns the seconds of
+/// runs with each of some choices, `[choice][round]`, measured in turns. `told` gets the number of groups done, the
+/// number of all groups, and the next shape, which is empty at the end.
 pub(super) fn search(
     mut groups: Vec<Group>,
     clock_hz: f64,
@@ -90,7 +91,7 @@ pub(super) fn search(
         let of = |group: &Group| group.steps.iter().map(|step| (step.clone(), kernel(group))).collect::<Vec<_>>();
         groups.iter().flat_map(of).collect()
     };
-    // All changes together have to be clearly better too; else each was luck.
+    // All changes together must be clearly faster too; otherwise each of them was luck.
     let sets = [all(|group| group.candidates[0].kernel), all(|group| group.kernel)];
     if sets[0] != sets[1] {
         let seconds = time(&sets, ROUNDS[1])?;
@@ -101,8 +102,8 @@ pub(super) fn search(
     Ok(found)
 }
 
-/// The fastest of several, of which the first is kept unless another is clearly faster, and the seconds that it saves;
-/// `seconds` is [which][round], measured in turns.
+/// The index of the fastest of several, and the seconds that it saves. The first one stays unless another is clearly
+/// faster. `seconds` is `[which][round]`, measured in turns.
 pub(super) fn fastest(seconds: &[Vec<f64>]) -> (usize, f64) {
     let enough = PART * median(seconds[0].clone());
     let gains = (1..seconds.len()).map(|which| (which, Gain::of(&seconds[0], &seconds[which])));
@@ -119,7 +120,7 @@ fn choices(groups: &[Group], index: usize, kernel: Kernel) -> Choices {
     groups.iter().enumerate().flat_map(of).collect()
 }
 
-/// How much faster something is than something else, measured in the same rounds.
+/// The time that one choice saves against another, measured in the same rounds.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
     /// The median over the rounds.
@@ -133,8 +134,8 @@ impl Gain {
         let gains: Vec<f64> = before.iter().zip(after).map(|(before, after)| before - after).collect();
         let seconds = median(gains.clone());
         let spread = median(gains.iter().map(|gain| (gain - seconds).abs()).collect());
-        // Of a normal distribution the deviation is 1.48 times the median distance, and a median's error 1.25 times a
-        // mean's.
+        // For a normal distribution the deviation is 1.48 times the median distance, and the standard error of a median
+        // is 1.25 times that of a mean.
         Self { seconds, error: 1.25 * 1.48 * spread / (gains.len() as f64).sqrt() }
     }
 
@@ -161,8 +162,8 @@ mod tests {
         Group { shape: shape.into(), steps, kernel: candidates[0].kernel, candidates }
     }
 
-    /// A graph whose steps take what is said, with noise that grows and shrinks for all together and a little that does
-    /// not.
+    /// A graph whose steps take given times, with noise that grows and shrinks for all steps together, and a little
+    /// noise of each step alone.
     struct Graph {
         random: u64,
         measured: usize,
@@ -208,7 +209,8 @@ mod tests {
         search(groups, 1e9, || true, time, |_, _, _| {}).unwrap()
     }
 
-    /// Shape `a`: the second candidate saves 20 us of 100 in each of three steps. `b`: all alike. `c`: the first is best.
+    /// Shape `a`: the second candidate saves 20 of 100 us in each of three steps. `b`: all candidates are equal. `c`:
+    /// the first is the fastest.
     fn step(name: &str, kernel: Kernel) -> f64 {
         let us = match (name.as_bytes()[0], TILES.iter().position(|&tile| Kernel::Sm80Gemm(tile) == kernel).unwrap()) {
             (b'a', 1) => 80.0,
@@ -226,7 +228,7 @@ mod tests {
     fn what_is_clearly_faster_is_found_and_the_rest_stays() {
         let found = run(groups(), 2e-6, step);
         let kernels: Vec<(&str, Kernel)> = found.iter().map(|found| (&found.shape[..], found.kernel)).collect();
-        // Those with most work first.
+        // Groups with the most work come first.
         assert_eq!(kernels, [("a", sm80(1)), ("b", sm80(0)), ("c", sm80(0))]);
         assert!((found[0].gain - 20e-6).abs() < 1e-6 && found[1].gain == 0.0, "{found:?}");
         assert!(found.iter().all(|found| found.planned == sm80(0)));
@@ -238,7 +240,7 @@ mod tests {
         let worse = |_: &str, kernel| if kernel == sm80(0) { 1e-4 } else { 1.01e-4 };
         let found = run(groups(), 60e-6, worse);
         assert!(found.iter().all(|found| found.kernel == sm80(0) && found.gain == 0.0), "{found:?}");
-        // Clear, but too little to be the same in another process: 1 % of its steps.
+        // A gain of 1 % of the steps is clearly measured, but too small to hold in another process.
         let little = |_: &str, kernel| if kernel == sm80(1) { 99e-6 } else { 1e-4 };
         let found = run(vec![group("a", &["a1"], 100e3)], 0.0, little);
         assert_eq!(found[0].kernel, sm80(0));
@@ -269,7 +271,7 @@ mod tests {
             let goes_on = || asked.replace(asked.get() + 1) < most;
             let told = |done, of, shape: &str| heard.push((done, of, shape.to_owned()));
             let found = search(groups(), 1e9, goes_on, time, told).unwrap();
-            // What was measured until then counts.
+            // The groups that were measured until then count.
             let expected: Vec<_> =
                 shapes.into_iter().enumerate().map(|(at, shape)| (at, 3, shape.to_owned())).collect();
             assert_eq!((found.len(), heard), (most, expected));
