@@ -142,7 +142,7 @@ impl Engine {
         BatcherBuilder::new(&self.core)
     }
 
-    /// The device it runs on.
+    /// The device that the engine runs on.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -256,13 +256,13 @@ impl Engine {
         self.core.write_state(name, bytemuck::cast_slice(elems))
     }
 
-    /// What a row of a state is, alone.
+    /// The row of a state of one request. The name is that of the state's input.
     #[cfg(feature = "ffi")]
     pub(crate) fn state(&self, name: &str) -> Result<&RowPort, Error> {
         self.core.state(name).map(|(row, _)| row)
     }
 
-    /// So many bytes of a state, which are all.
+    /// All bytes of a state; `bytes` is their number, which is checked.
     #[cfg(feature = "ffi")]
     pub(crate) fn read_state_bytes(&self, name: &str, bytes: usize) -> Result<Vec<u8>, Error> {
         self.core.check_state(name, bytes)?; // before as many are allocated
@@ -322,7 +322,7 @@ impl Engine {
             };
             plan.steps.iter().map(layer).collect()
         };
-        // Several models have as many plans each: one for each size, or, on a CPU, for each bucket.
+        // Each model has the same number of plans: one for each size, or, on a CPU, one for each bucket.
         let each = self.plans.len() / self.models.len();
         let buckets = &self.core.spec().buckets;
         let program = |(size, bucket): (usize, usize)| {
@@ -362,7 +362,7 @@ impl Engine {
         self.core.close(how, limit)
     }
 
-    /// Which ring its tickets are of.
+    /// The ring that the engine's tickets belong to.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_ring(&self.core)

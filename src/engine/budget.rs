@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
 use crate::tensor::Bucket;
 
-/// A build, and the buffers of its ring.
+/// The memory budget of a build: its device, its models, and the buffers of its ring.
 pub(super) struct Budget<'a> {
     pub flow: &'a Flow,
     pub device: &'a Device,
@@ -20,23 +20,24 @@ pub(super) struct Budget<'a> {
     pub results: usize,
     /// Result buffers on the device.
     pub kept: usize,
-    /// What builds at the same time leave each other.
+    /// The memory that builds at the same time leave each other.
     pub left: &'a LeftMemory,
-    /// What this build has of it.
+    /// The memory that this build has taken from `left`: bytes of the device and of the host.
     pub taken: Cell<[u64; 2]>,
 }
 
-/// The memory that builds at the same time leave each other: of each device and of the host, what was free before the first
-/// of them allocated, without what they need. Weights that several on one device will share are counted for each.
+/// The memory that builds at the same time leave each other. For each device and for the host it is the memory that was
+/// free before the first of them allocated, less the needs of these builds. Weights that several builds on one device
+/// will share are counted for each of them.
 #[derive(Default)]
 pub(super) struct LeftMemory(Mutex<HashMap<String, u64>>);
 
-/// The host among the devices' names.
+/// The name of the host in the map of devices.
 const HOST: &str = "";
 
 impl LeftMemory {
-    /// Takes what a build on `device` needs, for what it took before; if there is too little, gives what there is.
-    /// `free` is free now.
+    /// Takes `needed` bytes for a build on `device` and gives back the `before` bytes that it took earlier. If there is
+    /// too little, the error has the bytes that are left. `free` is the memory that is free now.
     fn take(&self, device: &str, needed: [u64; 2], before: [u64; 2], free: [u64; 2]) -> Result<(), [u64; 2]> {
         let mut all = lock(&self.0);
         let places = [device, HOST];
@@ -53,8 +54,8 @@ impl LeftMemory {
 const KINDS: [&str; 2] = [DEVICE_MEMORY, HOST_MEMORY];
 
 impl Budget<'_> {
-    /// The plans of each model. Refuses the build if by them it takes more than is free and than builds at the same time
-    /// leave, and says which batch does not.
+    /// The plans of each model. Refuses the build if it needs more memory than is free, or than builds at the same time
+    /// leave; the error has the largest batch that fits.
     pub fn plans(&self) -> Result<Vec<Vec<Plan>>, Error> {
         let plans = self.flow.plans(self.flow.sizes())?;
         let needed = self.needed(self.flow.sizes(), &plans)?;
@@ -68,20 +69,20 @@ impl Budget<'_> {
         }
     }
 
-    /// Completes the error of a build that ran out of memory all the same: others may have taken some since it was
-    /// checked, and the failed build has given back what it had.
+    /// Completes the error of a build that ran out of memory although it was checked: another program may have
+    /// allocated memory since. The failed build has freed its own.
     pub fn explain(&self, error: Error) -> Error {
         let Error::OutOfMemory { .. } = error else { return error };
         let short = self.free().ok().and_then(|free| self.short(self.taken.get(), free));
         short.unwrap_or(error)
     }
 
-    /// What is free now.
+    /// The bytes that are free now on the device and on the host.
     fn free(&self) -> Result<[u64; 2], Error> {
         Ok([self.device.free_bytes(KINDS[0])?, self.device.free_bytes(KINDS[1])?])
     }
 
-    /// The error of a build that needs more than there is, if it does.
+    /// The error of a build that needs more memory than is free; `None` if there is enough.
     fn short(&self, needed: [u64; 2], free: [u64; 2]) -> Option<Error> {
         let short = (0..KINDS.len()).filter(|&kind| needed[kind] > free[kind]);
         let short = short.max_by_key(|&kind| needed[kind] - free[kind])?;
@@ -101,7 +102,7 @@ impl Budget<'_> {
         let rows = |buffers: usize, bytes: u64| (buffers as u64).saturating_mul(bytes);
         let device = programs.device.saturating_add(rows(self.kept, output));
         let ring = rows(self.staging, input).saturating_add(rows(self.results, output));
-        // What is there while the programs are built is gone when the ring is.
+        // The memory that only the build of the programs needs is freed before the ring is allocated.
         let mut host = programs.host.saturating_add(ring.max(programs.passing));
         if self.device.info().memory_bytes == 0 {
             host = host.saturating_add(device); // which is the host's
@@ -109,12 +110,12 @@ impl Budget<'_> {
         Ok([device, host])
     }
 
-    /// The same for sizes that are not planned yet.
+    /// Bytes that a build with these sizes takes, which are planned for this.
     fn needed_for(&self, sizes: &[Bucket]) -> Result<[u64; 2], Error> {
         self.needed(sizes, &self.flow.plans(sizes)?)
     }
 
-    /// The largest batch whose build fits into what is free; 0 if none does.
+    /// The largest batch whose build fits into the free memory; 0 if none does.
     fn fitting(&self, free: [u64; 2]) -> usize {
         let fits = |batch: usize| {
             let capped: Vec<Bucket> = self.flow.sizes().iter().map(|bucket| bucket.capped(batch)).collect();
@@ -140,7 +141,7 @@ mod tests {
     use crate::model::{Model, Preprocessing, Weights};
     use crate::tensor::{OutputKind, Shape, Size};
 
-    /// One convolution of square images.
+    /// A model of one convolution of square images.
     fn model(side: usize) -> Model {
         let shape = Shape::new(side, side, 3);
         let mut graph = GraphBuilder::new();
@@ -156,13 +157,13 @@ mod tests {
         Engine::builder(model).on(device).output(OutputKind::Features)
     }
 
-    /// With so many buffers for staging, results, and results on the device.
+    /// A budget with these numbers of buffers: staging, results, and results on the device.
     fn budget<'a>(flow: &'a Flow, device: &'a Device, buffers: [usize; 3], left: &'a LeftMemory) -> Budget<'a> {
         let [staging, results, kept] = buffers;
         Budget { flow, device, staging, results, kept, left, taken: Cell::default() }
     }
 
-    /// Of a device with memory for one and a half builds; the first one plans again, as after tuning.
+    /// The device has memory for one and a half builds. The first build plans again, as after tuning.
     #[test]
     fn builds_at_the_same_time_share_what_is_free() {
         let (model, device) = (model(28), Device::cpu(2));
@@ -214,7 +215,7 @@ mod tests {
         assert!(needed(fitting) <= free_bytes && free_bytes < needed(fitting + 1), "{fitting}: {error}");
     }
 
-    /// What is said to be needed is what is held in the end.
+    /// A build holds exactly the memory that its budget has counted.
     #[test]
     fn what_a_build_holds_was_counted() {
         let device = Device::cpu(1);
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Of a network of images weights, arenas and rows are those of the largest size.
+    /// For a network of images, weights, arenas and rows are those of the largest size.
     #[test]
     fn what_sizes_of_images_share_is_counted_once() {
         let (device, model) = (Device::cpu(2), Model::open("weights/convnet28").unwrap());

@@ -33,17 +33,17 @@ use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, Precision, Size};
 /// ```
 #[derive(Clone, Debug)]
 pub struct EngineBuilder<'a> {
-    /// At least one.
+    /// The models, one or more.
     pub(super) models: Vec<Member<'a>>,
     pub(super) options: Options,
 }
 
-/// All of it but the models.
+/// The options of an engine, without its models.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) average: bool,
     pub(super) device: Option<Device>,
-    /// Without them the device's default batch sizes.
+    /// The sizes; `None`: the device's default batch sizes.
     pub(super) sizes: Option<Vec<Size>>,
     pub(super) slots: Option<usize>,
     pub(super) compute_streams: usize,
@@ -57,12 +57,12 @@ pub(super) struct Options {
     pub(super) lanes: Option<bool>,
     pub(super) acquire_limit: Duration,
     pub(super) waiting: Waiting,
-    /// Batches that a recorder remembers, if there is to be one.
+    /// The number of batches that a recorder remembers; `None`: no recorder.
     pub(super) trace: Option<usize>,
     pub(super) check: bool,
     pub(super) device_results: bool,
     pub(super) tuning: TuningSpec,
-    /// How often a fleet rebuilds an engine.
+    /// The number of times that a fleet rebuilds an engine.
     pub(super) rebuild_on_fault: usize,
 }
 
@@ -97,11 +97,11 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member<'a> {
     pub(super) model: &'a Model,
-    /// The model before it whose result it reads; none: it reads the rows.
+    /// The index of the earlier model whose result this one reads; `None`: it reads the input rows.
     pub(super) after: Option<usize>,
 }
 
-/// Batches that a recorder remembers unless told otherwise.
+/// The number of batches that a recorder remembers by default.
 const TRACED_BATCHES: usize = 4096;
 
 impl<'a> EngineBuilder<'a> {
@@ -374,7 +374,8 @@ impl<'a> EngineBuilder<'a> {
         self.build_ring(&self.device_or_default()?, 1, None, &LeftMemory::default())
     }
 
-    /// Builds on a device; with `freed` for a ring that is one of `peers`, which leave each other so much memory.
+    /// Builds an engine on a device. `left` is the memory that builds at the same time leave each other. `freed` is
+    /// given for one of the rings of a fleet of `peers` devices.
     pub(super) fn build_ring(
         &self,
         device: &Device,
@@ -383,10 +384,11 @@ impl<'a> EngineBuilder<'a> {
         left: &LeftMemory,
     ) -> Result<Engine, Error> {
         let spec = self.build_spec(Hardware::of(device))?;
-        // Where staging is kept until the answer is there, every batch on the device has one.
+        // In a fleet, staging is kept until the answer is there, so that every batch on the device has a staging
+        // buffer.
         let on_device = if freed.is_some() { spec.slots } else { 0 };
         let staging = self.options.staging.unwrap_or(spec.slots + on_device + 3);
-        // Should the others fail, one holds the results of all.
+        // If all other devices of a fleet fail, this one holds the results of all.
         let results = self.options.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
         within("staging", staging, 1 << 16)?;
         within("results", results, 1 << 16)?;
@@ -434,7 +436,7 @@ impl<'a> EngineBuilder<'a> {
         Ok(Engine { core, device, plans, recorder, building: watch.phases(), models })
     }
 
-    /// The programs' names: those of the models, and the mean's. One that comes again has a number.
+    /// The names of the programs: those of the models, then that of the mean. A repeated name gets a number.
     fn names(&self) -> Vec<Arc<str>> {
         let models = self.models.iter().map(|member| member.model.name());
         let names: Vec<&str> = models.chain(self.options.average.then_some("mean")).collect();
@@ -463,19 +465,19 @@ impl<'a> EngineBuilder<'a> {
         Ok(slots)
     }
 
-    /// Whether a model has states.
+    /// Whether any of the models has states.
     pub(super) fn has_states(&self) -> bool {
         self.models.iter().any(|member| !member.model.states().is_empty())
     }
 
-    /// The sizes by their free dimensions, of which those that are not named are as the models have them.
+    /// The sizes by their free dimensions. A dimension that the sizes do not name is as the models have it.
     fn buckets(&self) -> Result<Vec<Bucket>, Error> {
         let own = self.own_dims()?;
         let Some(sizes) = &self.options.sizes else { return Ok(vec![Bucket { dims: own, batch_sizes: Vec::new() }]) };
         if sizes.is_empty() {
             return Err(Error::option("batch", "empty", "at least one batch size"));
         }
-        // Smaller ones may be of a batch that was named.
+        // The largest size is checked first, so that the error has the number that `batch` was given.
         within("batch", sizes.iter().map(Size::batch).max().unwrap_or(0), 1 << 20)?;
         let whole = |size: &Size| {
             within("batch", size.batch(), 1 << 20)?;
@@ -486,7 +488,7 @@ impl<'a> EngineBuilder<'a> {
         Ok(Bucket::all(&sizes.iter().map(whole).collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// The free dimensions of all models, in which they agree unless sizes name them.
+    /// The free dimensions of all models. If models differ in one, the sizes must name it.
     fn own_dims(&self) -> Result<Dims, Error> {
         let mut own = Dims::new();
         let is_named = |name: &str| self.options.sizes.iter().flatten().any(|size| size.dims().contains_key(name));

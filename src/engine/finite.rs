@@ -1,4 +1,4 @@
-//! The search for values of a row that are not finite.
+//! The search for values of a row with numbers that are NaN or infinite.
 
 use super::EngineBuilder;
 use super::builder::{Member, Options};
@@ -36,7 +36,7 @@ pub struct NotFinite {
     pub first: (usize, f64),
 }
 
-/// Bytes of values that one engine hands out.
+/// The most bytes of values that one engine hands out.
 const MOST_BYTES: usize = 256 << 20;
 
 impl EngineBuilder<'_> {
@@ -77,7 +77,7 @@ impl EngineBuilder<'_> {
 }
 
 impl Options {
-    /// The same for one row at a time, and its features, on a device.
+    /// These options for one row at a time on a device, with features as the output.
     fn for_one_row(&self, device: &Device) -> Self {
         let one = Some(1);
         Self {
@@ -94,7 +94,7 @@ impl Options {
     }
 }
 
-/// The operation of the step that computes a node.
+/// The label of the step that computes a node.
 fn step_of(plan: &Plan, node: &str) -> String {
     let computes = |op: &StepOp| matches!(op, StepOp::Loop(of) if of.nodes.iter().any(|name| name == node));
     let step = plan.steps.iter().find(|step| step.name == node || computes(&step.op));

@@ -126,7 +126,7 @@ impl Fleet {
         Ok(self.peers.acquire(limit)?.in_bucket(bucket))
     }
 
-    /// Which fleet its tickets are of.
+    /// The fleet that its tickets belong to.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_ring(&self.peers.rings().now()[0])
@@ -143,17 +143,17 @@ impl Fleet {
         self.peers.stats()
     }
 
-    /// Rows of the largest batch, at the first size's dimensions.
+    /// The number of rows of the largest batch, at the first size's dimensions.
     pub fn capacity(&self) -> usize {
         self.peers.rings().now()[0].capacity()
     }
 
-    /// Rows that producers write.
+    /// The layout of the rows that producers write, at the first size's dimensions.
     pub fn input(&self) -> &RowSpec {
         &self.input
     }
 
-    /// Rows that consumers read.
+    /// The layout of the rows that consumers read, at the first size's dimensions.
     pub fn output(&self) -> &RowSpec {
         &self.output
     }
@@ -191,7 +191,7 @@ mod tests {
     use crate::device::cuda::near::{place_near, tests};
     use crate::model::Model;
 
-    /// The names of this process's threads that may run on one CPU alone.
+    /// The names of this process's threads that may run only on one CPU, `cpu`.
     fn kept_on(cpu: usize) -> Vec<String> {
         let mut names = Vec::new();
         for task in fs::read_dir("/proc/self/task").unwrap() {

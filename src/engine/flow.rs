@@ -1,4 +1,4 @@
-//! The models of one engine: which model reads what, and their programs.
+//! The models of one engine, what each of them reads, and their programs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use crate::plan::Plan;
 use crate::ring::{Buckets, Node, RowBucket};
 use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, RowSpec};
 
-/// Models for some hardware, checked to fit together.
+/// The models of an engine for some hardware, checked to fit together.
 pub(super) struct Flow {
     stages: Vec<Stage>,
     average: bool,
 }
 
-/// A model and what it is built for.
+/// A model and the options that its program is built with.
 struct Stage {
     /// The model at each bucket's dimensions.
     models: Vec<Model>,
     spec: BuildSpec,
     after: Option<usize>,
-    /// Whether no other reads its output.
+    /// Whether no other model reads its output.
     is_last: bool,
-    /// Rows that it reads, of each bucket.
+    /// The rows that it reads, for each bucket.
     inputs: Vec<RowSpec>,
-    /// Rows that it writes.
+    /// The rows that it writes, for each bucket.
     outputs: Vec<RowSpec>,
 }
 
@@ -92,12 +92,12 @@ impl Flow {
         self.stages.iter().filter(|stage| stage.is_last)
     }
 
-    /// The sizes.
+    /// The sizes of the engine, by bucket.
     pub fn sizes(&self) -> &[Bucket] {
         &self.stages[0].spec.buckets
     }
 
-    /// Rows that producers write and consumers read.
+    /// The rows that producers write and that consumers read, for each bucket.
     pub fn rows(&self) -> Buckets {
         let bucket = |(index, sizes): (usize, &Bucket)| {
             let input = self.stages[0].inputs[index].clone();
@@ -106,7 +106,7 @@ impl Flow {
         Buckets::new(self.sizes().iter().enumerate().map(bucket).collect(), self.neutral_dims())
     }
 
-    /// The dimensions along which rows may be padded: the models that read them all say so.
+    /// The dimensions along which rows may be padded: all models that read the rows allow it.
     fn neutral_dims(&self) -> BTreeSet<String> {
         let models = || self.stages.iter().filter(|stage| stage.after.is_none()).map(|stage| &stage.models[0]);
         let is_neutral = |name: &String| {
@@ -115,23 +115,23 @@ impl Flow {
         models().flat_map(Model::neutral_dims).filter(is_neutral).collect()
     }
 
-    /// Rows of a bucket that consumers read.
+    /// The rows of a bucket that consumers read, one layout for each output.
     fn outputs(&self, bucket: usize) -> Vec<RowSpec> {
         let outputs = self.last().map(|stage| stage.outputs[bucket].clone());
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
-    /// What rows are that consumers read.
+    /// The kind of result that consumers read.
     pub fn output_kind(&self) -> OutputKind {
         self.last().next().expect("one model is the last").spec.output
     }
 
-    /// Classes of the models whose output each of them is.
+    /// The number of classes of each model whose output is handed out.
     pub fn classes(&self) -> Vec<usize> {
         self.last().map(|stage| stage.models[0].classes()).collect()
     }
 
-    /// What all programs of a build on `device` with these sizes and [`plans`](Self::plans) take.
+    /// The memory that all programs of a build on `device` with these sizes and [`plans`](Self::plans) take.
     pub fn needs(&self, device: &Device, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
         let mut all = Needs::default();
         let planned: Vec<Planned<'_>> =
@@ -155,7 +155,8 @@ impl Flow {
         self.stages.iter().map(|stage| exec::plan_all(&stage.models, &stage.sized(sizes))).collect()
     }
 
-    /// Measures which kernels are the fastest, if that is asked for; whether it was, so that plans may be others now.
+    /// Measures which kernels are the fastest, if tuning asks for it. Returns whether it was asked for; then plans may
+    /// have changed.
     pub fn tune(&self, device: &Device) -> Result<bool, Error> {
         let is_asked = self.stages[0].spec.tuning.mode == Tuning::Full;
         let mut asked = self.stages.iter().filter(|_| is_asked);
@@ -163,7 +164,8 @@ impl Flow {
         Ok(is_asked)
     }
 
-    /// The model at each bucket's dimensions, if it is the only one, and what it is built for.
+    /// The only model, at each bucket's dimensions, and the options of its program; an error if there are several
+    /// models.
     pub fn only(&self) -> Result<(&[Model], &BuildSpec), Error> {
         match &self.stages[..] {
             [only] => Ok((&only.models, &only.spec)),
@@ -174,7 +176,7 @@ impl Flow {
         }
     }
 
-    /// The programs for these plans, in an order in which each comes after what it reads.
+    /// Builds the programs for these plans. Each program comes after those that it reads from.
     pub fn build(&self, device: &Device, plans: &[Vec<Plan>], watch: &mut Stopwatch) -> Result<Vec<Node>, Error> {
         let mut nodes = Vec::<Node>::new();
         for (stage, plans) in self.stages.iter().zip(plans) {
@@ -200,7 +202,8 @@ impl Flow {
     }
 }
 
-/// States are the same at every size, and have names of their own among those of an engine.
+/// Checks that a model has the same states at every size, and that no earlier model of the engine has a state of the
+/// same name.
 fn check_states(models: &[Model], before: &[Stage]) -> Result<(), Error> {
     let states = models[0].states();
     if let Some(other) = models.iter().find(|other| other.states() != states) {
@@ -217,7 +220,7 @@ fn check_states(models: &[Model], before: &[Stage]) -> Result<(), Error> {
 }
 
 impl Stage {
-    /// What it is built for with other batch sizes.
+    /// The options of the model's program with other batch sizes.
     fn sized(&self, sizes: &[Bucket]) -> BuildSpec {
         BuildSpec { buckets: sizes.to_vec(), ..self.spec.clone() }
     }

@@ -1,5 +1,5 @@
-//! Device memory that runs out at each allocation of a build, in turn: the error says so, nothing of the build is left, and
-//! the next build gives the same bits.
+//! Builds whose memory runs out at each allocation in turn: the error says so, nothing of the build is left, and the
+//! next build gives the same bits.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::exec::Tuning;
 use crate::model::Model;
 use crate::tensor::{OutputKind, Size};
 
-/// What is built, on a device.
+/// Builds an engine on a device and returns its answer.
 type Built = fn(&Device) -> Result<Vec<u8>, Error>;
 
 const BUILT: [(&str, Built); 4] = [
@@ -42,7 +42,7 @@ fn images(builder: EngineBuilder<'_>, device: &Device) -> Result<Vec<u8>, Error>
     answer(&quick(builder, device).output(OutputKind::Logits).build()?)
 }
 
-/// What comes out of one row, the same each time.
+/// The answer to one row, which is always the same.
 fn answer(engine: &Engine) -> Result<Vec<u8>, Error> {
     let mut batch = engine.acquire()?;
     batch.rows_mut().flatten().for_each(|byte| *byte = 1);
@@ -50,7 +50,7 @@ fn answer(engine: &Engine) -> Result<Vec<u8>, Error> {
     Ok((0..output.parts()).flat_map(|part| output.part(part).row(0).to_vec()).collect())
 }
 
-/// The rings' own threads end by themselves, soon.
+/// Waits until nothing uses the device: the threads of dropped rings end by themselves.
 fn assert_unused(device: &Device, what: &str) {
     let end = Instant::now() + Duration::from_secs(20);
     while !device.is_unused() {
@@ -60,7 +60,8 @@ fn assert_unused(device: &Device, what: &str) {
     assert_eq!(device.memory_use(), MemoryUse::default(), "{what}");
 }
 
-/// Builds with `take` before each allocation in turn, then `give_back`; how many allocations there are.
+/// Builds with `take` before each allocation in turn, then calls `give_back`. Returns the number of allocations of a
+/// build.
 fn run_out(what: &str, built: Built, device: &Device, take: fn(&Device), give_back: fn(&Device)) -> usize {
     let expected = built(device).unwrap();
     for nth in 0.. {
@@ -87,7 +88,7 @@ fn run_out(what: &str, built: Built, device: &Device, take: fn(&Device), give_ba
     unreachable!("a build has an end")
 }
 
-/// Whether this is what a build may be answered with when memory runs out.
+/// Whether a build may return this error when memory runs out.
 fn tells_it(error: &Error) -> bool {
     const OUT_OF_MEMORY: i32 = 2; // CUDA_ERROR_OUT_OF_MEMORY
     match error {
@@ -112,7 +113,7 @@ fn memory_that_runs_out_at_any_allocation_is_told() {
     }
 }
 
-/// The same on a GPU, whose memory somebody else then has.
+/// Runs the test on a GPU, whose memory another owner takes before each allocation.
 #[cfg(feature = "cuda")]
 #[test]
 #[ignore = "takes all memory of cuda:0, which no other test must use meanwhile"]
@@ -124,7 +125,7 @@ fn memory_of_a_gpu_that_is_full_at_any_allocation_is_told() {
     thread_local! {
         static TAKEN: RefCell<Vec<DeviceBuffer>> = const { RefCell::new(Vec::new()) };
     }
-    /// Pieces of every size, so that no hole is left.
+    /// Allocates pieces of every size, so that no hole is left.
     fn take_all(_device: &Device) {
         let other = Device::open(Target::Cuda(0)).unwrap();
         for piece in (8..37).rev().map(|bits| 1_usize << bits) {

@@ -1,4 +1,4 @@
-//! Rows of different lengths end to end in one record of a batch.
+//! Packs: rows of different lengths, end to end in one record of a batch.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ use crate::tensor::{Dtype, Element, Packing, RowPort, RowSpec};
 pub struct Pack {
     batch: Batch,
     size: Packing,
-    /// Where rows begin, and the end of the last one.
+    /// The token at which each row begins, and the end of the last row.
     starts: Vec<usize>,
 }
 
@@ -51,17 +51,17 @@ pub struct Packed {
     starts: Vec<usize>,
 }
 
-/// The input that has where rows begin and end.
+/// The input that says where rows begin and end.
 const STARTS: &str = "starts";
-/// The output that has a vector for each token.
+/// The output with a vector for each token.
 const TOKENS: &str = "tokens";
 
 impl Pack {
-    /// Begins to fill a batch, whose one record has this size: inputs of i64, `starts` with one number more than there are
-    /// rows, and others with one for each token.
+    /// Begins to fill a batch with one record of this size. All inputs are of i64: `starts` has one number more than
+    /// there are rows, each other input has a number for each token.
     ///
     /// # Errors
-    /// [`Error::Option`] if the batch is of other records.
+    /// [`Error::Option`] if the batch has other records.
     pub fn new(mut batch: Batch, size: Packing) -> Result<Self, Error> {
         let spec = batch.spec();
         spec.port(STARTS)?;
@@ -76,12 +76,13 @@ impl Pack {
         Ok(Self { batch, size, starts: vec![0] })
     }
 
-    /// Puts a row behind the others: what each of these inputs has for its tokens; other inputs have zeros. It tells the row's
-    /// number, or nothing where there is no room for it: it is the first one of another pack then.
+    /// Adds a row behind the others. `inputs` has the name of each input with a number for each of the row's tokens;
+    /// inputs that are not named have zeros. Returns the number of the row, or `None` if there is no room for it; then
+    /// it belongs in the next pack.
     ///
     /// # Errors
-    /// [`Error::Option`] for a row without tokens or longer than the longest, for inputs of different lengths, and for an input
-    /// that there is not. The pack stays as it was.
+    /// [`Error::Option`] for a row without tokens or longer than the longest, for inputs of different lengths, and for
+    /// an unknown input. The pack then stays as it was.
     pub fn push(&mut self, inputs: &[(&str, &[i64])]) -> Result<Option<usize>, Error> {
         let tokens = length(self.batch.spec(), self.size, inputs)?;
         let (row, first) = (self.len(), self.tokens());
@@ -95,27 +96,27 @@ impl Pack {
         Ok(Some(row))
     }
 
-    /// Whether its rows have an input of this name for each token.
+    /// Whether rows have an input of this name with a number for each token.
     pub fn has(&self, input: &str) -> bool {
         has(self.batch.spec(), input)
     }
 
-    /// Rows.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// Whether there is no row yet.
+    /// Whether the pack has no row yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tokens of all rows together.
+    /// The number of tokens of all rows together.
     pub fn tokens(&self) -> usize {
         self.starts[self.len()]
     }
 
-    /// Submits the rows, as [`Batch::submit`] does, and tells where they are.
+    /// Submits the rows, as [`Batch::submit`] does. Also returns the places of the rows.
     ///
     /// # Errors
     /// [`Error::Option`] if there is no row; those of [`Batch::submit`].
@@ -132,10 +133,10 @@ impl Pack {
     }
 }
 
-/// Tokens of a row.
+/// The number of tokens of a row.
 ///
 /// # Errors
-/// [`Error::Option`] for what no row has.
+/// [`Error::Option`] for inputs that no row can have.
 pub(super) fn length(spec: &RowSpec, size: Packing, inputs: &[(&str, &[i64])]) -> Result<usize, Error> {
     let longest = size.longest;
     let tokens = inputs.first().map_or(0, |(_, values)| values.len());
@@ -162,23 +163,23 @@ fn has(spec: &RowSpec, input: &str) -> bool {
     input != STARTS && spec.port(input).is_ok()
 }
 
-/// Whether an input is one of packed rows of a size.
+/// Whether an input has the type and length that packed rows of this size need.
 fn fits(port: &RowPort, Packing { tokens, rows, .. }: Packing) -> bool {
     port.dtype == Dtype::I64 && port.dims == [if &*port.name == STARTS { rows + 1 } else { tokens }]
 }
 
 impl Packed {
-    /// Rows.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// Whether there is none, which no pack is submitted with.
+    /// Whether there are no rows; a submitted pack has at least one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Which of all tokens are those of a row.
+    /// The range of the row's tokens among all tokens of the pack.
     ///
     /// # Panics
     /// If `row` is not below [`Packed::len`].
@@ -187,11 +188,12 @@ impl Packed {
         self.starts[row]..self.starts[row + 1]
     }
 
-    /// What an output has for a row: of `tokens` the vectors of its tokens, of others the row's own vector. For an engine of
-    /// several models, the first one's: see [`Packed::port_of`].
+    /// The elements of an output for a row: from the output `tokens` the vectors of the row's tokens, from any other
+    /// output the row's own vector. For an engine of several models these are outputs of the first; see
+    /// [`Packed::port_of`].
     ///
     /// # Errors
-    /// [`Error::Option`] for an output that there is not, one of another type, or one of other records.
+    /// [`Error::Option`] for an unknown output, one of another type, or one that is not of packed rows.
     ///
     /// # Panics
     /// If `row` is not below [`Packed::len`].
@@ -199,19 +201,20 @@ impl Packed {
         self.port_of(&output.part(0), row, name)
     }
 
-    /// The elements of a port of one of an engine's models, which [`Output::part`] lends; otherwise as [`Packed::port`].
+    /// The elements of an output of one of an engine's models, which [`Output::part`] lends, for a row; otherwise as
+    /// [`Packed::port`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of `port`.
     ///
     /// # Panics
-    /// As there.
+    /// If `row` is not below the number of rows.
     pub fn port_of<'a, T: Element>(&self, part: &OutputPart<'a>, row: usize, name: &str) -> Result<&'a [T], Error> {
         let (elems, _) = self.elems(row, part.spec().port(name)?)?;
         Ok(&part.port::<T>(0, name)?[elems])
     }
 
-    /// The bytes that an output has for a row, and their dimensions.
+    /// The bytes of an output for a row, and their dimensions.
     pub(super) fn bytes<'a>(
         &self,
         part: &OutputPart<'a>,
@@ -223,7 +226,7 @@ impl Packed {
         Ok((&part.row(0)[port.range()][start * size..end * size], dims))
     }
 
-    /// Which elements of an output are a row's, and their dimensions.
+    /// The range of an output's elements that belong to a row, and their dimensions.
     fn elems(&self, row: usize, port: &RowPort) -> Result<(Range<usize>, Vec<usize>), Error> {
         let (tokens, is_of_tokens) = (self.tokens(row), &*port.name == TOKENS);
         let (items, count) = if is_of_tokens { (tokens, self.size.tokens) } else { (row..row + 1, self.size.rows) };

@@ -1,4 +1,4 @@
-//! Single rows of any length from many threads, end to end in packs.
+//! The packer: forms packs of single rows of any length that many threads submit.
 
 mod queue;
 
@@ -17,11 +17,11 @@ use crate::tensor::{Element, Packing, RowPort};
 /// Forms packs of rows that threads submit one by one, each of any length up to the longest. Share it by reference or in an
 /// `Arc`.
 ///
-/// A pack is filled by tokens, in the order in which rows come. Rows leave at once while fewer than two packs are under way,
-/// and gather for a full one otherwise. A row's answer does not depend on the others of its pack; between sizes of an engine
-/// it differs by roundings.
+/// A pack is filled by tokens, in the order in which rows come. While fewer than two packs are under way, rows leave at
+/// once; otherwise they gather until a pack is full. A row's answer does not depend on the other rows of its pack.
+/// Between sizes of an engine it differs only by rounding.
 ///
-/// When it is dropped, rows that were submitted are still answered.
+/// Rows that were submitted are still answered after the packer is dropped.
 ///
 /// ```no_run
 /// use trefoil::{Engine, Packer, model::{Embedding, Model}};
@@ -54,7 +54,7 @@ pub struct Packer {
 #[must_use = "a dropped ticket abandons its answer"]
 pub struct PackedTicket(mpsc::Receiver<Result<PackedRow, Error>>);
 
-/// What a row of a pack got: a copy of its part of each output of each model.
+/// The answer of one row: a copy of its part of each output of each model.
 ///
 /// ```no_run
 /// # fn f(row: trefoil::PackedRow) -> Result<(), trefoil::Error> {
@@ -67,26 +67,26 @@ pub struct PackedRow(Vec<Outputs>);
 /// The outputs of one model for a row, by name.
 type Outputs = Vec<(Arc<str>, Tensor)>;
 
-/// What threads share.
+/// The state that the threads share.
 struct Shared {
     core: Arc<Core>,
     /// The sizes of packs with the numbers of their buckets, ascending by tokens.
     sizes: Vec<(Packing, usize)>,
     state: Mutex<PackerState>,
-    /// There is room for rows.
+    /// Signalled when there is room for rows.
     room: Condvar,
-    /// There is a pack under way, or no packer any more.
+    /// Signalled when a pack is under way, or the packer is dropped.
     sent: Condvar,
 }
 
 struct PackerState {
     queue: Queue<Waiting>,
-    /// Packs whose answers are to be handed out.
+    /// Submitted packs whose answers are not handed out yet, in the order of submission.
     under_way: VecDeque<Sent>,
     is_closed: bool,
 }
 
-/// A row that waits.
+/// A row that waits to leave in a pack.
 struct Waiting {
     inputs: Vec<(String, Vec<i64>)>,
     answer: Answer,
@@ -94,7 +94,7 @@ struct Waiting {
 
 type Answer = mpsc::SyncSender<Result<PackedRow, Error>>;
 
-/// A pack that was submitted, and who waits for its rows.
+/// A pack that was submitted, and the senders of its rows' answers.
 struct Sent {
     ticket: Ticket,
     packed: Packed,
@@ -102,11 +102,11 @@ struct Sent {
 }
 
 impl Packer {
-    /// A packer for an engine of packed rows. Of several sizes a pack is of the smallest that holds its rows, and rows gather for
-    /// the largest.
+    /// Makes a packer for an engine of packed rows. If the engine has several sizes, rows gather for the largest, and a
+    /// pack takes the smallest size that holds its rows.
     ///
     /// # Errors
-    /// [`Error::Option`] for an engine of other rows; [`Error::Thread`] if its thread cannot be started.
+    /// [`Error::Option`] for an engine of other rows; [`Error::Thread`] if the packer's thread cannot be started.
     pub fn new(engine: &Engine) -> Result<Self, Error> {
         let core = engine.core.clone();
         let mut sizes = Vec::new();
@@ -126,11 +126,13 @@ impl Packer {
         Ok(Self { shared })
     }
 
-    /// Hands a row over: what each of these inputs has for its tokens; other inputs have zeros. While rows for several packs
-    /// wait, it waits for room; and the thread that submits a row also acquires batches for the packs that are due.
+    /// Submits a row. `inputs` has the name of each input with a number for each of the row's tokens; inputs that are
+    /// not named have zeros. While rows for several packs wait, the call waits for room. It also acquires batches for
+    /// the packs that are due, and submits them.
     ///
     /// # Errors
-    /// [`Error::Option`] as for [`Pack::push`]; [`Error::Closed`] if the packer's thread has ended; those of the pack that the row leaves in are told by its ticket.
+    /// [`Error::Option`] as for [`Pack::push`]; [`Error::Closed`] if the packer's thread has ended. The row's ticket
+    /// returns the errors of the pack that the row leaves in.
     pub fn submit(&self, inputs: &[(&str, &[i64])]) -> Result<PackedTicket, Error> {
         let (largest, bucket) = self.shared.sizes[self.shared.sizes.len() - 1];
         let tokens = length(&self.shared.core.bucket(bucket).input, largest, inputs)?;
@@ -158,7 +160,7 @@ impl Drop for Packer {
 }
 
 impl Shared {
-    /// Submits the packs that are to leave now.
+    /// Submits the packs that are due.
     fn send(&self) {
         while let Some(rows) = { lock(&self.state).queue.take() } {
             let (inputs, answers): (Vec<_>, Vec<_>) = rows.into_iter().map(|row| (row.inputs, row.answer)).unzip();
@@ -188,7 +190,7 @@ impl Shared {
         pack.submit()
     }
 
-    /// The smallest size that holds rows, which the largest does.
+    /// The smallest size that holds these rows; the largest one always does.
     fn size_for(&self, rows: &[Vec<(String, Vec<i64>)>]) -> (Packing, usize) {
         let lengths = || rows.iter().map(|row| row[0].1.len());
         let (tokens, longest): (usize, _) = (lengths().sum(), lengths().max().unwrap_or(0));
@@ -197,7 +199,7 @@ impl Shared {
         *found.expect("the queue gives what the largest size holds")
     }
 
-    /// Hands answers out until there is no packer any more, and nothing that it was given.
+    /// Hands answers out until the packer is dropped and all its rows are answered.
     fn answer_all(&self) {
         let _ended = Ended(self);
         while let Some(Sent { ticket, packed, answers }) = self.next() {
@@ -208,7 +210,7 @@ impl Shared {
         }
     }
 
-    /// The pack that was submitted first.
+    /// Waits for the pack that was submitted first; `None` if the packer is closed and no row is left.
     fn next(&self) -> Option<Sent> {
         let mut state = lock(&self.state);
         loop {
@@ -221,7 +223,8 @@ impl Shared {
     }
 }
 
-/// A pack that left the queue, until its ticket is kept: it is done when the submission fails, or panics.
+/// A pack that left the queue and has no ticket yet. If the submission fails or panics, the drop tells the queue that
+/// the pack is done.
 struct UnderWay<'s>(&'s Shared);
 
 impl Drop for UnderWay<'_> {
@@ -230,7 +233,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// The life of the packer's thread: behind it, even behind a panic, nobody waits for an answer.
+/// Its drop at the end of the packer's thread, also after a panic, makes sure that no thread waits for an answer.
 struct Ended<'s>(&'s Shared);
 
 impl Drop for Ended<'_> {
@@ -244,7 +247,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// What each row of a pack got.
+/// The answer for each row of a pack.
 fn copies(output: Result<Output, Error>, packed: &Packed) -> Vec<Result<PackedRow, Error>> {
     let copy = |row| match &output {
         Ok(output) => PackedRow::of(output, packed, row),
@@ -253,16 +256,16 @@ fn copies(output: Result<Output, Error>, packed: &Packed) -> Vec<Result<PackedRo
     (0..packed.len()).map(copy).collect()
 }
 
-/// Answers a row, whose ticket may be gone.
+/// Sends a row its answer; the row's ticket may have been dropped.
 fn tell(answer: &Answer, result: Result<PackedRow, Error>) {
     drop(answer.try_send(result));
 }
 
 impl PackedTicket {
-    /// Blocks until the answer is there.
+    /// Waits for the answer.
     ///
     /// # Errors
-    /// Those of [`Engine::acquire`] and of [`Ticket::wait`], of the pack that the row was in.
+    /// Those of [`Engine::acquire`] and of [`Ticket::wait`], for the pack that the row was in.
     pub fn wait(self) -> Result<PackedRow, Error> {
         self.0.recv().unwrap_or(Err(Error::Closed))
     }
@@ -285,19 +288,21 @@ impl PackedRow {
         self.0.len()
     }
 
-    /// What an output has for the row: of `tokens` the vectors of its tokens, of others the row's own vector. For an engine of
-    /// several models, the first one's: see [`PackedRow::port_of`].
+    /// The elements of an output for the row: from the output `tokens` the vectors of the row's tokens, from any other
+    /// output the row's own vector. For an engine of several models these are outputs of the first; see
+    /// [`PackedRow::port_of`].
     ///
     /// # Errors
-    /// [`Error::Option`] for an output that there is not, or of another type.
+    /// [`Error::Option`] for an unknown output, or one of another type.
     pub fn port<T: Element>(&self, name: &str) -> Result<&[T], Error> {
         self.port_of(0, name)
     }
 
-    /// The elements of a port of one of an engine's models, in the order in which the builder named them.
+    /// The elements of an output of one of an engine's models. `part` is the model's number in the order in which the
+    /// builder named the models with outputs.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Option`] for an unknown output, or one of another type.
     ///
     /// # Panics
     /// If `part` is not below [`PackedRow::parts`].

@@ -50,9 +50,9 @@ impl EngineBuilder<'_> {
     }
 }
 
-/// What each engine of a fleet is built of.
+/// All that each engine of a fleet is built from.
 pub(super) struct Blueprint {
-    /// With the model that each reads from.
+    /// The models, each with the index of the model that it reads from.
     models: Vec<(Model, Option<usize>)>,
     options: Options,
     devices: usize,
@@ -60,7 +60,7 @@ pub(super) struct Blueprint {
 }
 
 impl Blueprint {
-    /// Of a builder's models, read into memory.
+    /// The blueprint of a builder, with the weights of its models read into memory.
     pub fn new(builder: EngineBuilder<'_>, devices: usize, freed: Arc<Signal>) -> Result<Self, Error> {
         let EngineBuilder { models, options } = builder;
         let in_memory = |member: &Member<'_>| Ok((member.model.in_memory()?, member.after));
@@ -68,7 +68,8 @@ impl Blueprint {
         Ok(Self { models, options: Options { rebuild_on_fault: 0, ..options }, devices, freed })
     }
 
-    /// Builds on each device, on all at the same time: each on the CPUs next to it, and there its threads run.
+    /// Builds an engine on each device, all at the same time. Each is built on the CPUs next to its device, where its
+    /// threads then run.
     pub fn build_on(&self, devices: &[Device]) -> Result<Vec<Engine>, Error> {
         let models = self.models.iter().map(|(model, after)| Member { model, after: *after }).collect();
         let builder = &EngineBuilder { models, options: self.options.clone() };
@@ -89,8 +90,8 @@ impl Blueprint {
         })
     }
 
-    /// Starts a thread `trefoil-mend-N-I` for each device, which builds the rings that are called for until the last use of
-    /// them ends.
+    /// Starts a thread `trefoil-mend-N-I` for each device. It rebuilds the rings that fail, until nothing uses `rings`
+    /// any more.
     pub fn mend(mut self, rings: &Arc<Rings>, engines: &Weak<Engines>) -> Result<(), Error> {
         static FLEETS: AtomicUsize = AtomicUsize::new(0);
         if self.options.tuning.mode == Tuning::Full {
@@ -126,7 +127,7 @@ impl Blueprint {
     }
 }
 
-/// Nobody waits for what a thread that ended, or panicked, would have built.
+/// Its drop at the end of a building thread, also after a panic, tells waiting threads that no ring will come.
 struct EndsWithIt<'a>(&'a Rings, usize);
 
 impl Drop for EndsWithIt<'_> {
@@ -135,7 +136,8 @@ impl Drop for EndsWithIt<'_> {
     }
 }
 
-/// Puts a new engine in a failed one's place, unless none is wanted any more. Whoever finds its ring finds it as well.
+/// Puts a new engine in the place of a failed one, unless it is no longer wanted. A thread that finds the new ring also
+/// finds the new engine.
 fn replace(rings: &Rings, engines: &Weak<Engines>, index: usize, engine: Engine) {
     let ring = engine.core.clone();
     let Some(engines) = engines.upgrade() else {
@@ -166,13 +168,13 @@ mod tests {
         Model::open("weights/convnet28").unwrap()
     }
 
-    /// One model, and two with their mean.
+    /// Builders of one model, and of two with their mean.
     fn builders(model: &Model) -> [EngineBuilder<'_>; 2] {
         let builder = || Engine::builder(model).batch_sizes(&[1, 4]).output(OutputKind::Logits).slots(2).check(true);
         [builder(), builder().beside(model).average()]
     }
 
-    /// The answers to some batches, during which the first `faults` of the devices in use are made to fail.
+    /// The answers to some batches. During the first `faults` of them, the first device in use is made to fail.
     fn answers(fleet: &Fleet, faults: usize) -> Vec<Result<Vec<f32>, Error>> {
         let submit = |number: usize| {
             let mut batch = fleet.acquire()?;

@@ -1,4 +1,5 @@
-//! Threads that the system refuses, each in turn: the error says which, and nothing is left of what was begun.
+//! Builds for which the system refuses each thread in turn: the error names the thread, and nothing of the build is
+//! left.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ fn model() -> Model {
     Model::open("weights/convnet28").unwrap()
 }
 
-/// The threads of what is gone end by themselves, soon.
+/// Waits until nothing uses the device: the threads of dropped objects end by themselves.
 fn assert_unused(device: &Device) {
     let end = Instant::now() + Duration::from_secs(20);
     while !device.is_unused() {

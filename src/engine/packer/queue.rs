@@ -1,46 +1,47 @@
-//! Which rows leave together, and when: the state of a packer as plain data.
+//! Decides which rows leave together, and when: the state of a packer as plain data.
 
 use std::collections::VecDeque;
 
 use crate::tensor::Packing;
 
-/// Packs under way from which on only full ones leave: one is computed, and one is there when it is done.
+/// The number of packs under way from which on only full packs leave: one is computed, and one is ready when it is
+/// done.
 const AHEAD: usize = 2;
-/// Packs whose tokens may wait.
+/// The number of packs whose tokens may wait.
 const WAITING: usize = 4;
 
-/// Rows that wait, in the order in which they came.
+/// The rows that wait, in the order in which they came.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     size: Packing,
-    /// Packs that may be under way at once.
+    /// The most packs that may be under way at the same time.
     most: usize,
-    /// Rows with their tokens.
+    /// The rows, each with its number of tokens.
     rows: VecDeque<(usize, T)>,
-    /// Tokens of all of them.
+    /// The number of tokens of all rows.
     tokens: usize,
     under_way: usize,
 }
 
 impl<T> Queue<T> {
-    /// Without rows, for packs of a size, of which so many may be under way.
+    /// An empty queue for packs of this size, of which `most` may be under way.
     pub fn new(size: Packing, most: usize) -> Self {
         Self { size, most, rows: VecDeque::new(), tokens: 0, under_way: 0 }
     }
 
-    /// Whether a row of so many tokens may wait.
+    /// Whether a row of `tokens` tokens may be added to those that wait.
     pub fn has_room(&self, tokens: usize) -> bool {
         self.rows.is_empty() || self.tokens + tokens <= WAITING * self.size.tokens
     }
 
-    /// Puts a row behind the others.
+    /// Adds a row behind the others.
     pub fn push(&mut self, tokens: usize, row: T) {
         self.tokens += tokens;
         self.rows.push_back((tokens, row));
     }
 
-    /// The rows of a pack, if one leaves now, which is under way then. Rows leave in their order. While few packs are under way
-    /// they do not wait for others to fill one.
+    /// The rows of the next pack, which is then under way; `None` if no pack leaves now. Rows leave in their order.
+    /// While few packs are under way, they do not wait until a pack is full.
     pub fn take(&mut self) -> Option<Vec<T>> {
         let count = self.next();
         let is_full = count < self.rows.len() || count == self.size.rows;
@@ -53,25 +54,25 @@ impl<T> Queue<T> {
         Some(taken.map(|(length, row)| (*tokens -= length, row).1).collect())
     }
 
-    /// How many rows fit the next pack.
+    /// The number of rows that fit the next pack.
     fn next(&self) -> usize {
         let mut left = self.size.tokens;
         let fits = |(tokens, _): &&(usize, T)| left.checked_sub(*tokens).inspect(|&rest| left = rest).is_some();
         self.rows.iter().take(self.size.rows).take_while(fits).count()
     }
 
-    /// A pack that was under way is done.
+    /// Records that a pack under way is done.
     pub fn done(&mut self) {
         self.under_way -= 1;
     }
 
-    /// Lets all that wait go.
+    /// Drops all rows that wait.
     pub fn clear(&mut self) {
         self.rows.clear();
         self.tokens = 0;
     }
 
-    /// Whether nothing waits.
+    /// Whether no row waits.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
