@@ -1,4 +1,4 @@
-//! Objects of a program with its own CUDA code: a context, a stream, and rows that are already in device memory.
+//! The objects of a program with CUDA code of its own: a context, a stream, and rows that are already in device memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub struct DeviceRows {
     pub stream: CallerStream,
 }
 
-/// Rows of a caller's to be copied.
+/// The copy of a caller's rows to a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowCopy {
     pub from: DeviceRows,
@@ -89,7 +89,8 @@ pub(crate) struct RowCopy {
 }
 
 impl RowCopy {
-    /// From the first byte of the first row to the last of the last, the rows being `pitch` bytes apart.
+    /// The number of bytes from the first byte of the first row to the last byte of the last, with rows `pitch` bytes
+    /// apart.
     pub fn bytes(&self, pitch: usize) -> usize {
         (self.rows - 1) * pitch + self.row_bytes
     }
@@ -142,12 +143,12 @@ impl Device {
             Kind::Cuda(cuda) => Arc::strong_count(cuda),
             Kind::Sim(sim) => Arc::strong_count(sim),
         };
-        // Graphs and modules hold the device itself, and let go of it behind their last call.
+        // Graphs and modules hold the device itself, and release it after their last call.
         fence(Ordering::Acquire);
         holders == 2 && self.0.held.has_no_handles() // `kind` and `backend` here
     }
 
-    /// Whether what is enqueued on a caller's stream is done by the calling thread, at once.
+    /// Whether the calling thread itself does the work that is enqueued on this stream, at once.
     pub(crate) fn is_calling_thread(&self, stream: CallerStream) -> bool {
         matches!(self.0.kind, Kind::Cpu(_)) && stream == CallerStream::DEFAULT
     }

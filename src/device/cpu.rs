@@ -1,8 +1,8 @@
 //! The CPU as a device: a stream is a thread with a queue, an event is a counter with a condition variable.
 //!
-//! It has the semantics of CUDA's streams and events, so that a ring runs on it unchanged: copies, programs and
-//! records run in stream order, a wait takes the event as it was last recorded when the wait was enqueued. Stream 0 is the
-//! thread that makes the call.
+//! It has the semantics of CUDA's streams and events, so that a ring runs on it unchanged: copies, programs and records
+//! run in stream order, and a wait takes the event as it was last recorded when the wait was enqueued. Stream 0 stands
+//! for the thread that makes the call.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -20,7 +20,7 @@ use crate::tensor::ROW_ALIGN;
 
 /// Work that a stream of the CPU runs: a program on one slot.
 pub(crate) trait Work: Send + Sync {
-    /// Called on the stream's thread.
+    /// Runs the work, on the stream's thread.
     fn run(&self, run: Run);
 }
 
@@ -29,19 +29,19 @@ pub(crate) struct Cpu {
     streams: Mutex<HashMap<u64, Arc<Queue>>>,
     events: Mutex<HashMap<u64, Arc<EventState>>>,
     next: AtomicU64,
-    /// The panic of a program, if one panicked; nothing is run after it.
+    /// The panic of the first program that panicked; no program runs after it.
     broken: Arc<OnceLock<Error>>,
 }
 
-/// As many compute threads as the process may use.
+/// The default number of compute threads: as many as the process may use.
 pub(crate) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The stream of what the calling thread does; handles of other streams are above it.
+/// The handle of the stream that stands for the calling thread; handles of other streams are larger.
 const CALLING_THREAD: u64 = 0;
 
-/// A stream's operations; the thread holds one end, the device the other.
+/// A queue of a stream's operations, which the stream's thread and the device share.
 struct Queue {
     state: Mutex<QueueState>,
     changed: Condvar,
@@ -69,9 +69,9 @@ struct EventState {
 
 #[derive(Default)]
 struct Times {
-    /// How often it was recorded.
+    /// The number of times that the event was recorded.
     recorded: u64,
-    /// The newest record that a stream has reached.
+    /// The number of the newest record that a stream has reached.
     reached: u64,
     at: Option<Instant>,
 }
@@ -337,7 +337,7 @@ impl Backend for Cpu {
     }
 }
 
-/// Zeroed host memory for the devices that have no other, aligned to [`ROW_ALIGN`].
+/// Allocates zeroed host memory, aligned to [`ROW_ALIGN`], for devices that have no memory of their own.
 pub(super) fn alloc(device: &str, bytes: usize) -> Result<NonNull<u8>, Error> {
     let out_of_memory = || Error::OutOfMemory {
         device: device.into(),
@@ -352,7 +352,7 @@ pub(super) fn alloc(device: &str, bytes: usize) -> Result<NonNull<u8>, Error> {
     NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)
 }
 
-/// Frees it.
+/// Frees memory of `alloc`.
 ///
 /// # Safety
 /// `ptr` came from `alloc` for `bytes`, and nothing accesses it any more.
@@ -364,7 +364,8 @@ pub(super) unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
 
 impl Drop for Cpu {
     fn drop(&mut self) {
-        // Streams own the device through their handles, so none is left here; close any that a failed build leaked.
+        // Streams own the device through their handles, so that none is left here; close those that a failed build
+        // leaked.
         for queue in lock(&self.streams).values() {
             lock(&queue.state).closed = true;
             queue.changed.notify_one();

@@ -7,8 +7,8 @@ use super::{DEVICE_MEMORY, Device};
 use crate::error::Error;
 
 impl Device {
-    /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`](super::HOST_MEMORY); as many as there can be if
-    /// nobody says.
+    /// The free bytes of [`DEVICE_MEMORY`] or [`HOST_MEMORY`](super::HOST_MEMORY); `u64::MAX` if no source gives a
+    /// figure.
     pub(crate) fn free_bytes(&self, what: &str) -> Result<u64, Error> {
         let left = if what == DEVICE_MEMORY { self.0.held.left() } else { u64::MAX };
         #[cfg(feature = "cuda")]
@@ -18,12 +18,12 @@ impl Device {
         Ok(left.min(free_on_host()))
     }
 
-    /// Refuses what needs more of a kind of memory than can be had.
+    /// An error if more bytes of a kind of memory are needed than are free.
     pub(crate) fn afford(&self, what: &str, needed_bytes: u64) -> Result<(), Error> {
         within(&self.info().target, what, needed_bytes, self.free_bytes(what)?)
     }
 
-    /// Adds what is free to the error of an allocation that was refused.
+    /// Adds the free bytes to the error of an allocation that was refused.
     pub(crate) fn with_free(&self, error: Error) -> Error {
         let Error::OutOfMemory { device, what, needed_bytes, fitting_batch, .. } = error else { return error };
         match self.free_bytes(&what) {
@@ -33,12 +33,12 @@ impl Device {
     }
 }
 
-/// Refuses what needs more of the host's memory than can be had, where no device is opened.
+/// An error if more bytes of host memory are needed than are free; for calls without a device.
 pub(crate) fn afford_on_host(what: &str, needed_bytes: u64) -> Result<(), Error> {
     within("cpu", what, needed_bytes, free_on_host())
 }
 
-/// Bytes that can be had of the host's memory.
+/// The free bytes of host memory.
 pub(crate) fn free_on_host() -> u64 {
     host_bytes(Path::new("/"))
 }
@@ -51,15 +51,15 @@ fn within(device: &str, what: &str, needed_bytes: u64, free_bytes: u64) -> Resul
     Err(Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch: None })
 }
 
-/// Bytes that the least of these leaves: the kernel, the process's control groups, the limit of its address space. The
-/// files are those below `root`.
+/// The least of the bytes that are left by the kernel, by the control groups of the process, and by the limit of its
+/// address space. The files are below `root`.
 fn host_bytes(root: &Path) -> u64 {
     let available = field(&read(&root.join("proc/meminfo")), "MemAvailable:").map(|kib| kib << 10);
     let left = [available, left_in_groups(root), left_to_map(root)];
     left.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
-/// What `ulimit -v` leaves.
+/// The bytes that `ulimit -v` leaves; `None` without a limit.
 fn left_to_map(root: &Path) -> Option<u64> {
     let process = root.join("proc/self");
     let limit = field(&read(&process.join("limits")), "Max address space")?;
@@ -67,7 +67,7 @@ fn left_to_map(root: &Path) -> Option<u64> {
     Some(limit.saturating_sub(mapped))
 }
 
-/// What the process's control groups leave, and those that they are in.
+/// The least of the bytes that the process's control groups, and the groups above them, leave; `None` without a limit.
 fn left_in_groups(root: &Path) -> Option<u64> {
     let groups = read(&root.join("proc/self/cgroup"));
     let of_line = |line: &str| {
@@ -85,12 +85,12 @@ fn left_in_groups(root: &Path) -> Option<u64> {
     groups.lines().filter_map(of_line).min()
 }
 
-/// Where a version of control groups has its figures.
+/// The names of the files in which a version of control groups has its figures.
 struct Version {
     folder: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Parts of what is used that the kernel takes back when it has to: pages of files.
+    /// The parts of the used memory that the kernel can take back: pages of files.
     files: [&'static str; 2],
 }
 
@@ -104,7 +104,7 @@ const SECOND: Version =
     Version { folder: "", limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
 impl Version {
-    /// What a group's limit leaves, if it has one.
+    /// The bytes that a group's limit leaves; `None` if it has no limit.
     fn left_in(&self, group: &Path) -> Option<u64> {
         let number = |file| read(&group.join(file)).trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used)?);
@@ -131,7 +131,7 @@ mod tests {
     use super::super::HOST_MEMORY;
     use super::*;
 
-    /// A root with these files, removed with its last use by the test.
+    /// A root with these files, which the test removes.
     fn root(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("trefoil-free-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -144,7 +144,7 @@ mod tests {
         root
     }
 
-    /// What the host has with these files.
+    /// The free bytes of a host with these files.
     fn free(name: &str, files: &[(&str, &str)]) -> u64 {
         let root = root(name, files);
         let free = host_bytes(&root);

@@ -1,5 +1,5 @@
-//! Owning handles: each is made once, freed once, and names its device in every error. The last field, `_alive`, goes
-//! when the device has freed it: see [`Device::is_unused`].
+//! Owning handles: each is made once, freed once, and names its device in every error. The last field, `_alive`, is
+//! dropped after the device has freed the handle: see [`Device::is_unused`].
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{CallerStream, DEVICE_MEMORY, Device, Priority, Program, RowCopy, Run, Signal, Span};
 use crate::error::Error;
 
-/// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
+/// A queue of work on a device. Its operations run in order; only events order them with those of other streams.
 pub(crate) struct Stream {
     raw: u64,
     device: Device,
@@ -57,13 +57,13 @@ impl Stream {
         self.raw
     }
 
-    /// Makes work enqueued from now on wait for what `event` recorded last.
+    /// Makes work that is enqueued from now on wait for the last record of `event`.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.
         self.device.latch(unsafe { self.device.backend().stream_wait(self.raw, event.raw) })
     }
 
-    /// Has `signal` fired when the work enqueued so far is done; never, if the device faults before.
+    /// Fires `signal` when the work enqueued so far is done; never, if the device faults before.
     pub fn notify(&self, signal: &Arc<Signal>) -> Result<(), Error> {
         // SAFETY: the stream is owned by self.
         self.device.latch(unsafe { self.device.backend().notify(self.raw, signal) })
@@ -110,7 +110,8 @@ impl Stream {
     /// Copies the first `bytes` of `src` to `dst`.
     ///
     /// # Safety
-    /// As for [`Stream::copy_in`], with the host reading or writing `dst` as little as the device `src`.
+    /// As for [`Stream::copy_in`]; the host neither reads nor writes `dst`, and the device does not write `src`, until
+    /// then.
     pub unsafe fn copy_out(&self, dst: &HostBuffer, src: &DeviceBuffer, bytes: usize) -> Result<(), Error> {
         // SAFETY: by the caller.
         unsafe { self.copy_out_to(dst, 0, src, bytes) }
@@ -157,10 +158,10 @@ impl Stream {
 }
 
 impl Device {
-    /// Copies rows of a caller's to the beginning of `dst`, `pitch` bytes apart, on the caller's stream.
+    /// Copies a caller's rows to the beginning of `dst`, `pitch` bytes apart, on the caller's stream.
     ///
     /// # Safety
-    /// The caller's rows can be read in stream order. As for [`Stream::copy_in`] what concerns `dst`.
+    /// The caller's rows can be read in stream order. For `dst`, as for [`Stream::copy_in`].
     pub(crate) unsafe fn copy_rows(&self, dst: &DeviceBuffer, pitch: usize, rows: &RowCopy) -> Result<(), Error> {
         assert!(rows.row_bytes <= pitch && rows.bytes(pitch) <= dst.bytes, "{} rows out of bounds", rows.rows);
         // SAFETY: in bounds by the assertion, the rest by the caller.
@@ -184,19 +185,19 @@ impl Event {
         self.raw
     }
 
-    /// Records it behind the work enqueued on `stream` so far.
+    /// Records the event behind the work enqueued on `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.
         self.device.latch(unsafe { self.device.backend().event_record(self.raw, stream.raw) })
     }
 
-    /// Records it behind the work enqueued on a caller's stream so far.
+    /// Records the event behind the work enqueued on a caller's stream so far.
     pub fn record_on(&self, stream: CallerStream) -> Result<(), Error> {
         // SAFETY: the handle is owned by self, the stream alive by the contract of `CallerStream`.
         self.device.latch(unsafe { self.device.backend().event_record(self.raw, stream.raw()) })
     }
 
-    /// Makes work enqueued from now on on a caller's stream wait for what it recorded last.
+    /// Makes work that is enqueued on a caller's stream from now on wait for the event's last record.
     pub fn hold_up(&self, stream: CallerStream) -> Result<(), Error> {
         // SAFETY: the handle is owned by self, the stream alive by the contract of `CallerStream`.
         self.device.latch(unsafe { self.device.backend().stream_wait(stream.raw(), self.raw) })
@@ -214,7 +215,7 @@ impl Event {
         self.device.latch(unsafe { self.device.backend().event_wait(self.raw) })
     }
 
-    /// Blocks until the recorded work is done or `deadline` has passed; whether it is done.
+    /// Blocks until the recorded work is done or `deadline` has passed; returns whether it is done.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
         loop {
             if self.is_done()? {
@@ -235,7 +236,7 @@ impl Event {
     }
 }
 
-/// How long a poll of an event sleeps between two looks.
+/// The pause between two polls of an event.
 pub(crate) const POLL: Duration = Duration::from_micros(50);
 
 impl HostBuffer {
@@ -247,12 +248,12 @@ impl HostBuffer {
         Ok(Self { ptr, bytes, device: device.clone(), _alive: device.0.held.handle() })
     }
 
-    /// Where it is.
+    /// The address range of the buffer.
     pub fn span(&self) -> Span {
         Span { addr: self.ptr.as_ptr() as u64, bytes: self.bytes }
     }
 
-    /// Where `bytes` bytes from `at` are.
+    /// The address range of `bytes` bytes from offset `at`.
     pub fn span_of(&self, at: usize, bytes: usize) -> Span {
         Span { addr: self.ptr.as_ptr() as u64 + at as u64, bytes }
     }
@@ -318,13 +319,13 @@ impl DeviceBuffer {
         self.bytes
     }
 
-    /// Where its first `bytes` bytes are.
+    /// The address range of the first `bytes` bytes.
     pub fn span_of(&self, bytes: usize) -> Span {
         Span { addr: self.addr, bytes }
     }
 }
 
-/// Reports a handle that could not be freed; after a fault that is expected, the device is gone.
+/// Logs a handle that could not be freed. After a fault this is expected.
 fn report(device: &Device, what: &str, result: Result<(), Error>) {
     if let Err(error) = result {
         if matches!(error, Error::Hazard { .. }) {
@@ -354,7 +355,7 @@ impl Drop for Event {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         if self.device.fault().is_some() {
-            // After a fault nothing proves that the device's copy engines are done with it.
+            // After a fault nothing proves that the device's copy engines have stopped using the buffer.
             log::warn!("{} bytes of page-locked memory left to the faulted device", self.bytes);
             return;
         }

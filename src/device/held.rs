@@ -24,13 +24,13 @@ pub struct MemoryUse {
     pub page_locked_bytes: u64,
 }
 
-/// Bytes that live buffers hold, those of all handles of a device together. The counters order nothing.
+/// The bytes that live buffers hold, over all handles of a device. The counters order no other memory accesses.
 pub(super) struct Held {
     device: AtomicU64,
     page_locked: AtomicU64,
-    /// How much device memory they may hold.
+    /// The most device memory that they may hold.
     limit: AtomicU64,
-    /// Every stream, event and buffer has one more of it, until it is freed.
+    /// Every stream, event and buffer holds a clone of it until it is freed.
     handles: Arc<()>,
 }
 
@@ -47,12 +47,12 @@ impl Held {
         MemoryUse { device_bytes: now(&self.device), page_locked_bytes: now(&self.page_locked) }
     }
 
-    /// What a handle keeps as its last field, which is dropped when the device has freed the rest.
+    /// A clone for a handle's last field, which is dropped after the device has freed the handle.
     pub fn handle(&self) -> Arc<()> {
         self.handles.clone()
     }
 
-    /// Whether no handle is left; then whoever dropped the last one has made its last call.
+    /// Whether no handle is left; then the thread that dropped the last one has made its last call to the device.
     pub fn has_no_handles(&self) -> bool {
         let none = Arc::strong_count(&self.handles) == 1;
         fence(Ordering::Acquire);
@@ -63,12 +63,12 @@ impl Held {
         self.limit.store(device_bytes, Ordering::Relaxed);
     }
 
-    /// Device memory that the limit leaves.
+    /// The bytes of device memory that the limit leaves.
     pub fn left(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.device.load(Ordering::Relaxed))
     }
 
-    /// Takes device memory, if the limit leaves as much; gives what it leaves if not.
+    /// Takes device memory; if the limit leaves too little, the error has the bytes that it leaves.
     pub fn take_device(&self, bytes: usize) -> Result<(), u64> {
         let limit = self.limit.load(Ordering::Relaxed);
         let within = |held: u64| held.checked_add(bytes as u64).filter(|&held| held <= limit);

@@ -1,10 +1,10 @@
 //! Devices: one object-safe trait over streams, events, memory and copies, and owning handles on top of it.
 //!
 //! [`Backend`] is what a device has to do; [`Stream`], [`Event`], [`HostBuffer`] and [`DeviceBuffer`] own what it
-//! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
-//! [`Program`], the thing that `exec` makes of a plan.
+//! gives out, free it once, and report every failed call to the device's fault latch. A ring uses only these and
+//! [`Program`], which `exec` makes of a plan.
 //!
-//! The file is long because a third of it or more is the documentation of what is public.
+//! The file is long because at least a third of it is the documentation of public items.
 
 mod caller;
 mod check;
@@ -61,36 +61,36 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     kind: Kind,
-    /// What every call goes to: the device itself, or the outermost of its wrappers.
+    /// The backend that gets every call: the device itself, or the outermost of its wrappers.
     backend: Arc<dyn Backend>,
     info: DeviceInfo,
-    /// The first failed call after which the device's state is unknown. Written once, read by everybody; shared by a
-    /// device and the same device wrapped.
+    /// The first failed call after which the device's state is unknown. It is written once. A device and the same
+    /// device behind wrappers share it.
     fault: Arc<OnceLock<Latched>>,
     held: Arc<Held>,
-    /// What opening it took.
+    /// The phases of opening the device.
     opening: Arc<[Phase]>,
-    /// What engines share, for as long as one of them has it: weights. A wrapper has its own, for what was made behind
-    /// it alone is known to it.
+    /// Objects that engines share, such as weights, for as long as one of them holds them. A wrapper has objects of its
+    /// own, because it only knows the memory that was made through it.
     shared: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
-    /// The same device behind the hazard checker, while somebody has it: one checker sees all engines.
+    /// The same device behind the hazard checker, while an engine uses it, so that one checker sees all engines.
     checked: Mutex<Weak<Inner>>,
 }
 
-/// A fault, once latched.
+/// The latched fault of a device.
 #[derive(Debug)]
 struct Latched {
     cause: Arc<Error>,
-    /// The batch that the thread enqueued or waited for when it met the fault.
+    /// The batch that the thread was enqueuing or waiting for when it met the fault.
     batch: Option<u64>,
 }
 
 thread_local! {
-    /// The batch that this thread enqueues or waits for.
+    /// The batch that this thread is enqueuing or waiting for.
     static BATCH: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Runs `f`; a fault that it meets on this thread is one of `batch`.
+/// Runs `f`. A fault that this thread meets meanwhile is attributed to `batch`.
 pub(crate) fn during<T>(batch: u64, f: impl FnOnce() -> T) -> T {
     struct Restore(Option<u64>);
     impl Drop for Restore {
@@ -102,7 +102,7 @@ pub(crate) fn during<T>(batch: u64, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// The devices there are; `exec` makes a program for each.
+/// The kinds of devices; `exec` makes a program for each.
 #[derive(Clone)]
 pub(crate) enum Kind {
     /// Host threads.
@@ -110,7 +110,7 @@ pub(crate) enum Kind {
     /// An NVIDIA GPU.
     #[cfg(feature = "cuda")]
     Cuda(Arc<cuda::Cuda>),
-    /// Virtual time.
+    /// The simulated device, in virtual time.
     Sim(Arc<sim::Sim>),
 }
 
@@ -142,7 +142,7 @@ pub struct DeviceInfo {
     pub driver_version: u32,
 }
 
-/// Which of the device's ready streams goes first.
+/// The priority of a stream: which of the device's ready streams runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Priority {
     #[default]
@@ -150,21 +150,21 @@ pub(crate) enum Priority {
     High,
 }
 
-/// What a device does. Handles are plain numbers, so that a wrapper can pass them on: one that checks or records sees
-/// every call and every [`Note`], and costs nothing where there is none.
+/// The operations of a device. Handles are plain numbers, so that a wrapper can pass them on: a wrapper that checks or
+/// records sees every call and every [`Note`], and costs nothing where there is none.
 ///
 /// # Safety of the calls
 /// A raw handle is valid from the call that made it to the one that destroys it; [`handles`] owns each exactly once.
 /// Memory named in a copy stays allocated, and is not touched by the host in conflict with the copy, until an event
 /// recorded behind the copy is done.
 pub(crate) trait Backend: Send + Sync {
-    /// Makes a stream that orders its work by itself and with no other stream. `name` is what profilers show.
+    /// Makes a stream, whose work is in order, and not ordered with other streams. `name` is what profilers show.
     fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error>;
     /// # Safety
     /// `stream` is valid and not used again. Work already enqueued still runs.
     unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error>;
 
-    /// Makes an event; with `timing`, [`Backend::elapsed_ms`] may be asked of it.
+    /// Makes an event. Only an event with `timing` may be passed to [`Backend::elapsed_ms`].
     fn event_create(&self, timing: bool) -> Result<u64, Error>;
     /// # Safety
     /// `event` is valid and not used again.
@@ -173,7 +173,7 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// Both are valid.
     unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error>;
-    /// Makes later work on `stream` wait for what `event` recorded last; nothing if it never did.
+    /// Makes later work on `stream` wait for the last record of `event`; does nothing if it was never recorded.
     /// # Safety
     /// Both are valid.
     unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error>;
@@ -181,7 +181,7 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// `event` is valid.
     unsafe fn event_query(&self, event: u64) -> Result<bool, Error>;
-    /// Blocks the calling thread until that is so.
+    /// Blocks the calling thread until the work that `event` recorded last is done.
     /// # Safety
     /// `event` is valid.
     unsafe fn event_wait(&self, event: u64) -> Result<(), Error>;
@@ -190,41 +190,41 @@ pub(crate) trait Backend: Send + Sync {
     /// Both are valid and were made with timing.
     unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error>;
 
-    /// Page-locked host memory, zeroed, aligned to [`crate::tensor::ROW_ALIGN`].
+    /// Allocates page-locked host memory, zeroed, aligned to [`crate::tensor::ROW_ALIGN`].
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error>;
     /// # Safety
     /// `ptr` came from `host_alloc(bytes)` and nothing accesses it any more.
     unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error>;
-    /// Device memory, aligned to 256 bytes, contents undefined.
+    /// Allocates device memory, aligned to 256 bytes, contents undefined.
     fn device_alloc(&self, bytes: usize) -> Result<u64, Error>;
     /// # Safety
     /// `addr` came from `device_alloc(bytes)` and nothing accesses it any more.
     unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error>;
 
-    /// Copies host → device on `stream`.
+    /// Copies from host to device on `stream`.
     /// # Safety
     /// See the trait.
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error>;
-    /// Copies device → host on `stream`.
+    /// Copies from device to host on `stream`.
     /// # Safety
     /// See the trait.
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
 
-    /// Copies rows of a caller's to `dst`, `dst_pitch` bytes apart, on the caller's stream.
+    /// Copies a caller's rows to `dst`, `dst_pitch` bytes apart, on the caller's stream.
     /// # Safety
-    /// See the trait, but for the caller's memory: to keep it until the stream has come so far is the caller's.
+    /// See the trait, except for the caller's memory, which the caller keeps until the stream has reached the copy.
     unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error>;
-    /// Copies device → device on `stream`.
+    /// Copies from device to device on `stream`.
     /// # Safety
     /// See the trait; the ranges do not overlap.
     unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
 
-    /// Checks that work can be put on a stream that the device did not make. What it refuses is no fault.
+    /// Checks that work can be put on a stream that the device did not make. A refusal is no fault.
     /// # Safety
     /// `stream` is a live stream, or stands for a default one.
     unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error>;
-    /// Checks that the device can read what a caller says is device memory, as far as that can be told. What it refuses
-    /// is no fault.
+    /// Checks that the device can read an address that a caller says is device memory, as far as the device can tell. A
+    /// refusal is no fault.
     fn admit_memory(&self, addr: u64) -> Result<(), Error>;
 
     /// Fires `signal` when the work enqueued on `stream` so far is done, from a thread of the device's own; never after a
@@ -241,15 +241,15 @@ pub(crate) trait Backend: Send + Sync {
         unsafe { program.clone().launch(run, stream) }
     }
 
-    /// Hears what the host does. Devices take no notice; an error is a broken rule.
+    /// Gets a report of what the host does. Devices ignore it; an error means that a rule was broken.
     fn note(&self, _note: Note) -> Result<(), Error> {
         Ok(())
     }
 }
 
-/// What [`Error::OutOfMemory`] calls device memory.
+/// The name of device memory in [`Error::OutOfMemory`].
 pub(crate) const DEVICE_MEMORY: &str = "device memory";
-/// What it calls the host's; on a GPU all of it is page-locked.
+/// The name of host memory in the same error; on a GPU all of it is page-locked.
 pub(crate) const HOST_MEMORY: &str = "host memory";
 
 impl Device {
@@ -292,7 +292,7 @@ impl Device {
         Self::opened(kind, info, Stopwatch::start())
     }
 
-    /// The device of which `watch` has the opening.
+    /// Makes the opened device; `watch` has timed the opening.
     fn opened(kind: Kind, info: DeviceInfo, watch: Stopwatch) -> Self {
         log::info!("device {}: {}", info.target, info.name);
         let backend: Arc<dyn Backend> = match &kind {
@@ -316,14 +316,15 @@ impl Device {
         Self(Arc::new(Inner { kind, backend, info, fault, held, opening, shared, checked }))
     }
 
-    /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
+    /// The same device behind a wrapper: objects made through the new handle go through the wrapper. The handles share
+    /// faults.
     pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
         let Inner { kind, backend, info, fault, held, opening, .. } = &*self.0;
         let (kind, backend) = (kind.clone(), wrap(backend.clone()));
         Self::of(kind, backend, info.clone(), fault.clone(), held.clone(), opening.clone())
     }
 
-    /// The same device behind the hazard checker, which all that is made behind it has in common.
+    /// The same device behind the hazard checker. All callers get the same checker.
     pub(crate) fn checked(&self) -> Self {
         let mut checked = lock(&self.0.checked);
         if let Some(inner) = checked.upgrade() {
@@ -334,8 +335,8 @@ impl Device {
         device
     }
 
-    /// The device opened again, with no fault. Memory is counted for both together, for what is left to a faulted device is
-    /// not free.
+    /// The device opened again, without the fault. Both count their memory together, because the memory of a faulted
+    /// device is not free.
     pub(crate) fn reopened(&self) -> Result<Self, Error> {
         self.can_be_reopened()?;
         let opened = match self.kind() {
@@ -349,7 +350,7 @@ impl Device {
         Ok(Self::of(kind, backend, info.clone(), Arc::default(), held, opening.clone()))
     }
 
-    /// Refuses a device in a context that the program made, which is the program's to make again.
+    /// Refuses a device in a context that the program made, because only the program can make such a context again.
     pub(crate) fn can_be_reopened(&self) -> Result<(), Error> {
         match self.kind() {
             #[cfg(feature = "cuda")]
@@ -361,8 +362,8 @@ impl Device {
         }
     }
 
-    /// Something that engines on this device share: what `fits`, if one of them has it, else what `make` makes. It is
-    /// dropped with the last engine that has it. One caller makes at a time.
+    /// An object that engines on this device share: one that `fits`, if an engine has it, else the one that `make`
+    /// makes. It is dropped with the last engine that holds it. Only one caller makes an object at a time.
     pub(crate) fn share<T: Any + Send + Sync>(
         &self,
         fits: impl Fn(&T) -> bool,
@@ -379,7 +380,7 @@ impl Device {
         Ok(made)
     }
 
-    /// Whether an engine has something that `fits`.
+    /// Whether an engine holds an object that `fits`.
     pub(crate) fn shares<T: Any + Send + Sync>(&self, fits: impl Fn(&T) -> bool) -> bool {
         find_shared(&lock(&self.0.shared), fits).is_some()
     }
@@ -448,8 +449,8 @@ impl Device {
         self.0.fault.get().map(|latched| Error::Fault { cause: latched.cause.clone(), batch: latched.batch })
     }
 
-    /// Copies `from` over a part of this device's page-locked memory, whose upload comes next: past the caches where the
-    /// device reads it by itself.
+    /// Copies `from` over a part of this device's page-locked memory that will be uploaded next: past the caches if the
+    /// device reads the memory by itself.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -469,12 +470,12 @@ impl Device {
         &*self.0.backend
     }
 
-    /// Tells the wrappers what the host does. What they object to is a fault.
+    /// Reports to the wrappers what the host does. An error of a wrapper is a fault.
     pub(crate) fn note(&self, note: Note) {
         let _latched = self.latch(self.backend().note(note));
     }
 
-    /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.
+    /// Returns a result of enqueued work, and latches its error: after it the device's state is unknown.
     pub(crate) fn latch<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.inspect_err(|error| {
             if self.0.fault.set(Latched { cause: Arc::new(error.clone()), batch: BATCH.get() }).is_ok() {
@@ -483,8 +484,8 @@ impl Device {
         })
     }
 
-    /// Fails a test whose device has met a fault. In a test that fails already it tells the fault and no more: a panic in
-    /// a destructor while another one unwinds ends the process, and with it all other tests.
+    /// Fails a test whose device has met a fault. In a test that already panics it only prints the fault: a panic in a
+    /// destructor during another panic would end the process, and with it all other tests.
     #[cfg(test)]
     pub(crate) fn assert_healthy(&self) {
         match self.fault() {
@@ -493,13 +494,13 @@ impl Device {
         }
     }
 
-    /// The latched fault as an error, else nothing.
+    /// The latched fault as an error, if there is one.
     pub(crate) fn healthy(&self) -> Result<(), Error> {
         self.fault().map_or(Ok(()), Err)
     }
 }
 
-/// What fits of what engines share.
+/// The first shared object that fits.
 fn find_shared<T: Any + Send + Sync>(
     shared: &[Weak<dyn Any + Send + Sync>],
     fits: impl Fn(&T) -> bool,

@@ -1,8 +1,8 @@
-//! The data of measurements: random numbers, not zeros, the same in each run.
+//! The data of measurements: random numbers instead of zeros, the same in each run.
 
 use crate::tensor::{Dtype, RowSpec};
 
-/// xorshift64.
+/// A xorshift64 generator.
 pub(crate) struct Noise(u64);
 
 impl Noise {
@@ -22,7 +22,7 @@ impl Noise {
         spec.ports().iter().for_each(|port| self.fill(&mut row[port.range()], port.dtype));
     }
 
-    /// Fills values with any whole numbers, or with floats in [-1, 1).
+    /// Fills values with random whole numbers, or with random floats in [-1, 1).
     fn fill(&mut self, values: &mut [u8], dtype: Dtype) {
         let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
         for elem in values.chunks_exact_mut(dtype.bytes()) {

@@ -1,52 +1,52 @@
-//! Accesses of the host, reported to wrappers of a device. Devices themselves order only the work on their streams.
+//! Reports on the host's accesses, for wrappers of a device. Devices themselves order only the work on their streams.
 
 use super::CallerStream;
 
-/// Some memory, of the host or of the device, by its address.
+/// A range of host or device memory, by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub addr: u64,
     pub bytes: usize,
 }
 
-/// What is done with memory.
+/// The kind of an access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// Something that the calling thread does. Page-locked memory is lent by credits; a credit passes on what its holder
-/// knows of the device, as the lock behind it does.
+/// A report on what the calling thread does. Credits lend page-locked memory; a credit passes on what its holder knows
+/// of the device, as the lock behind it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// It takes the memory's credit, and with it what the last holder knew.
+    /// The thread takes the memory's credit, and with it what the last holder knew.
     Taken(Span),
-    /// Its accesses to the memory begin.
+    /// The thread's accesses to the memory begin.
     Begin(Span, Access),
-    /// They are over, and it gives the credit back, or passes the memory to the device.
+    /// The thread's accesses are over; it gives the credit back, or passes the memory to the device.
     End(Span),
-    /// It knows that the device is done with the memory, and gives the credit back.
+    /// The thread knows that the device is done with the memory, and gives the credit back.
     Freed(Span),
-    /// What was enqueued so far on a caller's stream reads the memory.
+    /// The work enqueued so far on a caller's stream reads the memory.
     ReadOn(Span, CallerStream),
-    /// What it knows, every thread knows that works with a ring now being handed out.
+    /// All that the thread knows is also known to every thread that uses the ring that is now handed out.
     Published,
-    /// What it enqueues from now on belongs to a batch, up to [`Note::Enqueued`].
+    /// The work that the thread enqueues from now on belongs to a batch, until [`Note::Enqueued`].
     Batch {
-        /// Counts a ring's batches, from 0.
+        /// The number of the ring's batch, from 0.
         number: u64,
-        /// The slot that serves it.
+        /// The slot of the batch.
         slot: usize,
-        /// Which of the ring's sizes it runs at.
+        /// The index of the ring's size that it runs at.
         size: usize,
-        /// Rows submitted.
+        /// The number of submitted rows.
         rows: usize,
-        /// The page-locked input; a batcher's rows lie elsewhere.
+        /// The page-locked input; rows of a batcher lie elsewhere.
         staging: Span,
         /// The page-locked output.
         result: Span,
     },
-    /// The batch is enqueued, as far as it got.
+    /// The batch is enqueued, or its enqueueing has failed.
     Enqueued,
 }

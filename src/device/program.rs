@@ -9,30 +9,31 @@ use crate::tensor::RowPort;
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Which slot's buffers it reads and writes.
+    /// The slot whose buffers it reads and writes.
     pub slot: usize,
     /// Index into [`Program::batch_sizes`].
     pub size: usize,
-    /// Rows that matter; the program may compute up to the batch size.
+    /// The number of rows that matter; the program may compute up to the batch size.
     pub rows: usize,
 }
 
-/// Something that a compute stream launches: a model made ready for a device, with the slots' buffers it addresses.
+/// A model made ready for a device, which a compute stream launches. It has the slots' buffers that it addresses.
 pub(crate) trait Program: Send + Sync {
-    /// Slots it was built for.
+    /// The number of slots that it was built for.
     fn slots(&self) -> usize;
-    /// Compute streams it was built for, of which slot i runs on number i modulo their count. Runs on different ones share
-    /// nothing that either writes.
+    /// The number of compute streams that it was built for. Slot i runs on stream i modulo this number. Runs on
+    /// different streams share no memory that one of them writes.
     fn streams(&self) -> usize {
         1
     }
-    /// Batch sizes it was built for: those of one kind of rows after those of the other, each ascending.
+    /// The batch sizes that it was built for: those of one bucket after those of the previous one, each ascending.
     fn batch_sizes(&self) -> &[usize];
-    /// A slot's device input: rows of the input spec's pitch.
+    /// The device input of a slot: rows of the input spec's pitch.
     fn input(&self, slot: usize) -> &DeviceBuffer;
-    /// A slot's device output: rows of the output spec's pitch.
+    /// The device output of a slot: rows of the output spec's pitch.
     fn output(&self, slot: usize) -> &DeviceBuffer;
-    /// What it keeps from one run to the next, whatever their slots; a program with states has one compute stream.
+    /// The states that it keeps from one run to the next, in whichever slot; a program with states has one compute
+    /// stream.
     fn states(&self) -> &[StateBuffer] {
         &[]
     }
@@ -46,16 +47,16 @@ pub(crate) trait Program: Send + Sync {
 
 /// A buffer whose content persists from one run to the next.
 pub(crate) struct StateBuffer {
-    /// What a row of it is, alone.
+    /// The row of the state for one request.
     pub row: RowPort,
-    /// How many rows there are: of the largest batch.
+    /// The number of rows: that of the largest batch.
     pub rows: usize,
-    /// The rows, one behind the other.
+    /// The rows, one after the other.
     pub buffer: DeviceBuffer,
 }
 
 impl StateBuffer {
-    /// Memory for so many rows, contents undefined.
+    /// Memory for `rows` rows, contents undefined.
     pub fn new(device: &Device, row: RowPort, rows: usize) -> Result<Self, Error> {
         let buffer = DeviceBuffer::new(device, row.bytes() * rows)?;
         Ok(Self { row, rows, buffer })
@@ -78,7 +79,7 @@ pub(crate) enum Inputs {
 }
 
 impl Inputs {
-    /// A slot's.
+    /// The input buffer of a slot.
     pub fn at(&self, slot: usize) -> &DeviceBuffer {
         match self {
             Self::Own(buffers) => &buffers[slot],

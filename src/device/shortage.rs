@@ -1,11 +1,11 @@
-//! Device memory that somebody else takes right before an allocation, for tests of what a build does then.
+//! Takes device memory right before a given allocation, for tests of what a build does without it.
 
 use std::cell::RefCell;
 
 type Take = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// How many allocations this thread makes before `Take` comes.
+    /// The number of allocations that this thread still makes before `Take` is called.
     static NEXT: RefCell<Option<(usize, Take)>> = const { RefCell::new(None) };
 }
 
@@ -24,7 +24,8 @@ pub(super) fn allocation_begins() {
     }
 }
 
-/// Runs `f`, in which `take` runs right before the calling thread's allocation `nth`, from 0; whether it came so far.
+/// Runs `f`, and calls `take` right before allocation `nth`, from 0, of the calling thread. Also returns whether `take`
+/// was called.
 pub(crate) fn before<T>(nth: usize, take: impl FnOnce() + 'static, f: impl FnOnce() -> T) -> (T, bool) {
     NEXT.set(Some((nth, Box::new(take))));
     let done = f();

@@ -5,26 +5,27 @@ use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex, lock, wait_until};
 
-/// Counts how often it was fired. Firing it is all that ever runs in a driver's callback: two counters, and a lock and
-/// a notification if somebody sleeps. It makes no driver call, allocates nothing and runs nobody's code.
+/// Counts how often it was fired. To fire it is all that a driver's callback ever does: two counters, and a lock and a
+/// notification if a thread sleeps. It makes no driver call, allocates nothing and calls no code of the program.
 #[derive(Default)]
 pub(crate) struct Signal {
     fired: AtomicU64,
-    /// Threads in [`Signal::wait_past`]. Whoever sleeps has counted itself before it looked at `fired`, whoever fires
-    /// has counted that before it looks here, both in the one order of all such accesses: one of them sees the other.
+    /// The number of threads in [`Signal::wait_past`]. A sleeper counts itself before it looks at `fired`, and a firing
+    /// thread counts in `fired` before it looks here. All these accesses are in one order, so that one of the two sees
+    /// the other.
     sleeping: AtomicUsize,
-    /// Held by a sleeper from its look at `fired` until it sleeps, so that no notification falls between.
+    /// Locked by a sleeper from its look at `fired` until it sleeps, so that it misses no notification.
     gate: Mutex<()>,
     changed: Condvar,
 }
 
 impl Signal {
-    /// How often it was fired.
+    /// The number of times that it was fired.
     pub fn count(&self) -> u64 {
         self.fired.load(Ordering::SeqCst)
     }
 
-    /// Counts, and wakes whoever sleeps.
+    /// Counts, and wakes the threads that sleep.
     pub fn fire(&self) {
         self.fired.fetch_add(1, Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) > 0 {

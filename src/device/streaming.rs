@@ -1,9 +1,9 @@
 //! Copies into page-locked memory that a GPU is about to read.
 
-/// Copies `from` over `to` by stores that leave the caches out, where the processor has them.
+/// Copies `from` over `to` by stores that bypass the caches, where the processor has them.
 ///
-/// A GPU's copy engine reads lines that a core has just written out of that core's cache, which takes twice as long as
-/// out of memory: 278 us instead of 131 for 4.8 MB that sixteen cores had filled, next to an H200
+/// A GPU's copy engine reads lines that a core has just written from that core's cache, which takes twice as long as
+/// from memory: 278 us instead of 131 for 4.8 MB that sixteen cores had filled, next to an H200
 /// (benches/notes/2026-11-22-batcher-low-load.md).
 ///
 /// # Panics

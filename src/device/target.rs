@@ -52,7 +52,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// The first GPU; the CPU, with a warning, where there is no driver library or no device.
+/// Opens the first GPU; the CPU, with a warning, if there is no driver library or no device.
 #[cfg(feature = "cuda")]
 pub(super) fn open_auto() -> Result<Device, Error> {
     match open_cuda(0) {

@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-/// Something whose steps are in one order: a stream, or the host's turns at one piece of page-locked memory.
+/// A sequence of steps in one order: a stream, or the host's turns at one piece of page-locked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Actor(pub usize);
 
-/// How many steps of each actor are known to be over.
+/// For each actor, the number of its steps that are known to be over.
 #[derive(Debug, Default)]
 pub(super) struct Clock(Vec<u32>);
 
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Takes a step of its own `actor`; gives its number, from 1.
+    /// Takes a step of `actor`, whose clock this is. Returns the number of the step, from 1.
     pub fn step(&mut self, actor: Actor) -> u32 {
         if self.0.len() <= actor.0 {
             self.0.resize(actor.0 + 1, 0);
@@ -41,21 +41,21 @@ impl Clock {
         self.0[actor.0]
     }
 
-    /// Whether it knows that step `step` of `actor` is over.
+    /// Whether step `step` of `actor` is known to be over.
     pub fn knows(&self, actor: Actor, step: u32) -> bool {
         self.0.get(actor.0).is_some_and(|&known| known >= step)
     }
 }
 
-/// Tells the checkers that a thread knows something of apart; they are dropped with their checker.
+/// The identity of a checker: a thread has a clock for each. It is dropped with the checker.
 pub(super) type Identity = Arc<()>;
 
 thread_local! {
-    /// What this thread knows, for each checker.
+    /// The clock of this thread for each checker.
     static KNOWN: RefCell<Vec<(Weak<()>, Clock)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `use_it` with what the calling thread knows.
+/// Calls `use_it` with the clock of the calling thread for the checker `of`.
 pub(super) fn with_known<T>(of: &Identity, use_it: impl FnOnce(&mut Clock) -> T) -> T {
     KNOWN.with_borrow_mut(|all| {
         let at = all.iter().position(|(id, _)| std::ptr::eq(id.as_ptr(), Arc::as_ptr(of))).unwrap_or_else(|| {

@@ -13,28 +13,28 @@ pub(super) struct Record {
     pub access: Access,
     pub actor: Actor,
     pub step: u32,
-    /// What it was: `"copy_in"`, `"the host"`, …
+    /// The name of the operation: `"copy_in"`, `"the host"`, …
     pub what: &'static str,
 }
 
-/// Host code that is at some bytes now.
+/// A turn of host code: its access to some bytes, which has begun and not ended.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub bytes: Range<usize>,
     pub access: Access,
-    /// What its thread knew when it began: another thread may end it.
+    /// The clock of its thread when the turn began; another thread may end the turn.
     pub known: Clock,
 }
 
-/// An allocation.
+/// An allocation, with its accesses.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// `"device memory"` or what page-locked memory is called.
+    /// The kind of memory: `"device memory"`, or the name of page-locked memory.
     pub kind: &'static str,
     pub bytes: usize,
     pub records: Vec<Record>,
     pub turns: Vec<Turn>,
-    /// What the last holder of each credit knew, by the offset of what it lends; and the actor of the host's turns.
+    /// The credits of its parts.
     pub credits: Vec<Credit>,
 }
 
@@ -57,12 +57,13 @@ impl Memory {
             .find(|old| overlap(&old.bytes, bytes) && conflict(old.access, access) && !known.knows(old.actor, old.step))
     }
 
-    /// Host code that is at these bytes now, in conflict with this access.
+    /// The turn of host code that now accesses some of these bytes in conflict with this access.
     pub fn turn_at(&self, bytes: &Range<usize>, access: Access) -> Option<&Turn> {
         self.turns.iter().find(|turn| overlap(&turn.bytes, bytes) && conflict(turn.access, access))
     }
 
-    /// Adds an access, and forgets what whoever is ordered after it is ordered after anyway.
+    /// Adds an access. Removes earlier accesses that it replaces: any access that is ordered after the new one is
+    /// ordered after them too.
     pub fn add(&mut self, new: Record, known: &Clock) {
         self.records.retain_mut(|old| {
             let replaced = (new.access == Access::Write || old.access == Access::Read)
@@ -90,7 +91,7 @@ impl Memory {
     }
 }
 
-/// Offsets of `span` in an allocation at `start`.
+/// The offsets of `span` in an allocation that begins at `start`.
 pub(super) fn offsets(span: Span, start: u64) -> Range<usize> {
     let at = (span.addr - start) as usize;
     at..at + span.bytes

@@ -1,15 +1,15 @@
 //! A wrapper of any device that proves, on the schedule at hand, that no two conflicting accesses are unordered.
 //!
-//! It hears every operation with the bytes that it reads and writes, every event, and the host's turns at page-locked
-//! memory ([`Note`]). Each stream and each host thread has a vector clock:
+//! The checker gets every operation with the bytes that it reads and writes, every event, and the host's turns at
+//! page-locked memory ([`Note`]). Each stream and each host thread has a vector clock:
 //! - work enqueued by a thread comes after what the thread knows, and after the stream's earlier work;
-//! - an event takes on its stream's clock when it is recorded, and a stream that waits for it learns that;
-//! - a thread learns it when it has seen the event done;
+//! - an event takes its stream's clock when it is recorded, and a stream that waits for the event learns this clock;
+//! - a thread learns the clock of an event when it has seen that the event is done;
 //! - a credit of page-locked memory passes on what its holder knew, as the lock behind it does.
 //!
-//! An access that conflicts with an earlier one that its clock does not know is a hazard, however the race went this
-//! time: the call fails with [`Error::Hazard`], which puts the device out of use like any fault. Memory that is freed
-//! must be done with as far as any thread has seen.
+//! An access that conflicts with an earlier one that its clock does not know is a hazard, even if nothing went wrong
+//! this time: the call fails with [`Error::Hazard`], which puts the device out of use like any fault. When memory is
+//! freed, all accesses to it must be over in the clock of some thread.
 
 mod clock;
 mod memory;
@@ -24,26 +24,26 @@ use super::{Access, Backend, DEVICE_MEMORY, HOST_MEMORY, Note, Priority, Program
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 
-/// The wrapper.
+/// The hazard checker: a wrapper of a device.
 pub(crate) struct Checker {
     inner: Arc<dyn Backend>,
     identity: Identity,
-    /// Held over enqueueing calls, so that the books have them in the order that the device has them in.
+    /// Locked during calls that enqueue, so that the books have the operations in the same order as the device.
     books: Mutex<Books>,
 }
 
 #[derive(Default)]
 struct Books {
-    /// Counts actors.
+    /// The number of actors so far.
     actors: usize,
     streams: HashMap<u64, Stream>,
-    /// The clock of what each recorded last, if anything.
+    /// The clock that each event recorded last; `None` before its first record.
     events: HashMap<u64, Option<Clock>>,
     /// Allocations by address.
     memory: BTreeMap<u64, Memory>,
-    /// What every thread knows.
+    /// What every thread knows: threads join this clock.
     published: Clock,
-    /// What some thread knows.
+    /// What at least one thread knows.
     seen: Clock,
 }
 
@@ -58,7 +58,7 @@ impl Checker {
         Self { inner, identity: Identity::default(), books: Mutex::default() }
     }
 
-    /// Calls with the books and what the calling thread knows.
+    /// Calls `call` with the books and the clock of the calling thread.
     fn with<T>(&self, call: impl FnOnce(&mut Books, &mut Clock) -> T) -> T {
         let mut books = lock(&self.books);
         with_known(&self.identity, |known| {
@@ -88,8 +88,8 @@ impl Books {
         Actor(self.actors - 1)
     }
 
-    /// A stream that is used from now on. A caller's may be known already, or be another by now under an old number:
-    /// then it goes on where that one ended.
+    /// Adds a stream. The stream of a caller may be known already, or have the number of an earlier, destroyed one;
+    /// then it continues the clock of that one.
     fn admit(&mut self, stream: u64, name: &str) {
         if !self.streams.contains_key(&stream) {
             let actor = self.actor();
@@ -101,7 +101,7 @@ impl Books {
         self.streams.get_mut(&stream).ok_or_else(|| unknown("stream", stream))
     }
 
-    /// An operation on a stream.
+    /// Checks and records an operation on a stream.
     fn operate(
         &mut self,
         stream: u64,
@@ -135,7 +135,7 @@ impl Books {
         Ok(())
     }
 
-    /// The host's turn at some memory begins.
+    /// Begins the host's turn at some memory.
     fn begin(&mut self, span: Span, access: Access, known: &Clock) -> Result<(), Error> {
         let (start, memory) = find(&mut self.memory, span)?;
         let bytes = offsets(span, start);
@@ -149,7 +149,8 @@ impl Books {
         Ok(())
     }
 
-    /// It ends: an access of its own, and its credit knows of it.
+    /// Ends the host's turn at some memory. The turn is recorded as an access, and the memory's credit learns the
+    /// thread's clock.
     fn end(&mut self, span: Span, known: &mut Clock) -> Result<(), Error> {
         let (start, memory) = find(&mut self.memory, span)?;
         let bytes = offsets(span, start);
@@ -165,7 +166,7 @@ impl Books {
         Ok(())
     }
 
-    /// The credit of some memory.
+    /// The credit of some memory, made if it is new.
     fn credit(&mut self, span: Span) -> Result<&mut Credit, Error> {
         let next = Actor(self.actors);
         let (start, memory) = find(&mut self.memory, span)?;
@@ -178,7 +179,7 @@ impl Books {
         Ok(&mut memory.credits[index])
     }
 
-    /// Memory is given back: all accesses must be over, as far as any thread has seen.
+    /// Checks that all accesses to freed memory are over, as far as any thread has seen, and forgets the memory.
     fn free(&mut self, addr: u64) -> Result<(), Error> {
         let memory = self.memory.remove(&addr).ok_or_else(|| unknown("memory", addr))?;
         let bytes = 0..memory.bytes;
@@ -192,7 +193,7 @@ impl Books {
     }
 }
 
-/// The allocation that `span` lies in, with its address.
+/// The allocation that contains `span`, with its address.
 fn find(memory: &mut BTreeMap<u64, Memory>, span: Span) -> Result<(u64, &mut Memory), Error> {
     let found = memory.range_mut(..=span.addr).next_back();
     let found = found.filter(|(start, memory)| span.addr - *start + span.bytes as u64 <= memory.bytes as u64);
@@ -354,7 +355,7 @@ impl Backend for Checker {
     }
 
     unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
-        // The caller's rows are read in the order of the caller's stream, which is the caller's business.
+        // The caller's rows are read in the order of the caller's stream; the caller is responsible for them.
         let touches = [(Span { addr: dst, bytes: rows.bytes(dst_pitch) }, Access::Write)];
         // SAFETY: by the caller.
         let call = || unsafe { self.inner.copy_rows(dst, dst_pitch, rows) };

@@ -1,4 +1,4 @@
-//! A caller's own streams and memory: whether the device can work with them, and copies of rows.
+//! Streams and memory of the caller: checks that the device can work with them, and copies of rows.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -10,15 +10,15 @@ use super::driver::{Call, cu};
 use crate::device::RowCopy;
 use crate::error::Error;
 
-/// `CU_STREAM_PER_THREAD`: another stream on each thread, and a batch may go from one to another.
+/// `CU_STREAM_PER_THREAD`. It means another stream on each thread, and a batch may move between threads.
 const PER_THREAD: u64 = 2;
 
-/// Whether it names the default stream of the context that is current: null, `CU_STREAM_LEGACY`.
+/// Whether the handle names the default stream of the current context: null or `CU_STREAM_LEGACY`.
 pub(super) fn is_default(stream: u64) -> bool {
     stream < PER_THREAD
 }
 
-/// Refuses a stream of another context, and one that captures. A default stream is looked at in the current context.
+/// Refuses a stream of another context, and one that captures. A default stream is checked in the current context.
 ///
 /// # Safety
 /// `stream` is alive.
@@ -43,7 +43,7 @@ pub(super) unsafe fn admit_stream(context: &Context, stream: u64) -> Result<(), 
     Ok(())
 }
 
-/// Refuses an address that the driver does not know, and one of the host or of another GPU.
+/// Refuses an address that the driver does not know, and an address of the host or of another GPU.
 pub(super) fn admit_memory(context: &Context, addr: u64) -> Result<(), Error> {
     let (mut kind, mut ordinal) = (0_u32, -1_i32);
     let mut which = [
@@ -61,10 +61,11 @@ pub(super) fn admit_memory(context: &Context, addr: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Copies rows of a caller's to `dst` on the caller's stream.
+/// Copies a caller's rows to `dst` on the caller's stream.
 ///
 /// # Safety
-/// See [`Backend::copy_rows`](crate::device::Backend::copy_rows). Where it is a default stream, its context is current.
+/// See [`Backend::copy_rows`](crate::device::Backend::copy_rows). If the stream is a default one, its context is
+/// current.
 pub(super) unsafe fn copy_rows(call: Call<'_>, dst: u64, dst_pitch: usize, copy: &RowCopy) -> Result<(), Error> {
     let RowCopy { from, row_bytes, rows } = *copy;
     let stream = from.stream.raw() as sys::CUstream;

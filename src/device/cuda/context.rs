@@ -1,4 +1,4 @@
-//! The CUDA context of a device: the primary context, which it shares with the program's own CUDA code, or one that the
+//! The CUDA context of a device: the primary context, shared with the program's own CUDA code, or a context that the
 //! program made.
 
 use std::cell::Cell;
@@ -12,13 +12,14 @@ use super::driver::{Call, at_exit, cu};
 use super::nvtx;
 use crate::error::Error;
 
-/// A context, alive until self is dropped: the primary one, retained, or a caller's, who keeps it.
+/// A context that is alive until self is dropped: the primary one, which is retained, or a caller's, which the caller
+/// keeps.
 ///
-/// Whatever makes or loads something happens in the context that is *current* on the calling thread: see
-/// [`Context::enter`]. Every other call names a stream, event, graph or address, and with it its context: copies,
-/// launches, records, waits and frees do their work whichever context is current, also with none. So a submission
-/// spends no call on it, any thread may submit, wait or drop, and a host program's own current context stays as it is.
-/// Profilers do look at the current context: a thread that has none gets this one, once, see [`Context::adopt_thread`].
+/// Calls that make or load something use the context that is *current* on the calling thread: see [`Context::enter`].
+/// Every other call names a stream, event, graph or address, and so its context: copies, launches, records, waits and
+/// frees work whichever context is current, even if none is. So a submission needs no call for the context, any thread
+/// may submit, wait or drop, and a host program's own current context stays as it is. Profilers do look at the current
+/// context: a thread that has none gets this one, once, see [`Context::adopt_thread`].
 pub(super) struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
@@ -31,7 +32,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// Says of a GPU that has no memory for a context what can be told without one.
+/// Completes the error of a GPU without memory for a context by the figures that need no context.
 fn crowded(error: Error, call: Call<'_>, gpu: sys::CUdevice) -> Error {
     match error {
         Error::Driver { device, operation, status, code, class }
@@ -52,7 +53,7 @@ fn crowded(error: Error, call: Call<'_>, gpu: sys::CUdevice) -> Error {
     }
 }
 
-/// GPUs of the driver, which is started.
+/// The number of the driver's GPUs. The driver has been started.
 pub(super) fn count(call: Call<'_>) -> Result<usize, Error> {
     let mut count = 0;
     // SAFETY: the pointer is to a live integer.
@@ -60,11 +61,11 @@ pub(super) fn count(call: Call<'_>) -> Result<usize, Error> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// While it lives, the context is current on the thread; then the one before is again.
+/// Makes the context current on the thread while it lives; its drop makes the previous context current again.
 #[must_use]
 pub(super) struct Entered<'a> {
     context: &'a Context,
-    /// It belongs to its thread.
+    /// Makes the type not `Send`: it belongs to the thread that entered.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -117,7 +118,7 @@ impl Context {
         Err(Error::option("context", "one of a GPU that the driver does not list", "one of a GPU that is visible"))
     }
 
-    /// Whether it is the primary one.
+    /// Whether the context is the primary one.
     pub fn is_retained(&self) -> bool {
         self.is_retained
     }
@@ -134,7 +135,7 @@ impl Context {
         Call { device: &self.target }
     }
 
-    /// Gives this thread the context if it has none, and its name to a profiler; once a thread.
+    /// Makes the context current on this thread if none is, and names the thread for a profiler; once for each thread.
     pub fn adopt_thread(&self) -> Result<(), Error> {
         thread_local! {
             static ADOPTED: Cell<bool> = const { Cell::new(false) };

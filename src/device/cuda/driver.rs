@@ -6,10 +6,10 @@ use super::library;
 use crate::error::{Error, FaultClass};
 use crate::sync::unversioned;
 
-/// Who is called, for errors.
+/// The device that a call is for, named in errors.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
-    /// `"cuda:0"`.
+    /// The device's name, such as `"cuda:0"`.
     pub device: &'a str,
 }
 
@@ -29,7 +29,7 @@ impl Call<'_> {
     }
 }
 
-/// A status by name, with what is known of its cause.
+/// The name of a status, with what is known of its cause.
 fn words(status: sys::CUresult) -> String {
     match status {
         sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM => format!("{status:?}, {}", open_files()),
@@ -37,8 +37,8 @@ fn words(status: sys::CUresult) -> String {
     }
 }
 
-/// How many files are open of those that may be: a driver opens some dozens, and says of the limit that the operating
-/// system failed.
+/// The numbers of open files and of files that may be open: a driver opens some dozens, and reports the limit as a
+/// failure of the operating system.
 fn open_files() -> String {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a live struct; the other call only looks whether a number is that of an open file.
@@ -49,7 +49,7 @@ fn open_files() -> String {
     format!("{open} of at most {} files are open (`ulimit -n`)", limit.rlim_cur)
 }
 
-/// How far a status reaches, as the driver's documentation says; the whole list is in [`FaultClass`]'s.
+/// The fault class of a status, as the driver's documentation gives it; the documentation of [`FaultClass`] lists all.
 fn class(status: sys::CUresult) -> FaultClass {
     match status as i32 {
         4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911 => FaultClass::Process,
@@ -58,7 +58,7 @@ fn class(status: sys::CUresult) -> FaultClass {
     }
 }
 
-/// Calls a driver function by name, which other threads can tell meanwhile; gives its status.
+/// Calls a driver function by its name, which other threads can read meanwhile; returns its status.
 macro_rules! status {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let _calling = $crate::sync::calling(&stringify!($function));
@@ -67,7 +67,7 @@ macro_rules! status {
 }
 pub(super) use status;
 
-/// The same, and checks the status: `cu!(call, cuInit(0))`.
+/// Calls a driver function and checks the status: `cu!(call, cuInit(0))`.
 macro_rules! cu {
     ($call:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $call.check(stringify!($function), $crate::device::cuda::driver::status!($function($($argument),*)))
@@ -75,7 +75,7 @@ macro_rules! cu {
 }
 pub(super) use cu;
 
-/// A handle that outlives the driver, because the process is ending, needs no freeing.
+/// Ignores an error of a free that comes after the driver was shut down because the process ends.
 pub(super) fn at_exit(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(Error::Driver { code, .. }) if code == sys::CUresult::CUDA_ERROR_DEINITIALIZED as i32 => Ok(()),
@@ -83,11 +83,11 @@ pub(super) fn at_exit(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// The oldest driver that takes the kept kernels: PTX 9.0 came with CUDA 13.0.
+/// The oldest driver that accepts the kept kernels: PTX 9.0 came with CUDA 13.0.
 const NEEDED: u32 = 13000;
 
-/// Finds the driver library, checks its version, and starts it; gives the version. A symbol that an old driver lacks
-/// would panic inside `cudarc`, so nothing newer than these three calls is made before the check.
+/// Finds the driver library, checks its version, and starts it; returns the version. A symbol that an old driver lacks
+/// would cause a panic in `cudarc`, so that only these three calls come before the check.
 pub(super) fn start(target: &str) -> Result<u32, Error> {
     library::load(target)?;
     let target = target.to_owned();
@@ -119,7 +119,7 @@ pub(super) fn start(target: &str) -> Result<u32, Error> {
 mod tests {
     use super::*;
 
-    /// The names that the documentation of [`FaultClass`] gives belong to the numbers.
+    /// Checks that the numbers have the names that the documentation of [`FaultClass`] gives.
     #[test]
     fn statuses_are_of_their_class() {
         use sys::CUresult as S;

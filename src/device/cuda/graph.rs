@@ -9,7 +9,7 @@ use super::Cuda;
 use super::driver::{at_exit, cu};
 use crate::error::Error;
 
-/// An instantiated graph. Whoever has it also owns every buffer that it addresses.
+/// An instantiated graph. Its owner also owns every buffer that it addresses.
 pub(crate) struct CudaGraph {
     exec: sys::CUgraphExec,
     cuda: Arc<Cuda>,
@@ -21,8 +21,8 @@ unsafe impl Send for CudaGraph {}
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
-    /// Captures what `enqueue` enqueues on `stream`, and makes it launchable. The capture is thread-local: other
-    /// threads of the host program go on with their own CUDA calls. It is ended also if `enqueue` fails.
+    /// Captures the work that `enqueue` enqueues on `stream`, and makes it launchable. The capture is thread-local:
+    /// other threads of the host program may make CUDA calls meanwhile. It also ends if `enqueue` fails.
     pub fn capture(cuda: &Arc<Cuda>, stream: u64, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
         let _entered = cuda.enter()?;
         let stream = stream as sys::CUstream;
@@ -43,7 +43,7 @@ impl CudaGraph {
         Ok(this)
     }
 
-    /// Launches it on `stream`.
+    /// Launches the graph on `stream`.
     ///
     /// # Safety
     /// `stream` is live, and all launches of this graph go to it or are ordered otherwise.

@@ -1,4 +1,4 @@
-//! The driver library: whether it is there, and why the loader does not load it.
+//! The driver library: loads it, and finds out why the loader does not load it.
 
 use std::env;
 use std::ffi::{CStr, CString, OsStr};
@@ -10,10 +10,11 @@ use cudarc::driver::sys;
 
 use crate::error::Error;
 
-/// Its names, the one that drivers install first.
+/// The names of the library; drivers install the first.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Loads it. One that nobody finds is no device; one that is there and cannot be loaded is as good as a driver that fails.
+/// Loads the library. If it is not found, there is no device; if it is found and cannot be loaded, that is an error of
+/// the driver.
 pub(super) fn load(target: &str) -> Result<(), Error> {
     // SAFETY: only looks for the library and loads it.
     if unsafe { sys::is_culib_present() } {
@@ -33,7 +34,7 @@ pub(super) fn load(target: &str) -> Result<(), Error> {
     }
 }
 
-/// What the loader says of a library; nothing if it finds none.
+/// The loader's reason not to load a library; `None` if the loader finds none.
 fn refusal(name: &OsStr) -> Option<String> {
     let c_name = CString::new(name.as_bytes()).ok()?;
     // SAFETY: the name ends with a NUL. After a failure the loader has a text, which is this thread's until its next call.
@@ -43,15 +44,15 @@ fn refusal(name: &OsStr) -> Option<String> {
         }
         CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned()
     };
-    // Words of the C library, which may speak another language.
+    // The words of the C library, which may be in another language.
     let nothing = io::Error::from_raw_os_error(libc::ENOENT).to_string();
     let nothing = nothing.split(" (os error").next().unwrap_or_default();
     let is_missing = text.starts_with(&*name.to_string_lossy()) && text.ends_with(nothing);
     (!is_missing).then_some(text)
 }
 
-/// A library in one of these folders, separated by colons, that the loader does as if it were not there: one for another
-/// processor.
+/// A library that the loader ignores because it is for another processor, in one of these folders, which are separated
+/// by colons; with the loader's reason.
 fn passed_over(folders: &OsStr) -> Option<(PathBuf, String)> {
     let folders = folders.as_bytes().split(|&byte| byte == b':').filter(|folder| !folder.is_empty());
     let paths = folders.flat_map(|folder| NAMES.map(|name| Path::new(OsStr::from_bytes(folder)).join(name)));

@@ -28,32 +28,32 @@ pub(crate) use graph::CudaGraph;
 pub(crate) use module::{Function, Module};
 pub(crate) use tensor_map::{Swizzle, TENSOR_MAP_BYTES, TensorMap, Windows};
 
-/// A GPU: a context on it, and what streams may be asked of it.
+/// A GPU: a context on it, and what its streams may ask for.
 pub(crate) struct Cuda {
     context: Context,
-    /// Priorities of streams: the lowest and the highest, which is the smaller number.
+    /// The lowest and the highest priority of a stream; the highest is the smallest number.
     priorities: [i32; 2],
-    /// The profiler that wants names, if there is one.
+    /// The profiler that names are given to, if there is one.
     nvtx: Option<&'static Nvtx>,
-    /// Whether it was said why threads are not kept next to it.
+    /// Used to log once why threads are not kept next to the GPU.
     unplaced: Once,
 }
 
-/// How a kernel is launched.
+/// The shape of a kernel launch.
 pub(crate) struct LaunchShape {
     pub grid: [u32; 3],
-    /// Blocks of a cluster, along the grid's first dimension; 1: no cluster.
+    /// Blocks of a cluster, along the grid's first dimension; 1 means no cluster.
     pub cluster: u32,
     pub block: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// The kernel waits for its predecessor in the stream itself: it may start before that has ended.
+    /// Whether the kernel waits for its predecessor in the stream itself, so that it may start before that has ended.
     pub waits_itself: bool,
 }
 
 impl Cuda {
-    /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
-    /// `watch` gets what each step took.
+    /// Opens the GPU `ordinal`. The driver's version is checked before any call that an older driver lacks. `watch`
+    /// records the time of each step.
     pub fn open(ordinal: usize, watch: &mut Stopwatch) -> Result<(Self, DeviceInfo), Error> {
         let driver_version = driver::start(&format!("cuda:{ordinal}"))?;
         watch.lap("driver");
@@ -61,7 +61,7 @@ impl Cuda {
         Self::of(context, ordinal, driver_version, watch)
     }
 
-    /// How many GPUs the driver has.
+    /// The number of GPUs that the driver has.
     pub fn count() -> Result<usize, Error> {
         driver::start("cuda")?;
         context::count(Call { device: "cuda" })
@@ -101,24 +101,24 @@ impl Cuda {
         self.context.call()
     }
 
-    /// Whether its context is one that the caller made.
+    /// Whether the caller made the device's context.
     pub fn is_in_context_of_caller(&self) -> bool {
         !self.context.is_retained()
     }
 
-    /// See [`Context::enter`].
+    /// Makes the context current, see [`Context::enter`].
     fn enter(&self) -> Result<Entered<'_>, Error> {
         self.context.enter()
     }
 
-    /// What a call on a stream needs of the calling thread: the default streams are those of the context that is current
-    /// until the result is dropped.
+    /// Prepares the calling thread for a call on a stream. A default stream is that of the current context, so for one
+    /// the context is current until the result is dropped.
     fn reach(&self, stream: u64) -> Result<Option<Entered<'_>>, Error> {
         self.context.adopt_thread()?;
         caller::is_default(stream).then(|| self.enter()).transpose()
     }
 
-    /// Has a profiler, if there is one, see what this thread does until the result is dropped under a name.
+    /// Shows profilers, if there are any, what this thread does until the result is dropped, under a name.
     pub fn range(&self, name: fmt::Arguments<'_>) -> Range {
         Range::new(self.nvtx, name)
     }
@@ -169,7 +169,7 @@ impl Cuda {
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 
-    /// Has the graph that `stream` captures record `event`, one of timing, behind what it has so far.
+    /// Adds to the graph that `stream` captures a record of `event`, a timing event, behind all work so far.
     pub fn mark(&self, event: u64, stream: u64) -> Result<(), Error> {
         let (event, stream) = (event as sys::CUevent, stream as sys::CUstream);
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
@@ -177,7 +177,7 @@ impl Cuda {
         unsafe { cu!(self.call(), cuEventRecordWithFlags(event, stream, external)) }
     }
 
-    /// Bytes of device memory that nobody has.
+    /// Bytes of device memory that are free.
     pub fn free_bytes(&self) -> Result<u64, Error> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -186,7 +186,7 @@ impl Cuda {
         Ok(free as u64)
     }
 
-    /// Names what ran out; who asked for it adds what is free.
+    /// Turns an out-of-memory status into an error that names the kind of memory; the caller adds the free bytes.
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {
@@ -203,7 +203,7 @@ impl Cuda {
     }
 }
 
-/// Name and limits of an opened device; refuses one that the kernels do not run on.
+/// The description of an opened device; refuses a device that the kernels do not run on.
 fn describe(call: Call<'_>, device: i32, ordinal: usize, driver_version: u32) -> Result<DeviceInfo, Error> {
     use sys::CUdevice_attribute as A;
     let attribute = |which: A| -> Result<i32, Error> {
@@ -386,7 +386,7 @@ impl Backend for Cuda {
         caller::admit_memory(&self.context, addr)
     }
 
-    /// Profilers see the enqueueing of a batch as a range.
+    /// Shows profilers the enqueueing of a batch as a range.
     fn note(&self, note: Note) -> Result<(), Error> {
         if let Some(nvtx) = self.nvtx {
             match note {
@@ -401,7 +401,7 @@ impl Backend for Cuda {
     }
 }
 
-/// The one callback. The driver runs it on a thread of its own, where no driver call is allowed.
+/// The only callback. The driver runs it on a thread of its own, where no driver call is allowed.
 unsafe extern "C" fn fire(data: *mut c_void) {
     // SAFETY: `notify` made the pointer of an `Arc`, for this one run.
     unsafe { Arc::from_raw(data.cast_const().cast::<Signal>()) }.fire();

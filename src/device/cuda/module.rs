@@ -10,14 +10,14 @@ use super::Cuda;
 use super::driver::{at_exit, cu};
 use crate::error::Error;
 
-/// A loaded module.
+/// A loaded module of kernels.
 pub(crate) struct Module {
     raw: sys::CUmodule,
     name: String,
     cuda: Arc<Cuda>,
 }
 
-/// A kernel of a loaded module, which it keeps loaded.
+/// A kernel of a loaded module. It keeps the module loaded.
 pub(crate) struct Function {
     raw: sys::CUfunction,
     _module: Arc<Module>,
@@ -32,11 +32,11 @@ unsafe impl Send for Function {}
 // SAFETY: as for the module; `prepare` is called before it is shared.
 unsafe impl Sync for Function {}
 
-/// Bytes for the compiler's complaints.
+/// Bytes of the buffer for the compiler's log.
 const LOG_BYTES: usize = 4096;
 
 impl Module {
-    /// Loads PTX text or a cubin; a NUL follows either.
+    /// Loads PTX text or a cubin. `image` ends with a NUL.
     pub fn load(cuda: &Arc<Cuda>, name: &str, image: &[u8]) -> Result<Arc<Self>, Error> {
         assert_eq!(image.last(), Some(&0), "the driver reads PTX up to a NUL");
         let _entered = cuda.enter()?;
@@ -56,8 +56,8 @@ impl Module {
         Ok(Arc::new(Self { raw, name: name.to_owned(), cuda: cuda.clone() }))
     }
 
-    /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory and clusters of `cluster` blocks, and loads its
-    /// code now rather than at its first launch.
+    /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory and clusters of `cluster` blocks, and loads
+    /// its code now instead of at its first launch.
     pub fn function(self: &Arc<Self>, entry: &str, shared_bytes: u32, cluster: u32) -> Result<Function, Error> {
         let (call, _entered) = (self.cuda.call(), self.cuda.enter()?);
         let name = CString::new(entry).map_err(|_| Error::Internal { what: format!("entry name {entry:?}") })?;
@@ -85,10 +85,10 @@ impl Module {
     }
 }
 
-/// Dynamic shared memory that a kernel may have without asking.
+/// Dynamic shared memory that a kernel may use without an attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
-/// Blocks of a cluster that a kernel may have without asking.
+/// Blocks of a cluster that a kernel may use without an attribute.
 const PORTABLE_CLUSTER: u32 = 8;
 
 /// Adds the compiler's log to the error.

@@ -10,8 +10,8 @@ use super::driver::cu;
 use crate::error::Error;
 
 impl Cuda {
-    /// Keeps the calling thread on the CPUs next to the GPU, of those that it may run on; whether there was a choice. Why
-    /// that fails is logged, once.
+    /// Keeps the calling thread on the CPUs next to the GPU, of those that it may run on. Returns whether that left out
+    /// any CPU. The reason of a failure is logged once.
     pub fn place_thread(&self) -> bool {
         let address = self.pci_address().map_err(|error| error.to_string());
         let placed = address.and_then(|address| place_near(Path::new("/sys"), &address));
@@ -22,7 +22,7 @@ impl Cuda {
         })
     }
 
-    /// As `/sys` has it: `0000:1b:00.0`.
+    /// The GPU's PCI address as `/sys` has it: `0000:1b:00.0`.
     fn pci_address(&self) -> Result<String, Error> {
         let mut text = [0_u8; 32];
         // SAFETY: the device came from cuDeviceGet; the length is given, and the driver ends the text with a NUL.
@@ -34,8 +34,8 @@ impl Cuda {
     }
 }
 
-/// Keeps the calling thread on the CPUs next to a PCI device, as `sys` tells which they are, of those that it may run on;
-/// whether there was a choice, or why they cannot be had.
+/// Keeps the calling thread on the CPUs next to a PCI device that `sys` lists, of those that it may run on. Returns
+/// whether that left out any CPU, or why it failed.
 pub(crate) fn place_near(sys: &Path, address: &str) -> Result<bool, String> {
     let Some(near) = near_cpus(sys, address)? else { return Ok(false) };
     // SAFETY: a set of CPUs is plain bits.
@@ -64,7 +64,7 @@ pub(crate) fn place_near(sys: &Path, address: &str) -> Result<bool, String> {
     Ok(some < all)
 }
 
-/// The CPUs of the NUMA node that a PCI device belongs to; nothing where it belongs to none.
+/// The CPUs of the NUMA node that a PCI device belongs to; `None` if it belongs to no node.
 fn near_cpus(sys: &Path, address: &str) -> Result<Option<Vec<usize>>, String> {
     let read = |path: String| {
         let path = sys.join(path);
@@ -76,7 +76,7 @@ fn near_cpus(sys: &Path, address: &str) -> Result<Option<Vec<usize>>, String> {
     parse_list(&list).map(Some).ok_or_else(|| format!("node {node} has CPUs `{}`", list.trim()))
 }
 
-/// `0-3,8` as numbers.
+/// Parses a list of CPUs such as `0-3,8`.
 fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for part in text.trim().split(',') {
@@ -93,7 +93,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A `/sys` in which GPU 0000:1b:00.0 is on a node of these CPUs, if it has any.
+    /// A `/sys` in which GPU 0000:1b:00.0 is on a node with these CPUs; `None`: on no node.
     pub fn sys(name: &str, cpus: Option<&str>) -> PathBuf {
         let root = std::env::temp_dir().join(format!("trefoil-sys-{name}-{}", std::process::id()));
         let (device, node) = (root.join("bus/pci/devices/0000:1b:00.0"), root.join("devices/system/node/node3"));
@@ -109,7 +109,8 @@ pub(crate) mod tests {
         parse_list(status.split("Cpus_allowed_list:").nth(1).unwrap().lines().next().unwrap()).unwrap()
     }
 
-    /// What placing a thread of its own next to the GPU gives, and where that thread and one that it starts are then.
+    /// Places a new thread next to the GPU. Returns the result, and the CPUs of this thread and of a thread that it
+    /// starts.
     fn place(root: PathBuf) -> (Result<bool, String>, Vec<usize>, Vec<usize>) {
         let run = move || {
             let placed = place_near(&root, "0000:1b:00.0");

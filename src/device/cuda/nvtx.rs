@@ -1,10 +1,10 @@
 //! Names for profilers: NVTX without its library.
 //!
-//! A profiler that wants to hear names sets `NVTX_INJECTION64_PATH` to a library of its own. NVTX, which is a set of
-//! headers, loads it and calls its `InitializeInjectionNvtx2` with a function that gives export tables; through the
-//! one for callbacks the library finds a table of function pointers for each module and puts its own functions there.
-//! This file does the same, with the numbers of NVTX 3's `nvtxTypes.h`. Where the variable is not set, nothing is
-//! loaded, and nothing is formatted or called later: [`attached`] gives none, once.
+//! A profiler that wants names sets `NVTX_INJECTION64_PATH` to a library of its own. NVTX is a set of headers. It loads
+//! this library and calls its `InitializeInjectionNvtx2` with a function that returns export tables. Through the table
+//! for callbacks, the library finds a table of function pointers for each module and puts its own functions there. This
+//! file does the same, with the numbers of NVTX 3's `nvtxTypes.h`. If the variable is not set, nothing is loaded,
+//! formatted or called: [`attached`] returns `None`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt::{self, Write};
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A profiler that has put its functions into the tables.
 pub(super) struct Nvtx {
-    /// The domain `trefoil`, the profiler's handle.
+    /// The profiler's handle of the domain `trefoil`.
     domain: usize,
 }
 
-/// Between a push and a pop on one thread; pops when it is dropped.
+/// A range of a profiler on one thread, which ends when this is dropped.
 #[must_use]
 pub(crate) struct Range(Option<&'static Nvtx>);
 
-// Modules and callbacks, as NvtxCallbackModule and NvtxCallbackId* number them.
+// The numbers of modules and callbacks, as NvtxCallbackModule and NvtxCallbackId* have them.
 const CORE: usize = 1;
 const NAME_OS_THREAD_A: usize = 14;
 const CUDA: usize = 2;
@@ -31,13 +31,14 @@ const DOMAIN_RANGE_PUSH_EX: usize = 4;
 const DOMAIN_RANGE_POP: usize = 5;
 const DOMAIN_CREATE_A: usize = 12;
 
-/// Callbacks of each module, the invalid one 0 included: none, core, CUDA, OpenCL, CUDA runtime, core 2, sync.
+/// The number of callbacks of each module, with the invalid callback 0: none, core, CUDA, OpenCL, CUDA runtime, core 2,
+/// sync.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const MOST: usize = 16;
 
-/// The functions: 0, or what the profiler put there.
+/// The addresses of the profiler's functions; 0 where it has none.
 static FUNCTIONS: [[AtomicUsize; MOST]; SIZES.len()] = [const { [const { AtomicUsize::new(0) }; MOST] }; SIZES.len()];
-/// What the profiler gets: the address of each function's place, ended by a null.
+/// The tables that the profiler gets: the address of each place in `FUNCTIONS`, ended by a null.
 static TABLES: [[AtomicUsize; MOST + 1]; SIZES.len()] =
     [const { [const { AtomicUsize::new(0) }; MOST + 1] }; SIZES.len()];
 
@@ -114,7 +115,7 @@ unsafe extern "C" {
 
 const RTLD_LAZY: c_int = 1;
 
-/// The profiler, if there is one; looked for once.
+/// The profiler, if there is one. The first call looks for it.
 pub(super) fn attached() -> Option<&'static Nvtx> {
     static ATTACHED: OnceLock<Option<Nvtx>> = OnceLock::new();
     ATTACHED.get_or_init(attach).as_ref()
@@ -157,7 +158,7 @@ fn attach() -> Option<Nvtx> {
     Some(Nvtx { domain })
 }
 
-/// What the profiler put at a place of the tables.
+/// The profiler's function at a place of the tables, if there is one.
 fn function(module: usize, callback: usize) -> Option<*const c_void> {
     let address = FUNCTIONS[module][callback].load(Ordering::Relaxed);
     (address != 0).then(|| std::ptr::with_exposed_provenance(address))
@@ -203,7 +204,7 @@ impl Nvtx {
         push(self.domain, &attributes);
     }
 
-    /// Ends the range that the thread began last.
+    /// Ends the last range that the thread began.
     pub fn pop(&self) {
         let Some(function) = function(CORE2, DOMAIN_RANGE_POP) else { return };
         // SAFETY: `nvtxDomainRangePop` takes a domain.
@@ -213,7 +214,7 @@ impl Nvtx {
 }
 
 impl Range {
-    /// Begins a range if there is a profiler; else the name is not even formatted.
+    /// Begins a range if there is a profiler; otherwise the name is not even formatted.
     pub(super) fn new(nvtx: Option<&'static Nvtx>, name: fmt::Arguments<'_>) -> Self {
         if let Some(nvtx) = nvtx {
             nvtx.push(name);
@@ -236,7 +237,7 @@ fn thread_id() -> Option<u32> {
     link.file_name()?.to_str()?.parse().ok()
 }
 
-/// Text on the stack that ends with a NUL; what does not fit is left out.
+/// Text on the stack that ends with a NUL; text that does not fit is cut off.
 struct Line {
     bytes: [u8; 128],
     len: usize,

@@ -1,5 +1,5 @@
-//! Tensor maps: descriptions of tensors for the tensor memory accelerator (TMA) of compute capability 9.0, as plain
-//! data and as the driver encodes them.
+//! Tensor maps, which describe tensors to the tensor memory accelerator (TMA) of compute capability 9.0: as plain data,
+//! and encoded by the driver.
 
 use cudarc::driver::sys;
 
@@ -7,9 +7,9 @@ use super::Cuda;
 use super::driver::cu;
 use crate::error::Error;
 
-/// A tensor of halves, its innermost dimension first, without gaps but where it has pitches, and what one copy takes of
-/// it. Boxes are swizzled in shared memory in rows of 128 bytes, or of 64 or 32 if they are no wider, but where they say
-/// otherwise; what lies outside the tensor reads as zeros and is not written.
+/// A tensor of halves and the box of it that one copy takes. The innermost dimension comes first, and there are no gaps
+/// except where there are pitches. Unless the map says otherwise, boxes are swizzled in shared memory in rows of 128
+/// bytes, or of 64 or 32 if they are no wider. Elements outside the tensor read as zeros and are not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
     /// Boxes of a matrix whose rows are `pitch` halves apart.
@@ -18,13 +18,14 @@ pub(crate) enum TensorMap {
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
     /// Boxes of images {C, W, H, N} whose pixels are `pitch` halves apart.
     Images { address: u64, dims: [u64; 4], pitch: u64, box_dims: [u32; 4], swizzle: Swizzle },
-    /// Boxes of four dimensions, of which all but the innermost have a pitch, in halves.
+    /// Boxes of four dimensions. All dimensions but the innermost have a pitch, in halves.
     Strided { address: u64, dims: [u64; 4], pitches: [u64; 3], box_dims: [u32; 4] },
-    /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
+    /// Columns of `pixels` windows of an image {C, W, H, N}, with `channels` of each.
     Windows(Windows),
 }
 
-/// How a box lies in shared memory: 16 bytes at a time in another order in each row of so many bytes, or as they come.
+/// The order of a box in shared memory: each row of this many bytes has its parts of 16 bytes in another order, or all
+/// are in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Swizzle {
     None,
@@ -34,7 +35,7 @@ pub(crate) enum Swizzle {
 }
 
 impl Swizzle {
-    /// Of boxes so many halves wide.
+    /// The swizzle of boxes that are `halves` halves wide.
     pub(crate) fn of_width(halves: u32) -> Self {
         match halves {
             ..=16 => Self::Rows32,
@@ -53,25 +54,25 @@ impl Swizzle {
     }
 }
 
-/// See [`TensorMap::Windows`]; two values are of W and H.
+/// The values of [`TensorMap::Windows`]; arrays of two values are of W and H.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Windows {
     pub(crate) address: u64,
     pub(crate) dims: [u64; 4],
-    /// Where a window's first pixel may be: from this corner, measured from the image's first pixel,
+    /// The first corner of the area in which a window's first pixel may lie, relative to the image's first pixel.
     pub(crate) lower: [i32; 2],
-    /// to this one, measured from its last pixel.
+    /// The last corner of that area, relative to the image's last pixel.
     pub(crate) upper: [i32; 2],
     pub(crate) strides: [u32; 2],
     pub(crate) channels: u32,
     pub(crate) pixels: u32,
 }
 
-/// Bytes of an encoded map.
+/// The size of an encoded map in bytes.
 pub(crate) const TENSOR_MAP_BYTES: usize = 128;
 
 impl Cuda {
-    /// Encodes `map` for a kernel's arguments. It is bound to the map's address.
+    /// Encodes `map` for a kernel's arguments. The encoded map contains the address of the tensor.
     pub fn encode(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         let _entered = self.enter()?;
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
@@ -164,8 +165,8 @@ impl Cuda {
     }
 }
 
-/// Bytes from one element to the next along each dimension but the first, in the second of which they are `pitch` halves
-/// apart; the last of the array is not used.
+/// Bytes from one element to the next along each dimension but the first; along the second they are `pitch` halves. The
+/// last element of the array is not used.
 fn strides<const RANK: usize>(pitch: u64, dims: &[u64; RANK]) -> [u64; RANK] {
     let mut bytes = 2 * pitch;
     let mut stride = [bytes; RANK];
@@ -176,7 +177,7 @@ fn strides<const RANK: usize>(pitch: u64, dims: &[u64; RANK]) -> [u64; RANK] {
     stride
 }
 
-/// The driver only says that a value is invalid: adds all of them.
+/// Adds the map to an error, because the driver does not say which value is invalid.
 fn with_map(error: Error, map: &TensorMap) -> Error {
     match error {
         Error::Driver { device, operation, status, code, class } => {

@@ -1,14 +1,15 @@
 //! A device in virtual time: copies and programs take the time they are told to, and nothing is computed.
 //!
-//! It has two copy engines on one link, a compute engine that may run several programs side by side, streams and events with CUDA's semantics, and injected
-//! delays and faults, so that a ring runs on it unchanged. Time stands still while host code runs. It advances
+//! It has two copy engines on one link, a compute engine that may run several programs side by side, streams and events
+//! with CUDA's semantics, and injected delays and faults, so that a ring runs on it unchanged. Time stands still while
+//! host code runs. It advances
 //! - when a host thread blocks on an event ([`Backend::event_wait`]), up to that event;
-//! - when whoever drives the simulation says so ([`Sim::advance_to`]);
-//! - with [`SimOptions::polls_advance`], by one step with every look at an event that is not done, so that threads
-//!   that poll get on without a driver.
+//! - when the driver of the simulation says so ([`Sim::advance_to`]);
+//! - with [`SimOptions::polls_advance`], by one step with every look at an event that is not done, so that threads that
+//! poll make progress without a driver.
 //!
 //! A run from one host thread is therefore the same each time, to the last picosecond. Every copy really moves its
-//! bytes, half when it starts and half when it ends, and so does a program, from its input to its output: whoever
+//! bytes, half when it starts and half when it ends, and so does a program, from its input to its output: a test that
 //! stamps the rows sees whether a buffer was used too early.
 
 mod program;
@@ -29,12 +30,12 @@ use units::{Moves, Work};
 /// Virtual time and durations, in picoseconds.
 pub(crate) type Picos = u64;
 
-/// Seconds as picoseconds, to the nearest.
+/// Converts seconds to picoseconds, to the nearest.
 pub(crate) fn picos(seconds: f64) -> Picos {
     (seconds * 1e12).round() as Picos
 }
 
-/// What works on its own, one operation at a time.
+/// The hardware units; a unit works on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     CopyIn,
@@ -42,33 +43,34 @@ pub(crate) enum Unit {
     CopyOut,
 }
 
-/// The host link. Rates are bytes a second; a duplex rate holds while both directions move bytes.
+/// The host link. Rates are bytes per second; a duplex rate holds while both directions move bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub in_alone: f64,
     pub in_duplex: f64,
     pub out_alone: f64,
     pub out_duplex: f64,
-    /// What a copy takes before its first byte moves: the engine is busy, the link is not.
+    /// The time of a copy before its first byte moves: the engine is busy, the link is not.
     pub overhead: Picos,
 }
 
-/// What the compute engine does with several programs at once.
+/// How the compute engine runs several programs at the same time.
 ///
-/// A run that is alone takes the time it is told to. Its batch size has a part of the highest rate that its program has at
-/// any size, where it fills the device. Runs side by side do together `1 + gain * (1 - part)` times what they do one after
-/// the other, with the mean of their parts, and none is faster than alone. With a gain of 0.5 two runs of 8, 32 and 256
-/// images of ResNet-50 on an H200 do 1.30, 1.10 and 1.00 times as much; measured were 1.34, 1.07 and 1.00.
+/// A run that is alone takes its given time. Its batch size has a part of the highest rate that its program reaches at
+/// any size, where it fills the device. Runs side by side do together `1 + gain * (1 - part)` times the work that they
+/// do one after the other, with the mean of their parts, and none is faster than alone. With a gain of 0.5, two runs of
+/// 8, 32 and 256 images of ResNet-50 on an H200 do 1.30, 1.10 and 1.00 times the work; measured were 1.34, 1.07 and
+/// 1.00.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideBySide {
-    /// Programs that run at once.
+    /// The most programs that run at the same time.
     pub most: usize,
-    /// What is gained over one after the other by runs that leave nearly all of the device idle.
+    /// The gain of runs side by side that leave nearly all of the device idle.
     pub gain: f64,
 }
 
 impl SideBySide {
-    /// The speed of each of so many runs, 1 for that of a run alone; `parts` is the sum of their [`Work::part`]s.
+    /// The speed of each of `runs` runs, relative to a run alone; `parts` is the sum of their [`Work::part`]s.
     pub fn speed(self, runs: usize, parts: f64) -> f64 {
         let runs = runs.max(1) as f64;
         ((1.0 + self.gain * (1.0 - parts / runs)) / runs).min(1.0)
@@ -76,32 +78,32 @@ impl SideBySide {
 }
 
 impl Default for SideBySide {
-    /// One after the other.
+    /// Programs run one after the other.
     fn default() -> Self {
         Self { most: 1, gain: 0.0 }
     }
 }
 
-/// Something that happens to one operation.
+/// A failure or delay of one operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Injection {
     pub unit: Unit,
-    /// Counts the unit's operations in the order of their calls, from 1.
+    /// The number of the operation among those of the unit, in the order of their calls, from 1.
     pub nth: usize,
     pub effect: Effect,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
-    /// The call that enqueues it fails; nothing is enqueued.
+    /// The call that enqueues the operation fails; nothing is enqueued.
     RefuseCall,
-    /// It fails at its end; after that the device answers every call with an error.
+    /// The operation fails at its end; after that the device answers every call with an error.
     FailRun,
-    /// It takes longer by so much.
+    /// The operation takes longer by this time.
     Delay(Picos),
 }
 
-/// What a simulated device is like.
+/// The properties of a simulated device.
 #[derive(Clone, Debug)]
 pub(crate) struct SimOptions {
     pub link: Link,
@@ -137,35 +139,35 @@ impl Sim {
         lock(&self.timeline).now()
     }
 
-    /// When the next thing happens on the device; nothing if it is idle.
+    /// The time of the device's next step; `None` if it is idle.
     pub fn next_step(&self) -> Option<Picos> {
         lock(&self.timeline).next_step()
     }
 
-    /// Lets everything up to `time` happen.
+    /// Runs all steps up to `time`, and sets the time.
     pub fn advance_to(&self, time: Picos) {
         lock(&self.timeline).advance_to(time);
     }
 
-    /// Lets everything that was enqueued happen.
+    /// Runs all steps of the enqueued work.
     pub fn drain(&self) {
         let mut timeline = lock(&self.timeline);
         while timeline.step() {}
     }
 
-    /// Operations that have finished, of each unit: 21 bits each.
+    /// The numbers of finished operations of the three units, 21 bits each.
     #[cfg(test)]
     pub fn finished(&self) -> u64 {
         lock(&self.timeline).finished()
     }
 
-    /// How long a unit has worked, up to the end of an operation.
+    /// The time for which a unit has worked, up to the end of its last finished operation.
     pub fn busy(&self, unit: Unit) -> Picos {
         lock(&self.timeline).busy(unit)
     }
 
-    /// Enqueues a program's run: alone it takes `duration` and makes use of a `part` of the compute engine; it moves `bytes`
-    /// from `src` to `dst`.
+    /// Enqueues the run of a program: alone it takes `duration` and uses a `part` of the compute engine. It moves
+    /// `bytes` from `src` to `dst`.
     ///
     /// # Safety
     /// As for [`Backend::copy_in`], with both addresses on the device.
@@ -285,7 +287,7 @@ impl Backend for Sim {
         self.copy(Unit::CopyOut, stream, Moves { dst: dst as usize, src: src as usize, bytes })
     }
 
-    /// What does not cross the link is a kernel that takes no longer than a copy's overhead.
+    /// A copy that does not cross the link is a kernel that takes no longer than a copy's overhead.
     unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
         let RowCopy { from, row_bytes, rows } = *rows;
         (0..rows as u64).try_for_each(|row| {

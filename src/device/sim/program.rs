@@ -1,4 +1,4 @@
-//! A program of the simulated device: given durations, and an echo of its input.
+//! A program of the simulated device: it takes given times, and its output is its input.
 
 use std::sync::Arc;
 
@@ -11,19 +11,20 @@ use crate::error::Error;
 pub(crate) struct SimProgram {
     sim: Arc<Sim>,
     batch_sizes: Vec<usize>,
-    /// Of each batch size, with the part of the highest rate that it has.
+    /// The duration for each batch size, with the part of the highest rate that the size reaches.
     durations: Vec<(Picos, f64)>,
     row_bytes: usize,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    /// What runs on a compute stream have for themselves.
+    /// The memory that each compute stream has for its runs.
     arenas: Vec<DeviceBuffer>,
     states: Vec<StateBuffer>,
     streams: usize,
 }
 
 impl SimProgram {
-    /// For `slots` slots and rows of `row_bytes` on both sides; `sizes` has ascending batch sizes and their durations.
+    /// A program for `slots` slots, with rows of `row_bytes` on both sides; `sizes` has ascending batch sizes and their
+    /// durations.
     pub fn new(
         device: &Device,
         sim: &Arc<Sim>,
@@ -48,7 +49,7 @@ impl SimProgram {
         })
     }
 
-    /// The same on several compute streams, each with an arena.
+    /// The program on several compute streams, each with an arena.
     pub fn on_streams(mut self, device: &Device, streams: usize) -> Result<Self, Error> {
         while self.arenas.len() < streams {
             self.arenas.push(DeviceBuffer::new(device, ARENA_BYTES)?);
@@ -56,27 +57,27 @@ impl SimProgram {
         Ok(Self { streams, ..self })
     }
 
-    /// The same with one arena for all compute streams, which is wrong.
+    /// The program with one arena for all compute streams, which is wrong: for tests of the checker.
     #[cfg(test)]
     pub fn with_one_arena(mut self) -> Self {
         self.arenas.truncate(1);
         self
     }
 
-    /// The same with a state, which runs leave as it is.
+    /// The program with a state, which runs do not change.
     #[cfg(test)]
     pub fn with_state(self, state: StateBuffer) -> Self {
         Self { states: vec![state], ..self }
     }
 
-    /// The same with the rows of another program for its input.
+    /// The program with another program's rows as its input.
     #[cfg(test)]
     pub fn reading(self, inputs: Inputs) -> Self {
         Self { inputs, ..self }
     }
 }
 
-/// Bytes of an arena: nothing is computed in it.
+/// The size of an arena in bytes: nothing is computed in it.
 const ARENA_BYTES: usize = 1;
 
 impl Program for SimProgram {

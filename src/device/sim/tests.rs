@@ -1,4 +1,4 @@
-//! Streams, events and units in virtual time.
+//! Tests of streams, events and units in virtual time.
 
 use std::sync::Arc;
 
@@ -136,13 +136,13 @@ fn one_program_at_a_time_high_priority_first() {
     setup.sim.drain();
 }
 
-/// The first has run alone for 2 ms when the second comes: 4 ms of work are left of each, at a speed of 0.8.
+/// The first run has run alone for 2 ms when the second one comes: each has 4 ms of work left, at a speed of 0.8.
 #[test]
 fn programs_side_by_side_slow_each_other_down() {
     let setup = Setup::with(SideBySide { most: 2, gain: 1.2 }, link(), Vec::new());
     let streams = [(); 3].map(|()| setup.stream(Priority::Normal));
     let done = [(); 3].map(|()| setup.event());
-    // Of the highest rate the first has half: two of them do not fill the device.
+    // The first size reaches half of the highest rate: two such runs do not fill the device.
     let sizes = [(1, 6 * MS), (2, 6 * MS)];
     let program: Arc<dyn Program> = Arc::new(SimProgram::new(&setup.device, &setup.sim, &sizes, 256, 1).unwrap());
     streams[0].launch(&program, RUN).unwrap();
@@ -156,7 +156,7 @@ fn programs_side_by_side_slow_each_other_down() {
         done.wait().unwrap();
         setup.sim.now() / 1_000_000
     });
-    // The third begins when the first is over; then 2 ms are left of the second, which take 2.5 ms beside the third.
+    // The third run begins when the first is over; the second then has 2 ms left, which take 2.5 ms beside the third.
     assert_eq!(ends, [7_000, 9_500, 13_500]);
     assert_eq!(setup.sim.busy(Unit::Compute), 13_500_000_000, "time in which two ran counts once");
     setup.sim.drain();

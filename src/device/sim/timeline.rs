@@ -8,18 +8,18 @@ use super::{Effect, Injection, Link, Picos, SideBySide, Unit};
 use crate::device::{Priority, Signal};
 use crate::error::Error;
 
-/// Everything on the device, and the time.
+/// The state of the device, and the time.
 pub(super) struct Timeline {
     now: Picos,
     link: Link,
     side_by_side: SideBySide,
     injections: Vec<Injection>,
-    /// Counts handles and ready operations.
+    /// The next number for handles and ready operations.
     next: u64,
     streams: BTreeMap<u64, Queue>,
     events: BTreeMap<u64, EventState>,
     units: [UnitState; 3],
-    /// The fault that stopped the device, if one did; nothing happens after it.
+    /// The fault that stopped the device, if one did; no step comes after it.
     broken: Option<Error>,
 }
 
@@ -41,9 +41,9 @@ pub(super) enum Op {
 
 #[derive(Default)]
 struct EventState {
-    /// How often it was recorded.
+    /// The number of times that the event was recorded.
     recorded: u64,
-    /// The newest record that a stream has reached.
+    /// The number of the newest record that a stream has reached.
     reached: u64,
     at: Option<Picos>,
 }
@@ -101,7 +101,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Whether a stream is one.
+    /// Checks that the device made a stream.
     pub fn admit(&self, stream: u64) -> Result<(), Error> {
         let unknown = || Error::option("stream", format!("{stream:#x}"), "a stream of the device");
         self.streams.contains_key(&stream).then_some(()).ok_or_else(unknown)
@@ -135,7 +135,7 @@ impl Timeline {
         at.ok_or_else(|| Error::Internal { what: "elapsed_ms of an event never reached".into() })
     }
 
-    /// Whether a record was reached; those of a destroyed event hold nobody up.
+    /// Whether a record was reached. A wait for a destroyed event does not block.
     pub fn is_reached(&self, event: u64, sequence: u64) -> bool {
         is_reached(&self.events, event, sequence)
     }
@@ -145,7 +145,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Enqueues work, with what is to be injected into it.
+    /// Enqueues work, with the injections for it.
     pub fn work(&mut self, stream: u64, mut work: Work) -> Result<(), Error> {
         self.healthy()?;
         let calls = &mut self.units[work.unit as usize].calls;
@@ -163,12 +163,12 @@ impl Timeline {
         Ok(())
     }
 
-    /// When the next thing happens.
+    /// The time of the next step, if there is one.
     pub fn next_step(&self) -> Option<Picos> {
         self.units.iter().flat_map(|unit| &unit.active).map(|active| active.until).min()
     }
 
-    /// Lets everything up to `time` happen.
+    /// Runs all steps up to `time`, and sets the time.
     pub fn advance_to(&mut self, time: Picos) {
         while self.next_step().is_some_and(|next| next <= time) {
             self.step();
@@ -176,7 +176,7 @@ impl Timeline {
         self.now = self.now.max(time);
     }
 
-    /// Lets the next thing happen; whether there was one.
+    /// Runs the next step; returns whether there was one.
     pub fn step(&mut self) -> bool {
         let Some(next) = self.next_step() else { return false };
         self.now = next;
@@ -209,7 +209,8 @@ impl Timeline {
         }
     }
 
-    /// Does all that takes no time: records, waits that are over, work that can start, sharing the link.
+    /// Does all that takes no time: passes records and waits, starts work that can start, and shares the link and the
+    /// compute engine.
     pub fn settle(&mut self) {
         if self.broken.is_some() {
             self.units.iter_mut().for_each(|unit| unit.active.clear());
@@ -223,7 +224,8 @@ impl Timeline {
         self.streams.retain(|_, queue| !queue.closed || !queue.ops.is_empty());
     }
 
-    /// Takes records and finished waits off the streams and hands work to its unit; whether an event was reached.
+    /// Takes records and finished waits off the streams and hands work to its unit; returns whether an event was
+    /// reached.
     fn pass_events(&mut self) -> bool {
         let mut reached = false;
         for (&stream, queue) in &mut self.streams {
@@ -255,7 +257,8 @@ impl Timeline {
         reached
     }
 
-    /// Starts a unit's ready operations, as many as it does at once: high priority first, then who was ready first.
+    /// Starts a unit's ready operations, as many as it runs at the same time: high priority first, then in the order in
+    /// which they became ready.
     fn start(&mut self, unit: Unit) {
         let state = &mut self.units[unit as usize];
         let most = if unit == Unit::Compute { self.side_by_side.most } else { 1 };

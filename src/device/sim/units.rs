@@ -5,15 +5,15 @@ use crate::error::{Error, FaultClass};
 
 pub(super) const UNITS: [Unit; 3] = [Unit::CopyIn, Unit::Compute, Unit::CopyOut];
 
-/// An operation of a unit. A copy's bytes pass the link after its fixed part.
+/// An operation of a unit. A copy's bytes cross the link after its fixed part.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     pub unit: Unit,
     pub moves: Moves,
     pub fixed: Picos,
-    /// Of the highest rate that the compute engine has, what this run makes use of when it is alone: 0 to 1.
+    /// The part of the compute engine's highest rate that this run reaches when it is alone: 0 to 1.
     pub part: f64,
-    /// The operation's number, if it is to fail.
+    /// The operation's number if it is to fail, else `None`.
     pub fails: Option<usize>,
 }
 
@@ -26,30 +26,30 @@ pub(super) struct Moves {
 
 #[derive(Default)]
 pub(super) struct UnitState {
-    /// Streams whose first operation is for this unit, as (whether of normal priority, order of getting ready, stream).
+    /// Streams whose first operation is for this unit: (whether of normal priority, order of becoming ready, stream).
     pub ready: Vec<(bool, u64, u64)>,
-    /// In the order of their start: a copy engine does one at a time.
+    /// The operations that run, in the order of their start. A copy engine runs one at a time.
     pub active: Vec<Active>,
-    /// How long at least one was active, up to `counted`.
+    /// The time for which at least one operation ran, up to `counted`.
     pub busy: Picos,
     pub counted: Picos,
-    /// Operations enqueued so far.
+    /// The number of operations enqueued so far.
     pub calls: usize,
-    /// Operations finished so far.
+    /// The number of operations finished so far.
     pub finished: u64,
 }
 
-/// What a unit is doing.
+/// An operation that runs.
 pub(super) struct Active {
     pub stream: u64,
     pub work: Work,
     pub started: Picos,
     pub until: Picos,
-    /// While bytes of a copy pass the link, and while a program runs.
+    /// `None` during the fixed part of a copy; `Some` while a copy's bytes cross the link, and while a program runs.
     pub progress: Option<Progress>,
 }
 
-/// What is left, bytes or seconds of a run alone, and how much of it is done in a second.
+/// The work that is left, in bytes or in seconds of a run alone, and the work done per second.
 pub(super) struct Progress {
     pub left: f64,
     pub rate: f64,
@@ -57,7 +57,7 @@ pub(super) struct Progress {
 }
 
 impl Active {
-    /// It goes on at another rate.
+    /// Continues the operation at another rate.
     fn goes_on_at(&mut self, rate: f64, now: Picos) {
         let Some(progress) = self.progress.as_mut().filter(|progress| progress.rate != rate) else { return };
         let done = progress.rate * (now - progress.since) as f64 * 1e-12;
@@ -67,7 +67,7 @@ impl Active {
 }
 
 impl UnitState {
-    /// An operation has ended, and is not among the active ones any more.
+    /// Counts an operation that has ended and is no longer among the active ones.
     pub fn ended(&mut self, operation: &Active, now: Picos) {
         let since = self.active.iter().map(|other| other.started).fold(operation.started, Picos::min);
         self.busy += now - since.max(self.counted);
@@ -76,7 +76,7 @@ impl UnitState {
     }
 }
 
-/// Gives programs that run side by side their speed; see [`SideBySide`].
+/// Sets the speed of programs that run side by side; see [`SideBySide`].
 pub(super) fn share_compute(units: &mut [UnitState; 3], side_by_side: SideBySide, now: Picos) {
     let running = &mut units[Unit::Compute as usize].active;
     let parts: f64 = running.iter().map(|active| active.work.part).sum();
@@ -84,7 +84,7 @@ pub(super) fn share_compute(units: &mut [UnitState; 3], side_by_side: SideBySide
     running.iter_mut().for_each(|active| active.goes_on_at(speed, now));
 }
 
-/// Gives each direction its rate: duplex while both move bytes.
+/// Sets the rate of each direction: the duplex rate while both move bytes.
 pub(super) fn share_link(units: &mut [UnitState; 3], link: Link, now: Picos) {
     let moving = |unit: &UnitState| unit.active.iter().any(|active| active.progress.is_some());
     let [copy_in, _, copy_out] = &*units;
@@ -118,7 +118,7 @@ impl Moves {
     }
 }
 
-/// The error of an operation that was told to fail.
+/// The error of an operation that was injected to fail.
 pub(super) fn injected(unit: Unit, nth: usize) -> Error {
     let operation = match unit {
         Unit::CopyIn => "copy_in",

@@ -8,17 +8,17 @@ use std::thread::ThreadId;
 use super::BatchPart;
 use crate::device::Access;
 
-/// Looks at an event that are no further apart belong to one wait.
+/// Two looks at an event belong to the same wait if less than this time, in seconds, lies between them.
 const POLLED_WITHIN: f64 = 1e-3;
-/// Threads that get a name of their own.
+/// The most threads that get a name of their own.
 const MOST_THREADS: usize = 1024;
-/// No batch.
+/// Stands for no batch.
 const NONE: u64 = u64::MAX;
 
 pub(super) struct Book {
-    /// Batch `sequence` is at `sequence % entries.len()`, until a later one takes the place.
+    /// The batches. Batch `sequence` is at `sequence % entries.len()`, until a later one replaces it.
     entries: Vec<BookEntry>,
-    /// Batches so far.
+    /// The number of batches so far.
     next: u64,
     /// The batch that is being enqueued.
     current: Option<Current>,
@@ -28,14 +28,14 @@ pub(super) struct Book {
     last_events: HashMap<u64, u64>,
     /// Names of the streams that are alive.
     streams: HashMap<u64, String>,
-    /// Those of the parts of a batch: of the upload and of the download the one that was used last, of each program all, in
-    /// the order of their first use, which is that of the slots.
+    /// The streams of the parts of a batch. The upload and the download have the stream that was used last; each
+    /// program has all of its streams, in the order of their first use, which is that of the slots.
     part_streams: Vec<Vec<u64>>,
     threads: Threads,
     closed: bool,
 }
 
-/// A batch.
+/// The record of one batch.
 #[derive(Clone, Copy)]
 pub(super) struct BookEntry {
     pub sequence: u64,
@@ -43,7 +43,8 @@ pub(super) struct BookEntry {
     pub slot: usize,
     pub size: usize,
     pub rows: usize,
-    /// How many of its place's events are recorded, begin and end of one part after the other; it is in order.
+    /// The number of recorded events of its place. They are recorded in order: begin and end of one part, then of the
+    /// next.
     recorded: usize,
     pub fill: Option<Moments>,
     pub submit: Option<Moments>,
@@ -52,7 +53,7 @@ pub(super) struct BookEntry {
     looks: Option<Moments>,
 }
 
-/// What a thread did, in seconds on the clock.
+/// What a thread did: the thread's number, and when, in seconds on the clock.
 #[derive(Clone, Copy)]
 pub(super) struct Moments {
     pub thread: usize,
@@ -64,22 +65,22 @@ struct Current {
     sequence: u64,
     /// The part that has begun and not ended, and its stream.
     open: Option<(usize, u64)>,
-    /// Programs that were launched.
+    /// The number of programs launched so far.
     launched: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Buffer {
-    /// When its credit holder began to write.
+    /// The time at which its credit holder began to write.
     writing_since: Option<f64>,
     filled: Option<Moments>,
-    /// The batch whose result it has.
+    /// The batch whose result the buffer has.
     batch: u64,
     reading_since: Option<f64>,
 }
 
 impl Book {
-    /// With room for so many batches, each of so many programs.
+    /// A book with room for `batches` batches, each of `programs` programs.
     pub fn new(batches: usize, programs: usize) -> Self {
         let empty = BookEntry {
             sequence: NONE,
@@ -132,7 +133,7 @@ impl Book {
         self.streams.remove(&stream);
     }
 
-    /// Records nothing more; the batch that is being enqueued is not recorded either.
+    /// Ends the recording; the batch that is being enqueued is not recorded either.
     pub fn close(&mut self) {
         self.closed = true;
         if let Some(current) = self.current.take()
@@ -180,7 +181,7 @@ impl Book {
         }
     }
 
-    /// A batch is enqueued from now on; it takes the place of the oldest one.
+    /// Begins a batch, which is enqueued from now on and replaces the oldest one.
     pub fn batch(&mut self, number: u64, [slot, size, rows]: [usize; 3], [staging, result]: [u64; 2], now: f64) {
         if self.closed {
             return;
@@ -217,8 +218,8 @@ impl Book {
         }
     }
 
-    /// A copy or launch comes next on `stream`: the event of its own to record before it, if a part of the batch begins
-    /// with it.
+    /// Called before a copy or launch on `stream`. If a part of the batch begins with it, returns the index of the
+    /// recorder's event to record before it.
     pub fn part_begins(&mut self, part: BatchPart, stream: u64) -> Option<usize> {
         let last = self.part_streams.len() - 1;
         let current = self.current.as_mut().filter(|current| current.open.is_none())?;
@@ -242,7 +243,8 @@ impl Book {
         self.next_mark(sequence, 2 * part)
     }
 
-    /// `event` is recorded next on `stream`: the event of its own to record before it, if a part ends there.
+    /// Called before `event` is recorded on `stream`. If a part of the batch ends there, returns the index of the
+    /// recorder's event to record before it.
     pub fn part_ends(&mut self, event: u64, stream: u64) -> Option<usize> {
         let last = self.part_streams.len() - 1;
         let current = self.current.as_mut()?;
@@ -262,23 +264,23 @@ impl Book {
         Some(self.marks_at(sequence).start + index)
     }
 
-    /// Of a batch.
+    /// The number of the recorder's events for each batch.
     fn marks(&self) -> usize {
         2 * self.part_streams.len()
     }
 
-    /// Which of the recorder's events a batch has.
+    /// The indices of the recorder's events for a batch.
     fn marks_at(&self, sequence: u64) -> Range<usize> {
         let (place, each) = (self.place(sequence), self.marks());
         place * each..(place + 1) * each
     }
 
-    /// The batch whose last event it is.
+    /// The batch whose last event `event` is.
     pub fn ended_by(&self, event: u64) -> Option<u64> {
         self.last_events.get(&event).copied().filter(|&batch| batch != NONE)
     }
 
-    /// The thread looked at the batch's last event.
+    /// Records that the thread looked at the batch's last event.
     pub fn looked(&mut self, batch: u64, before: f64, now: f64) {
         let thread = self.threads.current();
         let Some(entry) = self.entry(batch) else { return };
@@ -286,7 +288,7 @@ impl Book {
         entry.looks = Some(Moments { thread, begin: goes_on.map_or(before, |look| look.begin), end: now });
     }
 
-    /// The thread blocked on it.
+    /// Records that the thread blocked on the batch's last event.
     pub fn waited(&mut self, batch: u64, begin: f64, end: f64) {
         let thread = self.threads.current();
         if let Some(entry) = self.entry(batch) {
@@ -294,19 +296,19 @@ impl Book {
         }
     }
 
-    /// The batches whose events are all recorded, oldest first, each with which of the recorder's events it has.
+    /// The batches whose events are all recorded, oldest first, each with the indices of its events.
     pub fn enqueued_batches(&self) -> Vec<(BookEntry, Range<usize>)> {
         let entries = (self.oldest()..self.next).map(|sequence| self.entries[self.place(sequence)]);
         let complete = entries.filter(|entry| entry.recorded == self.marks());
         complete.map(|entry| (entry, self.marks_at(entry.sequence))).collect()
     }
 
-    /// The oldest batch that still has its place.
+    /// The oldest batch that was not replaced.
     pub fn oldest(&self) -> u64 {
         self.next.saturating_sub(self.entries.len() as u64)
     }
 
-    /// Names of the streams of each part.
+    /// The names of the streams of each part.
     pub fn stream_names(&self) -> Vec<Vec<String>> {
         let name = |stream: &u64| self.streams.get(stream).cloned().unwrap_or_default();
         self.part_streams.iter().map(|streams| streams.iter().map(name).collect()).collect()
@@ -321,7 +323,7 @@ impl Book {
 #[derive(Default)]
 struct Threads {
     numbers: HashMap<ThreadId, usize>,
-    /// All different.
+    /// The names of the threads, all different.
     names: Vec<Arc<str>>,
     taken: HashSet<Arc<str>>,
 }

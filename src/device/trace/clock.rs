@@ -8,13 +8,13 @@ use crate::device::sim::Sim;
 use crate::device::{Device, Kind, Priority};
 use crate::error::Error;
 
-/// Seconds since it was made; on a simulated device, seconds of virtual time.
+/// A clock that gives the seconds since it was made; on a simulated device, seconds of virtual time.
 pub(super) enum Clock {
     Wall(Instant),
     Virtual(Arc<Sim>),
 }
 
-/// How often the base event is recorded; the recording that took the host least time to see counts.
+/// How often the base event is recorded; the attempt that took the host the least time counts.
 const ATTEMPTS: usize = 8;
 
 impl Clock {
@@ -32,8 +32,9 @@ impl Clock {
         }
     }
 
-    /// Makes an event, has the device reach it, and says when that was: the middle of the time in which it must have
-    /// been. Waits for nothing but this event, on a stream of its own; what fails there faults the device.
+    /// Makes the base event, waits until the device has reached it, and returns the event and the time: the middle of
+    /// the interval in which the device must have reached it. Waits only for this event, on a stream of its own; a
+    /// failure there faults the device.
     pub fn set_base(&self, device: &Device, events: &mut Events<'_>) -> Result<(u64, f64), Error> {
         let inner = events.inner;
         let stream = inner.stream_create(Priority::Normal, "trefoil-trace")?;

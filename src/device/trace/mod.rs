@@ -1,12 +1,12 @@
 //! The recorder: a wrapper of a device that notes when each stage of each batch ran.
 //!
-//! It passes every call on. Around the copies and the launches of a batch it records events with timing on the same
-//! streams, two for each copy and each program; what the host does it hears as [`Note`]s and sees as waits for the
-//! batch's last event. Events and tables are made when it is installed, for as many batches as it is to remember;
-//! afterwards it makes nothing and waits for nothing, and no lock of its own is held over a call of the device. A thread
-//! that is seen first is entered once.
+//! The recorder passes every call on. Around the copies and the launches of a batch it records events with timing on
+//! the same streams, two for each copy and each program. It gets the host's accesses as [`Note`]s, and sees waits as
+//! waits for the batch's last event. Events and tables are made when the recorder is installed, for the number of
+//! batches that it remembers. Afterwards it makes nothing and waits for nothing, and it holds none of its own locks
+//! over a call of the device. Only a new thread adds an entry to a table.
 //!
-//! What it cannot do, it leaves: a failed call of its own ends the recording and is logged, it never reaches the ring.
+//! A failed call of the recorder's own ends the recording and is logged; the ring never gets the error.
 
 mod book;
 mod clock;
@@ -22,35 +22,35 @@ use crate::sync::{Mutex, lock};
 use book::Book;
 use clock::Clock;
 
-/// A device that records, for one ring.
+/// The recorder of one ring: a wrapper of its device.
 pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
     target: String,
     clock: Clock,
-    /// The names of several programs.
+    /// The names of the programs, if there are several.
     programs: Vec<Arc<str>>,
-    /// Events of its own, as many for each place of a batch in the book.
+    /// The recorder's events, the same number for each place of a batch in the book.
     marks: Vec<u64>,
     book: Mutex<Book>,
     /// The event that device times count from.
     base: u64,
-    /// When it was reached, in seconds on the clock.
+    /// The time at which the base event was reached, in seconds on the clock.
     base_at: f64,
-    /// Set when a call of the recorder's own failed.
+    /// Set when one of the recorder's own calls has failed.
     broken: AtomicBool,
 }
 
-/// What a device does of a batch.
+/// A part of a batch that the device does.
 #[derive(Clone, Copy)]
 enum BatchPart {
     CopyIn,
-    /// The next one.
+    /// The next program of the batch.
     Program,
     CopyOut,
 }
 
-/// Wraps `device` in a recorder that remembers the last `batches` batches. What is made of the new handle is recorded;
-/// it is for one ring, of several programs if there are names.
+/// Wraps `device` in a recorder that remembers the last `batches` batches. It records what is made through the new
+/// handle, which is for one ring. `programs` has the names of several programs, or none.
 pub(crate) fn install(
     device: &Device,
     batches: usize,
@@ -78,7 +78,7 @@ impl Recorder {
         Ok(Self { inner, target, clock, programs, marks, book, base, base_at, broken: AtomicBool::new(false) })
     }
 
-    /// Records one of its own events.
+    /// Records one of the recorder's events, if there is an index.
     fn mark(&self, event: Option<usize>, stream: u64) {
         let Some(event) = event.map(|index| self.marks[index]) else { return };
         // SAFETY: the event is the recorder's until it is dropped; the stream is the caller's, who is using it now.
@@ -94,7 +94,7 @@ impl Recorder {
         lock(&self.book).close();
     }
 
-    /// Tells the book what the host does, and when.
+    /// Reports to the book what the host does, and when.
     fn enter(&self, note: Note) {
         let now = self.clock.now();
         let mut book = lock(&self.book);
@@ -110,7 +110,7 @@ impl Recorder {
     }
 }
 
-/// Events being made; what is left of them when it is dropped is destroyed.
+/// Events that are being made; the drop destroys those that are still in it.
 struct Events<'a> {
     inner: &'a dyn Backend,
     made: Vec<u64>,

@@ -1,4 +1,4 @@
-//! From events to seconds: what is finished becomes a [`Trace`]. Never waits; batches go on meanwhile.
+//! Makes a [`Trace`] of the batches that are finished. It never waits, and batches continue meanwhile.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::trace::{Trace, TraceInterval, TraceStage, TracedStream};
 /// A finished batch with the times of its events.
 struct Finished {
     entry: BookEntry,
-    /// Begin and end of each part.
+    /// The times of the begin and the end of each part.
     marks: Vec<f64>,
-    /// The event that it begins with.
+    /// The event at the batch's beginning.
     first: u64,
 }
 
 impl Recorder {
-    /// What is finished now.
+    /// The trace of the batches that are finished now.
     pub fn trace(&self) -> Trace {
         let enqueued = lock(&self.book).enqueued_batches();
         let mut finished = self.finished(enqueued);
-        // A batch that lost its place meanwhile may have been read when its events were another's already. It is older
-        // than all that have theirs, and nothing was computed from it.
+        // The events of a batch that was replaced meanwhile may have been read after their reuse. Such a batch is older
+        // than all others, and no other batch's times depend on it.
         let (oldest, streams, threads) = {
             let book = lock(&self.book);
             (book.oldest(), book.stream_names(), book.thread_names())
@@ -62,18 +62,18 @@ impl Recorder {
         Trace::new(intervals, self.target.clone(), streams, first)
     }
 
-    /// What the device does of a batch, in order: its stage, and the model's name where there are several.
+    /// The parts of a batch on the device, in order: the stage, and the model's name if there are several models.
     fn parts(&self) -> impl Iterator<Item = (TraceStage, Option<Arc<str>>)> {
         let only = self.programs.is_empty().then_some((TraceStage::Compute, None));
         let several = self.programs.iter().map(|name| (TraceStage::Compute, Some(name.clone())));
         [(TraceStage::CopyIn, None)].into_iter().chain(only).chain(several).chain([(TraceStage::CopyOut, None)])
     }
 
-    /// Those of `enqueued`, oldest first, that the device has finished, with their times.
+    /// The batches of `enqueued`, oldest first, that the device has finished, with their times.
     ///
-    /// The driver gives the milliseconds between two events as an f32, which is coarse over minutes. So only the newest
-    /// batch is placed by the base event, and every other one by the batch after it. What is overwritten meanwhile is
-    /// the oldest, on which nothing else depends.
+    /// The driver returns the milliseconds between two events as an f32, which is coarse over minutes. So only the
+    /// newest batch is placed by the base event, and every other one by the batch after it. A batch that is replaced
+    /// meanwhile is the oldest, on which no other depends.
     fn finished(&self, mut enqueued: Vec<(BookEntry, Range<usize>)>) -> Vec<Finished> {
         // SAFETY: the recorder's own event, which lives as long as self.
         let is_done = |at: &Range<usize>| matches!(unsafe { self.inner.event_query(self.marks[at.end - 1]) }, Ok(true));
@@ -95,7 +95,8 @@ impl Recorder {
         finished
     }
 
-    /// The times of events of its own that follow each other, of which the first is before the first of `after`.
+    /// The times of consecutive events of the recorder. The first event is placed by the base event, or by `after`, a
+    /// later batch.
     fn times(&self, marks: Range<usize>, after: Option<&Finished>) -> Result<Vec<f64>, Error> {
         // SAFETY: the recorder's own events, made with timing, which live as long as self; where one is not done, the
         // device says so.
@@ -110,9 +111,9 @@ impl Recorder {
     }
 }
 
-/// What device times are to be moved by, so that no batch begins before it is submitted and no wait is over before its
-/// batch: 0 where that is so. The device's clock is not quite the host's, and the base event is known to a few
-/// microseconds only.
+/// The shift that is added to device times, so that no batch begins before it is submitted and no wait ends before its
+/// batch; 0 if that already holds. It is needed because the device's clock differs slightly from the host's, and the
+/// time of the base event is known only to a few microseconds.
 fn shift(finished: &[Finished]) -> f64 {
     let earliest = finished.iter().filter_map(|batch| Some(batch.entry.submit?.begin - batch.marks[0]));
     let latest = finished.iter().filter_map(|batch| Some(batch.entry.wait?.end - batch.marks.last()?));

@@ -1,4 +1,4 @@
-//! The recorder on the simulated device, by hand: every moment is known.
+//! Tests of the recorder on the simulated device, driven by hand so that every time is known.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::trace::{Trace, TraceStage};
 const MS: Picos = 1_000_000_000;
 const BYTES: usize = 4096;
 
-/// What a ring does, with one staging and one result.
+/// The objects of a ring with one staging and one result buffer.
 struct Setup {
     sim: Arc<Sim>,
     recorder: Arc<Recorder>,
@@ -24,7 +24,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// A copy of 4 KiB takes a millisecond, a run three.
+    /// A setup in which a copy of 4 KiB takes 1 ms, and a run 3 ms.
     fn new(batches: usize) -> Self {
         let rate = BYTES as f64 * 1e3;
         let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
@@ -86,11 +86,11 @@ impl Setup {
         self.device.note(Note::End(self.result.span()));
     }
 
-    /// Stage, begin and end in milliseconds.
+    /// The intervals of a batch: stage, begin and end in milliseconds.
     fn intervals(&self, batch: u64) -> Vec<(TraceStage, f64, f64)> {
         let trace = self.recorder.trace();
         let of_batch = trace.intervals().iter().filter(|interval| interval.batch == batch);
-        // To the picosecond: the device counts no less.
+        // Rounded to picoseconds, the resolution of the device.
         let ms = |seconds: f64| (seconds * 1e12).round() / 1e9;
         of_batch.map(|interval| (interval.stage, ms(interval.begin), ms(interval.end))).collect()
     }
@@ -201,7 +201,7 @@ fn the_cpu_has_its_times_between_those_of_the_host() {
     unsafe {
         copy_in.copy_in(&inside, &staging, BYTES).unwrap();
         uploaded.record(&copy_in).unwrap();
-        // No program at hand: the recorder is told of the launch as if there was one.
+        // Without a program, the recorder is told of a launch as if there were one.
         let begin = lock(&recorder.book).part_begins(BatchPart::Program, copy_in.raw());
         recorder.mark(begin, copy_in.raw());
         recorder.inner.event_wait(recorder.marks[begin.unwrap()]).unwrap(); // the stream's thread may be late
