@@ -10,10 +10,10 @@ use crate::device::{Access, Event, Note};
 use crate::error::Error;
 use crate::sync::{after, lock, wait_until};
 
-/// Who looks at the oldest upload, of the producers that [`Waiting::Spin`].
+/// Whether this producer, of those that [`Waiting::Spin`], is the one that polls the oldest upload.
 #[derive(Default)]
 struct Spinner {
-    /// This one.
+    /// Whether it is this producer.
     mine: bool,
     looks: u32,
 }
@@ -59,7 +59,7 @@ impl Core {
         }
     }
 
-    /// Takes both credits if they are known to be free.
+    /// Takes both credits if they are known to be free, without a call of the device.
     fn take_free(&self, state: &mut CreditState) -> Result<Option<(usize, Lent)>, Error> {
         self.device.healthy()?;
         if state.closed.is_some() {
@@ -76,8 +76,8 @@ impl Core {
         Batch::new(self.clone(), staging, lent)
     }
 
-    /// Sleeps until a credit may have come free, or it is time to look for a fault; but takes what has come free since
-    /// the last look.
+    /// Sleeps until a credit may be free again, or until it is time to look for a fault. If credits have become free
+    /// since the last look, takes and returns them.
     fn doze(self: &Arc<Self>, deadline: Instant, spinner: &mut Spinner) -> Result<Option<(usize, Lent)>, Error> {
         let mut state = lock(&self.state);
         let taken = self.take_free(&mut state)?;
@@ -85,7 +85,7 @@ impl Core {
             return Ok(taken);
         }
         if self.spec.waiting == Waiting::Spin {
-            // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
+            // One of the blocked producers watches the oldest upload; the others sleep until a credit is free.
             if spinner.mine != state.waits_for_upload() && (spinner.mine || !state.uploads_watched) {
                 spinner.mine = !spinner.mine;
                 state.uploads_watched = spinner.mine;
@@ -104,7 +104,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Has `trefoil-up-N` wait for uploads, if that would help a blocked producer and is not done yet.
+    /// Makes `trefoil-up-N` wait for uploads, if this would help a blocked producer and it does not wait already.
     fn watch_uploads(self: &Arc<Self>, state: &mut CreditState) {
         if state.waits_for_upload() && !state.uploads_watched {
             state.uploads_watched = true;
@@ -112,7 +112,8 @@ impl Core {
         }
     }
 
-    /// A batch was submitted: if a producer is blocked, its upload may be what frees a credit.
+    /// Called after the submission of a batch: if a producer is blocked, the batch's upload may be the one that frees a
+    /// credit.
     pub(super) fn upload_began(self: &Arc<Self>, state: &mut CreditState) {
         if state.waiting == 0 || !state.waits_for_upload() || state.uploads_watched {
             return;
@@ -123,7 +124,7 @@ impl Core {
         }
     }
 
-    /// On `trefoil-up-N`: waits for one upload after the other, and frees its staging, while producers are blocked.
+    /// Runs on `trefoil-up-N`: while producers are blocked, waits for one upload after the other and frees its staging.
     pub(super) fn serve_uploads(&self) {
         loop {
             let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging());
@@ -142,8 +143,8 @@ impl Core {
         }
     }
 
-    /// Frees the staging of every upload that is done; whether there was any. Uploads finish in the order of their
-    /// submission.
+    /// Frees the staging of every upload that is done; returns whether there was any. Uploads finish in the order of
+    /// their submission.
     fn reclaim_staging(&self) -> Result<bool, Error> {
         let mut freed = false;
         loop {
@@ -166,7 +167,8 @@ impl Core {
         lock(&self.state).oldest_upload()
     }
 
-    /// A submission is done, and so is every earlier one, and their uploads: no call is needed to know it.
+    /// Records that submission `number` is done. All earlier ones and their uploads are then done too, which needs no
+    /// call of the device.
     pub(super) fn done_through(&self, state: &mut CreditState, number: u64) {
         state.done = state.done.max(number + 1);
         while state.oldest_upload().is_some_and(|oldest| oldest.number <= number) {
@@ -181,8 +183,8 @@ impl Core {
         self.tell_one(state);
     }
 
-    /// The event after which the staging of an upload is free: the upload's, or, in a ring that is one of several, that
-    /// of the answer: until it is there the rows may have to be run elsewhere.
+    /// The event after which the staging of an upload is free. This is the upload's event, or, in a ring of a fleet,
+    /// the event of the answer: until then the rows may have to run on another device.
     fn frees(&self, upload: Upload) -> &Event {
         match self.spec.freed {
             None => &self.staging[upload.staging].uploaded,
@@ -190,15 +192,16 @@ impl Core {
         }
     }
 
-    /// How many batches it has, in flight or being filled; an error after a fault.
+    /// The number of batches in flight or being filled; an error after a fault.
     pub(super) fn load(&self) -> Result<usize, Error> {
         self.device.healthy()?;
         self.reclaim_staging()?;
         Ok(lock(&self.state).staging_in_use())
     }
 
-    /// A producer sleeps until this ring or another has a credit; see [`Core::sleeper_left`]. A ring whose device failed
-    /// has none to give: its thread would only tell of the fault again, and wake the producer for it each time.
+    /// Counts a producer that sleeps until this ring or another one has a free credit; see [`Core::sleeper_left`]. A
+    /// ring whose device failed frees none: its thread would only report the fault again, and wake the producer each
+    /// time.
     pub(super) fn sleeper_came(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -207,12 +210,12 @@ impl Core {
         }
     }
 
-    /// It sleeps no more.
+    /// Counts off a producer that no longer sleeps.
     pub(super) fn sleeper_left(&self) {
         lock(&self.state).waiting -= 1;
     }
 
-    /// There is a fault, or the end, to hear of.
+    /// Wakes all sleeping producers, after a fault or when the ring is closed.
     pub(super) fn tell_all(&self) {
         self.changed.notify_all();
         if let Some(freed) = &self.spec.freed {
@@ -220,7 +223,7 @@ impl Core {
         }
     }
 
-    /// One credit came free.
+    /// Wakes one sleeping producer, after a credit became free.
     pub(super) fn tell_one(&self, state: &CreditState) {
         if let Some(freed) = &self.spec.freed {
             freed.fire();

@@ -37,22 +37,22 @@ use crate::tensor::{Element, Packing, PortKey, RowSpec};
 /// It is `Send`, so it can be filled by another thread than the one that acquired it.
 pub struct Batch {
     core: Arc<Core>,
-    /// The credits; nothing once submitted.
+    /// The credits; `None` once the batch is submitted.
     held: Option<(usize, Lent)>,
-    /// What its rows are.
+    /// The bucket of its rows.
     bucket: usize,
-    /// The rings that its ring is one of.
+    /// The fleet's rings, if its ring is one of them.
     member: Option<Member>,
-    /// Where its rows are, if not in the page-locked memory.
+    /// The rows in device memory that are submitted instead of those in the batch.
     elsewhere: Option<DeviceRows>,
-    /// Whether it is computed when the batch before it is, and not beside it.
+    /// Whether its run waits for that of the previous batch, even on another compute stream.
     in_turn: bool,
 }
 
-/// Bytes from one row of a caller's to the next: what any GPU's copies of rows take.
+/// The largest pitch of a caller's rows, in bytes, that every GPU can copy.
 const MOST_PITCH: usize = i32::MAX as usize;
 
-/// What is submitted.
+/// The arguments of a submission.
 pub(super) struct Submission<'a> {
     pub staging: usize,
     pub lent: Lent,
@@ -60,18 +60,18 @@ pub(super) struct Submission<'a> {
     pub from: Source<'a>,
     /// Whether the result stays on the device.
     pub to_device: bool,
-    /// Whether it is computed when the batch before it is.
+    /// Whether the run waits for that of the previous batch.
     pub in_turn: bool,
-    /// How long it may wait for another thread that submits.
+    /// The longest wait for other threads that submit.
     pub limit: Duration,
 }
 
-/// Where its rows are.
+/// The place of a submission's rows.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     /// In its staging.
     Staging,
-    /// Somewhere else in page-locked memory.
+    /// Elsewhere in page-locked memory.
     Gathered(&'a Gathered<'a>),
     /// On the device.
     Device(DeviceRows),
@@ -82,7 +82,7 @@ impl Batch {
         Self { core, held: Some((staging, lent)), bucket: 0, member: None, elsewhere: None, in_turn: false }
     }
 
-    /// The same for rows of a bucket.
+    /// The batch with rows of another bucket.
     pub(crate) fn in_bucket(self, bucket: usize) -> Self {
         let mut this = self;
         this.bucket = bucket;
@@ -93,7 +93,7 @@ impl Batch {
         self.core.bucket(self.bucket)
     }
 
-    /// The same as one of several rings'.
+    /// The batch as one of a fleet's ring, which may run on another device after a fault.
     pub(super) fn of(self, member: Member) -> Self {
         let mut this = self;
         this.member = Some(member);
@@ -105,7 +105,7 @@ impl Batch {
         self.rows_of().capacity()
     }
 
-    /// The ports of a row.
+    /// The layout of a row.
     pub fn spec(&self) -> &RowSpec {
         &self.rows_of().input
     }
@@ -178,19 +178,19 @@ impl Batch {
         self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
     }
 
-    /// Where row 0 is, for callers that cannot borrow; the other rows follow at the spec's pitch. Written through only
-    /// while the batch is neither submitted nor dropped, nor another borrow of its rows used.
+    /// The address of row 0, for callers that cannot borrow; the other rows follow at the spec's pitch. It may be used
+    /// until the batch is submitted or dropped, and not together with a borrow of its rows.
     #[cfg(feature = "ffi")]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes_mut().as_mut_ptr()
     }
 
-    /// Index of the staging that it holds.
+    /// The index of the batch's staging buffer.
     pub(crate) fn staging(&self) -> usize {
         self.buffers().0
     }
 
-    /// Indices of the staging and the result buffer that it holds.
+    /// The indices of the batch's staging and result buffers.
     pub(super) fn buffers(&self) -> (usize, usize) {
         let (staging, lent) = self.held.expect("held until submitted or dropped");
         (staging, lent.result)
@@ -221,7 +221,7 @@ impl Batch {
         self.submit_until(rows, None)
     }
 
-    /// The same; if the device failed, another one's batch is waited for until the deadline, if there is one.
+    /// Submits the batch. If its device fails, waits for a batch of another device until the deadline, if there is one.
     pub(super) fn submit_until(mut self, rows: usize, deadline: Option<Instant>) -> Result<Ticket, Error> {
         let (Submission { staging, lent, extent, .. }, submitted) = self.enqueue(rows, false, deadline)?;
         let ticket = submitted.map(|number| Ticket::new(self.core.clone(), lent, number, extent));
@@ -305,7 +305,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether its result may stay on the device.
+    /// Checks that the result may stay on the device.
     pub(crate) fn may_stay_on_device(&self) -> Result<(), Error> {
         if !self.core.spec.device_results {
             return Err(Error::option("device_results", "off", "on, to leave results on the device"));
@@ -313,7 +313,7 @@ impl Batch {
         self.is_of_one_device()
     }
 
-    /// Refuses what is of no use to a fleet's batch, which may be run again on another device.
+    /// Refuses a batch of a fleet, which may run again on another device.
     fn is_of_one_device(&self) -> Result<(), Error> {
         match self.member {
             None => Ok(()),
@@ -324,7 +324,7 @@ impl Batch {
         }
     }
 
-    /// Gives the credits up and enqueues the batch: what, and its number.
+    /// Gives the credits up and enqueues the batch; returns the submission and its number.
     fn enqueue(
         &mut self,
         rows: usize,
@@ -358,7 +358,7 @@ impl Batch {
     /// Copies a caller's rows into the batch's own.
     ///
     /// # Safety
-    /// They are in memory of the host, and nobody writes them meanwhile.
+    /// The rows are in host memory, and nobody writes them meanwhile.
     unsafe fn copy_here(&mut self, there: DeviceRows, rows: usize) {
         let row_bytes = self.spec().row_bytes;
         for (index, row) in self.rows_mut().take(rows).enumerate() {
@@ -368,19 +368,19 @@ impl Batch {
         }
     }
 
-    /// The size of its packed rows, if its engine has such a size.
+    /// The size of its packed rows; `None` if its engine has no packed rows.
     pub(crate) fn packing(&self) -> Option<Packing> {
         Packing::of(&self.core.bucket(self.bucket).sizes.dims)
     }
 
-    /// Has it computed when the batch before it is, also where there are several compute streams: for batches that fill the
-    /// device, which gain nothing side by side, and of which both would take longer.
+    /// Sets whether the run waits for that of the previous batch even if there are several compute streams. Batches
+    /// that fill the device gain nothing side by side: both would take longer.
     pub(crate) fn compute_in_turn(&mut self, in_turn: bool) {
         self.in_turn = in_turn;
     }
 
-    /// Like [`Batch::submit`], with the rows uploaded from elsewhere; the staging buffer stays as it is, its credit
-    /// bounds the uploads.
+    /// Submits like [`Batch::submit`], with rows that are uploaded from elsewhere. The batch's staging buffer is not
+    /// used; its credit bounds the number of uploads.
     ///
     /// # Safety
     /// Until the ticket's result is there, `from.buffer` lives and nobody writes the rows of its runs; for ever if
@@ -398,11 +398,11 @@ impl Batch {
     }
 }
 
-/// Rows somewhere in page-locked memory, to be uploaded as one batch.
+/// Rows in page-locked memory that are uploaded as one batch.
 pub(super) struct Gathered<'a> {
-    /// Rows of the input spec's pitch.
+    /// The memory, in which rows lie at the input spec's pitch.
     pub buffer: &'a HostBuffer,
-    /// Runs of neighbouring rows, in the order that they have in the batch.
+    /// Runs of neighbouring rows, in the order of the batch.
     pub runs: &'a [Range<usize>],
 }
 

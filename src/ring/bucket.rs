@@ -1,27 +1,27 @@
-//! Buckets: the rows of one bucket have the same ports, and so the same pitch.
+//! Buckets: all rows of one bucket have the same ports, and so the same pitch.
 
 use std::collections::BTreeSet;
 
 use crate::error::Error;
 use crate::tensor::{Bucket, RowSpec, Size};
 
-/// Rows that have the same ports, and the sizes for them.
+/// The rows of one bucket, and the sizes for them.
 pub(crate) struct RowBucket {
     pub sizes: Bucket,
-    /// Rows that producers write.
+    /// The layout of the rows that producers write.
     pub input: RowSpec,
-    /// Rows that consumers read, of each program whose output is downloaded.
+    /// The layout of the rows that consumers read, for each program whose output is downloaded.
     pub outputs: Vec<RowSpec>,
 }
 
-/// Every bucket of a ring; at least one.
+/// All buckets of a ring, one or more.
 pub(crate) struct Buckets {
     all: Vec<RowBucket>,
-    /// Dimensions along which rows may be padded.
+    /// The dimensions along which rows may be padded.
     neutral: BTreeSet<String>,
 }
 
-/// So many rows of a bucket.
+/// A number of rows of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub bucket: usize,
@@ -29,17 +29,18 @@ pub(super) struct Extent {
 }
 
 impl RowBucket {
-    /// The largest batch.
+    /// The number of rows of the largest batch.
     pub fn capacity(&self) -> usize {
         self.sizes.most()
     }
 
-    /// Bytes of a row's own, in and out: two buckets of different dimensions may have the same pitch.
+    /// Bytes of an input row and its output rows without padding. Buckets with different dimensions may have the same
+    /// pitch.
     fn dense_bytes(&self) -> usize {
         self.input.row_bytes + self.outputs.iter().map(|output| output.row_bytes).sum::<usize>()
     }
 
-    /// Bytes of a row on its way in, and out.
+    /// Bytes of a row that are uploaded, and bytes that are downloaded.
     pub fn row_bytes(&self) -> [usize; 2] {
         [self.input.row_pitch, self.outputs.iter().map(|output| output.row_pitch).sum()]
     }
@@ -50,12 +51,12 @@ impl Buckets {
         Self { all, neutral }
     }
 
-    /// One.
+    /// One bucket, without free dimensions.
     pub fn one(batch_sizes: &[usize], input: RowSpec, outputs: Vec<RowSpec>) -> Self {
         Self::new(vec![RowBucket { sizes: Bucket::of(batch_sizes.to_vec()), input, outputs }], BTreeSet::new())
     }
 
-    /// How many there are.
+    /// The number of buckets.
     pub const fn len(&self) -> usize {
         self.all.len()
     }
@@ -64,7 +65,7 @@ impl Buckets {
         &self.all[index]
     }
 
-    /// That of batches for which none is asked for.
+    /// The bucket of batches for which no size is asked for.
     pub fn first(&self) -> &RowBucket {
         self.at(0)
     }
@@ -79,25 +80,25 @@ impl Buckets {
         self.all.iter().enumerate().flat_map(|(index, bucket)| vec![index; bucket.sizes.batch_sizes.len()])
     }
 
-    /// Which of the sizes is the smallest that holds so many rows.
+    /// The index of the smallest size that holds these rows.
     pub(super) fn size_for(&self, Extent { bucket, rows }: Extent) -> usize {
         let before: usize = self.all[..bucket].iter().map(|bucket| bucket.sizes.batch_sizes.len()).sum();
         before + self.all[bucket].sizes.batch_sizes.partition_point(|&size| size < rows)
     }
 
-    /// The same with other batch sizes.
+    /// The buckets with other batch sizes.
     pub fn with_sizes(mut self, sizes: &[Bucket]) -> Self {
         self.all.iter_mut().zip(sizes).for_each(|(bucket, sizes)| bucket.sizes = sizes.clone());
         self
     }
 
-    /// Bytes of the rows of the largest batch of any bucket on their way in; and of all outputs on their way out, one
-    /// output behind the other.
+    /// The most bytes that the rows of a batch of any bucket take in a staging buffer, and in a result buffer, where
+    /// outputs lie one after the other.
     pub fn bytes(&self) -> [u64; 2] {
         [self.most(|bucket| bucket.input.row_pitch), self.outputs_before(self.first().outputs.len())]
     }
 
-    /// Where the rows of an output begin in a result buffer, in bytes.
+    /// The byte at which the rows of an output begin in a result buffer.
     pub fn output_at(&self, part: usize) -> usize {
         self.outputs_before(part) as usize // a buffer holds it
     }
@@ -112,11 +113,11 @@ impl Buckets {
         self.all.iter().map(bytes).max().expect("a ring has a bucket")
     }
 
-    /// The bucket of the smallest rows among those that hold rows of such dimensions, and so many in a batch. A dimension
-    /// that is not named is as in the first bucket.
+    /// The bucket with the smallest rows among those that hold rows of these dimensions, and this number of rows in a
+    /// batch. A dimension that is not named is as in the first bucket.
     ///
     /// # Errors
-    /// [`Error::Option`] if there is none, with all sizes.
+    /// [`Error::Option`] with all sizes if there is none.
     pub fn holding(&self, size: &Size) -> Result<usize, Error> {
         let is_known = |name: &String| self.first().sizes.dims.contains_key(name);
         let fits = |index: &usize| {

@@ -1,4 +1,4 @@
-//! The ring's own threads: one watches the results of dropped tickets and of tickets that are awaited as futures, the
+//! The ring's own threads. One watches the results of dropped tickets and of tickets that are awaited as futures; the
 //! other watches uploads while producers are blocked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,23 +13,23 @@ use crate::device::Note;
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
-/// A ring, and which of its results to look at.
+/// A ring and the index of one of its results.
 type Watch = (Arc<Core>, usize);
 
-/// The ring's end of its threads. They end when it is dropped.
+/// The ring's side of its threads, which end when this is dropped.
 pub(super) struct Completion {
     results: Arc<Shared<Vec<Watch>>>,
     uploads: Arc<Shared<Option<Arc<Core>>>>,
 }
 
-/// What a thread is to do. It holds the ring while it does it: a ring is never dropped with work in flight.
+/// The work of a thread. It holds the ring during the work: a ring is never dropped with work in flight.
 struct Shared<T> {
     state: Mutex<Watched<T>>,
     changed: Condvar,
 }
 
 struct Watched<T> {
-    /// Results to look at, each at most once; or the ring whose uploads to look at.
+    /// The results to watch, each at most once; or the ring whose uploads to watch.
     work: T,
     closed: bool,
 }
@@ -51,19 +51,19 @@ impl Completion {
         Ok(this)
     }
 
-    /// Starts no thread: whoever drives the ring calls [`Core::serve_by_hand`].
+    /// Starts no thread: the test that drives the ring calls [`Core::serve_by_hand`].
     #[cfg(test)]
     pub(super) fn by_hand() -> Self {
         Self { results: Shared::new(Vec::new()), uploads: Shared::new(None) }
     }
 
-    /// Has `trefoil-done-N` settle `result` when the device is done with it.
+    /// Makes `trefoil-done-N` settle `result` when the device is done with it.
     pub fn watch(&self, core: Arc<Core>, result: usize) {
         lock(&self.results.state).work.push((core, result));
         self.results.changed.notify_one();
     }
 
-    /// Has `trefoil-up-N` free the staging of uploads while producers are blocked.
+    /// Makes `trefoil-up-N` free the staging of uploads while producers are blocked.
     pub fn watch_uploads(&self, core: Arc<Core>) {
         lock(&self.uploads.state).work = Some(core);
         self.uploads.changed.notify_one();
@@ -88,7 +88,7 @@ impl Drop for Completion {
     }
 }
 
-/// Sleeps while nothing is watched, else waits for one submission after the other.
+/// The loop of `trefoil-done-N`: sleeps while no result is watched, else waits for one submission after the other.
 fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
     let mut watched: Vec<Watch> = Vec::with_capacity(capacity);
     loop {
@@ -102,7 +102,7 @@ fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
             }
             watched.append(&mut order.work);
         }
-        // Dropping a watch may drop the ring, and with it the other end of this thread; no lock is held here.
+        // A watch that is dropped may drop the ring, and with it the other side of this thread; no lock is held here.
         watched.retain(|(core, result)| !core.look(*result));
         if let Some((core, result)) = watched.first() {
             core.await_oldest(*result);
@@ -110,7 +110,7 @@ fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
     }
 }
 
-/// Sleeps until producers are blocked on uploads.
+/// The loop of `trefoil-up-N`: sleeps until producers are blocked on uploads.
 fn serve_uploads(shared: &Shared<Option<Arc<Core>>>) {
     loop {
         let core = {
@@ -130,7 +130,7 @@ fn serve_uploads(shared: &Shared<Option<Arc<Core>>>) {
 }
 
 impl Core {
-    /// What `trefoil-done-N` does with what it finds, once, and without waiting.
+    /// Does the work of `trefoil-done-N` once, without waiting.
     #[cfg(test)]
     pub(super) fn serve_by_hand(&self) {
         let mut watched = std::mem::take(&mut lock(&self.completion.results.state).work);
@@ -143,26 +143,26 @@ impl Core {
         lock(&self.completion.results.state).work.append(&mut watched);
     }
 
-    /// Waits for the oldest submission that is not known to be done. Submissions finish in order, so whichever is
-    /// watched next, also one that is not watched yet, none is ready before that. If all are done, what is left is that
-    /// callers read the `watched` result on the device.
+    /// Waits for the oldest submission that is not known to be done. Submissions finish in order, so no watched result,
+    /// also one that is watched later, is ready before it. If all are done, waits for callers to read the `watched`
+    /// result on the device.
     fn await_oldest(&self, watched: usize) {
         let oldest = lock(&self.state).oldest_in_flight();
         let Some((result, number)) = oldest else {
-            // A while only, for new watches may come. An error is latched, and found by the look that follows.
+            // Waits only for a while, because new watches may come. An error is latched, and the next look finds it.
             let limit = Instant::now() + FAULT_CHECK;
             let _ = self.results[watched].device.as_ref().map_or(Ok(true), |there| there.read.wait_until(limit));
             return;
         };
-        // If its ticket took the result meanwhile and the buffer is in use again, this waits for that use: later than
-        // need be, but everything watched is done then.
+        // If a ticket has taken this result meanwhile and the buffer is in use again, this waits for the later use. All
+        // watched results are done then too.
         if let Ok(true) = self.await_done(result, number, None) {
             let mut state = lock(&self.state);
             self.done_through(&mut state, number);
         }
     }
 
-    /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
+    /// Settles `result` if the device is done with it or has failed; returns whether it needs no more looks.
     fn look(&self, result: usize) -> bool {
         let (Seen { wake, is_settled }, state) = loop {
             let look = lock(&self.state).look(result);
@@ -175,7 +175,7 @@ impl Core {
         if !is_settled && wake.is_none() {
             return false;
         }
-        // A dropped ticket's result is free again; after a fault everybody is to hear of it.
+        // A dropped ticket's result is free again; after a fault all waiting threads have to be woken.
         if self.device.fault().is_some() {
             self.tell_all();
         } else {
@@ -188,7 +188,7 @@ impl Core {
         is_settled
     }
 
-    /// Whether the device is done with writing a result.
+    /// Whether the device has finished writing a result.
     fn is_done_with(&self, result: usize, look: Look) -> Result<bool, Error> {
         if !look.is_written {
             return Ok(true);
@@ -202,7 +202,7 @@ impl Core {
         Ok(is_done)
     }
 
-    /// Whether callers have read a result on the device, if that is to be seen.
+    /// Whether callers have read a result on the device; true if that need not be known.
     fn is_read(&self, result: usize, look: Look) -> Result<bool, Error> {
         let there = self.results[result].device.as_ref().filter(|_| look.is_unseen);
         self.device.healthy()?;

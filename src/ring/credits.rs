@@ -7,7 +7,7 @@ use std::task::Waker;
 use super::Close;
 use crate::error::{Credits, Error};
 
-/// Who is to be told of a result. To wake or drop a waker is user code, so never under the lock.
+/// The thread or task to wake for a result. Waking or dropping a waker is user code, so neither happens under the lock.
 pub(super) enum Wake {
     Task(Waker),
     Thread(Thread),
@@ -25,9 +25,9 @@ impl Wake {
 /// One use of a result buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lent {
-    /// Index of the result buffer.
+    /// The index of the result buffer.
     pub result: usize,
-    /// Counts the uses of that buffer.
+    /// The number of the use, counted for each buffer.
     pub generation: u64,
 }
 
@@ -35,44 +35,44 @@ pub(super) struct Lent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Upload {
     pub staging: usize,
-    /// The submission's.
+    /// The number of the submission.
     pub number: u64,
-    /// The submission's result buffer.
+    /// The index of the submission's result buffer.
     pub result: usize,
 }
 
-/// Who has a result buffer.
+/// The owner of a result buffer.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum Owner {
-    /// Nobody.
+    /// No owner.
     Free,
     /// A producer that fills a batch.
     Filling,
-    /// A ticket; the device writes it.
+    /// A ticket; the device may still write it.
     InFlight,
-    /// Nobody any more; the device writes it, then it is free.
+    /// No owner any more; when the device has written it, it is free.
     Abandoned,
-    /// An output; the caller reads it.
+    /// An output, which the caller reads.
     Read,
-    /// The device, perhaps for ever.
+    /// The device, perhaps for ever: after a fault.
     Quarantined,
 }
 
 struct ResultState {
     owner: Owner,
     generation: u64,
-    /// Counts the ring's submissions: the last one that it was for.
+    /// The number of the last submission that it was for.
     number: u64,
-    /// Who is woken when the device is done.
+    /// The thread or task to wake when the device is done.
     wake: Option<Wake>,
-    /// Whether the completion thread looks at it.
+    /// Whether the completion thread watches it.
     watched: bool,
-    /// It was handed back on the device: that the device is done with it, and callers' streams with reading it, the host
-    /// has not seen. It may be in use again.
+    /// Set when the result was handed back on the device, and the host has not seen that the device and the callers'
+    /// streams are done with it. The buffer may be in use again.
     unseen: bool,
 }
 
-/// A result as the completion thread looks at it.
+/// The state of a result at a look of the completion thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Look {
     owner: Owner,
@@ -81,15 +81,15 @@ pub(super) struct Look {
     pub is_written: bool,
     /// Whether its submission is known to be done.
     pub is_known: bool,
-    /// Whether the end of what callers read is to be seen.
+    /// Whether the host has yet to see that callers have read it.
     pub is_unseen: bool,
 }
 
-/// What the completion thread finds about a result.
+/// The outcome of a look at a result.
 pub(super) struct Seen {
-    /// Who is to be woken.
+    /// The thread or task to wake.
     pub wake: Option<Wake>,
-    /// Whether it needs no more looking.
+    /// Whether it needs no more looks.
     pub is_settled: bool,
 }
 
@@ -97,22 +97,23 @@ pub(super) struct Seen {
 pub(super) struct CreditState {
     staging: usize,
     free_staging: VecDeque<usize>,
-    /// Oldest first.
+    /// The uploads, oldest first.
     uploads: VecDeque<Upload>,
-    /// Staging buffers of submissions that failed half-way.
+    /// The number of staging buffers of submissions that failed half-way.
     lost_staging: usize,
-    /// Oldest first, so that a buffer rests as long as possible.
+    /// The free results, oldest first, so that a buffer rests as long as possible.
     free_results: VecDeque<usize>,
     results: Vec<ResultState>,
-    /// Submissions that are known to be done: all those numbered below.
+    /// All submissions with a lower number are known to be done.
     pub done: u64,
-    /// Producers that sleep until a credit comes free.
+    /// The number of producers that sleep until a credit is free.
     pub waiting: usize,
-    /// Whether somebody looks at the oldest upload for the blocked producers.
+    /// Whether a thread watches the oldest upload for the blocked producers.
     pub uploads_watched: bool,
     /// Set once, when the ring takes no more work.
     pub closed: Option<Close>,
-    /// Set once, when the engine is gone: nobody else keeps the ring for what the host has not seen the end of.
+    /// Set once, when the engine is dropped. From then on only watches keep the ring until the host has seen the end of
+    /// its work.
     left: bool,
 }
 
@@ -147,38 +148,38 @@ impl CreditState {
         Some((staging, Lent { result, generation: state.generation }))
     }
 
-    /// Whether an upload's end would free what a producer waits for.
+    /// Whether the end of an upload would free the credit that producers wait for.
     pub fn waits_for_upload(&self) -> bool {
         self.free_staging.is_empty() && !self.uploads.is_empty() && !self.free_results.is_empty()
     }
 
-    /// A batch was given up before it was submitted.
+    /// Frees the credits of a batch that was given up before it was submitted.
     pub fn returned(&mut self, staging: usize, lent: Lent) {
         self.free_staging.push_front(staging);
         let wake = self.free(lent.result);
         debug_assert!(wake.is_none(), "nobody awaits a batch that was not submitted");
     }
 
-    /// A batch was enqueued.
+    /// Records that a batch was enqueued.
     pub fn submitted(&mut self, staging: usize, lent: Lent, number: u64) {
         self.uploads.push_back(Upload { staging, number, result: lent.result });
         let state = &mut self.results[lent.result];
         (state.owner, state.number) = (Owner::InFlight, number);
     }
 
-    /// A batch failed half-way: nothing proves that the device leaves its buffers alone.
+    /// Takes the buffers of a batch that failed half-way out of use: the device may still access them.
     pub fn lost(&mut self, lent: Lent) {
         self.lost_staging += 1;
         self.results[lent.result].owner = Owner::Quarantined;
     }
 
-    /// After a fault, the staging of a submission that is not known to be done is the caller's: nobody gets it again.
+    /// After a fault, gives the caller the staging of a submission that is not known to be done: it is not lent again.
     pub fn keep_staging(&mut self, staging: usize) {
         self.uploads.retain(|upload| upload.staging != staging);
         self.lost_staging += 1;
     }
 
-    /// Staging buffers that are not free.
+    /// The number of staging buffers that are not free.
     pub fn staging_in_use(&self) -> usize {
         self.staging - self.free_staging.len()
     }
@@ -187,7 +188,7 @@ impl CreditState {
         self.uploads.front().copied()
     }
 
-    /// The oldest upload, if producers sleep that the free buffers are not enough for.
+    /// The oldest upload, if more producers sleep than there are free buffers.
     pub fn upload_needed(&self) -> Option<Upload> {
         self.oldest_upload().filter(|_| self.waiting > self.free_staging.len().min(self.free_results.len()))
     }
@@ -196,38 +197,38 @@ impl CreditState {
         self.free_staging.extend(self.uploads.pop_front().map(|upload| upload.staging));
     }
 
-    /// Staging buffers out of use: after a fault also those whose upload is not known to be done.
+    /// The number of staging buffers out of use; after a fault, those whose upload is not known to be done count too.
     pub fn quarantined_staging(&self, faulted: bool) -> usize {
         self.lost_staging + if faulted { self.uploads.len() } else { 0 }
     }
 
-    /// Whether the buffer is still in the use that `lent` names: else that use ended long ago.
+    /// Whether the buffer is still in the use that `lent` names; otherwise that use has ended.
     pub fn is_current(&self, lent: Lent) -> bool {
         let state = &self.results[lent.result];
         state.generation == lent.generation && !matches!(state.owner, Owner::Free)
     }
 
-    /// The result is there and goes to its reader.
+    /// Gives the finished result to its reader.
     #[must_use = "it is dropped with no lock held"]
     pub fn read(&mut self, result: usize) -> Option<Wake> {
         self.hand_over(result, Owner::Read)
     }
 
-    /// Nothing proves that the device is done with the result.
+    /// Puts the result into quarantine: the device may still access it.
     #[must_use = "it is dropped with no lock held"]
     pub fn quarantine(&mut self, result: usize) -> Option<Wake> {
         self.hand_over(result, Owner::Quarantined)
     }
 
-    /// The result is nobody's any more.
+    /// Frees the result.
     #[must_use = "it is dropped with no lock held"]
     pub fn free(&mut self, result: usize) -> Option<Wake> {
         self.free_results.push_back(result);
         self.hand_over(result, Owner::Free)
     }
 
-    /// The result stayed on the device and is nobody's any more: who gets it next waits there. Whether a watch is to be
-    /// set, so that the ring is kept until the device is done.
+    /// Frees a result that stayed on the device; the stream of its next use waits for the callers' streams. Returns
+    /// whether to set a watch, so that the ring is kept until the device is done.
     pub fn hand_back(&mut self, result: usize) -> bool {
         let wake = self.free(result);
         debug_assert!(wake.is_none(), "nobody awaits what stays on the device");
@@ -235,7 +236,7 @@ impl CreditState {
         self.left && self.watch(result)
     }
 
-    /// After a fault: nobody will see the end of what was handed back on the device and is not known to be done.
+    /// After a fault, quarantines results that were handed back on the device and are not known to be done.
     pub fn quarantine_unseen(&mut self) {
         for result in self.results.iter_mut().filter(|result| result.unseen && result.number >= self.done) {
             result.unseen = false;
@@ -246,35 +247,36 @@ impl CreditState {
         self.free_results.retain(|&result| self.results[result].owner == Owner::Free);
     }
 
-    /// The engine is gone; gives the results on which watches are to be set.
+    /// Records that the engine was dropped; returns the results to watch.
     pub fn leave(&mut self) -> Vec<usize> {
         self.left = true;
         (0..self.results.len()).filter(|&result| self.results[result].unseen && self.watch(result)).collect()
     }
 
-    /// Nobody will read the result; it is freed when the device is done. Whether a watch is to be set.
+    /// Gives up a result that nobody will read: it is freed when the device is done. Returns whether to set a watch.
     #[must_use = "it is dropped with no lock held"]
     pub fn abandon(&mut self, result: usize) -> (bool, Option<Wake>) {
         let wake = self.hand_over(result, Owner::Abandoned);
         (self.watch(result), wake)
     }
 
-    /// Sets who is woken when the result is there. Whether a watch is to be set, and who was to be woken before.
+    /// Stores the thread or task to wake when the result is there. Returns whether to set a watch, and the previous one
+    /// to wake.
     #[must_use = "it is dropped with no lock held"]
     pub fn set_wake(&mut self, result: usize, wake: Wake) -> (bool, Option<Wake>) {
         let old = self.results[result].wake.replace(wake);
         (self.watch(result), old)
     }
 
-    /// What is to be asked of the device about a watched result.
+    /// What to ask the device about a watched result.
     pub fn look(&self, result: usize) -> Look {
         let &ResultState { owner, generation, number, unseen, .. } = &self.results[result];
         let is_written = matches!(owner, Owner::InFlight | Owner::Abandoned);
         Look { owner, generation, is_written, is_known: number < self.done, is_unseen: unseen }
     }
 
-    /// What the answers to `look` say of the result: whether the device is done with it, and whether callers have read it.
-    /// Nothing if it has changed hands since.
+    /// Applies the device's answers to `look`: whether it is done with the result, and whether callers have read it.
+    /// Returns `None` if the result has changed hands since.
     pub fn seen(
         &mut self,
         result: usize,
@@ -291,13 +293,13 @@ impl CreditState {
                 Ok(false) => return Some(Seen { wake: None, is_settled: false }),
                 Ok(true) if look.owner == Owner::Abandoned => wake = self.free(result),
                 Ok(true) => wake = self.results[result].wake.take(),
-                // The device is gone: whoever awaits the result is woken to hear of it.
+                // The device has failed: the thread or task that waits for the result is woken to learn of it.
                 Err(_) if look.owner == Owner::Abandoned => wake = self.quarantine(result),
                 Err(_) => wake = self.results[result].wake.take(),
             }
         }
         let state = &mut self.results[result];
-        // After a fault there is nothing more to see.
+        // After a fault the host sees no more of it.
         state.unseen = look.is_unseen && read.is_ok_and(|read| !(look.is_known && read));
         state.watched = state.unseen;
         Some(Seen { wake, is_settled: !state.unseen })
@@ -312,13 +314,13 @@ impl CreditState {
         !std::mem::replace(&mut self.results[result].watched, true)
     }
 
-    /// The result and the number of the oldest submission that is not known to be done.
+    /// The result and the number of the oldest submission that is not known to be done, if there is one.
     pub fn oldest_in_flight(&self) -> Option<(usize, u64)> {
         let unknown = self.in_flight().map(|result| (result, self.results[result].number));
         unknown.filter(|(_, number)| *number >= self.done).min_by_key(|(_, number)| *number)
     }
 
-    /// Results that the device may still be writing.
+    /// The results that the device may still be writing.
     pub fn in_flight(&self) -> impl Iterator<Item = usize> {
         let in_flight = |r: &ResultState| match r.owner {
             Owner::InFlight | Owner::Abandoned => true,
@@ -328,8 +330,8 @@ impl CreditState {
         self.results.iter().enumerate().filter(move |(_, r)| in_flight(r)).map(|(i, _)| i)
     }
 
-    /// Counts by owner, submissions all as in flight; and of each of these its result, and whether somebody has it or is
-    /// to be told of it.
+    /// The numbers of results by owner, with all unfinished submissions as in flight. Also, for each of these, its
+    /// result and whether it still has an owner.
     pub fn count(&self) -> (Credits, Vec<(usize, bool)>) {
         let of = |owner| self.results.iter().filter(|r| r.owner == owner).count();
         let is_held = |result: usize| !matches!(self.results[result].owner, Owner::Free | Owner::Filling);

@@ -1,7 +1,7 @@
-//! Rings beside each other on one device, in virtual time: what one waits for of another, and that none starves.
+//! Rings beside each other on one device, in virtual time: how long one waits for another, and that none starves.
 //! `docs/semantics.md` names these tests.
 //!
-//! A bulk ring's uploads take 8 ms and its model 4 ms; those of a small one take 1 ms and 0.1 ms.
+//! A bulk ring's uploads take 8 ms and its model 4 ms; a small ring's take 1 ms and 0.1 ms.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ struct Setup {
     device: Device,
 }
 
-/// What a ring is like: rows of a batch, milliseconds of upload, and how long its model takes.
+/// The load of a ring: the rows of a batch, each of which takes 1 ms to upload, the time of its model, and its
+/// priority.
 #[derive(Clone, Copy)]
 struct Load {
     rows: usize,
@@ -35,7 +36,7 @@ const SMALL: Load = Load { rows: 1, model: SMALL_MODEL, priority: Priority::Norm
 const URGENT: Load = Load { priority: Priority::High, ..SMALL };
 
 impl Setup {
-    /// A link on which a row takes a millisecond, and downloads next to nothing.
+    /// A device with a link on which a row takes 1 ms, and downloads almost nothing.
     fn new() -> Self {
         let (rate_in, rate_out) = (ROW_ALIGN as f64 * 1e3, ROW_ALIGN as f64 * 1e9);
         let link =
@@ -91,13 +92,13 @@ impl Ring {
         self.tickets.push(batch.submit(self.rows).unwrap());
     }
 
-    /// Takes what is answered; how many.
+    /// Takes the answers that are there; returns their number.
     fn answers(&mut self) -> usize {
         let ready: Vec<Ticket> = self.tickets.extract_if(.., |ticket| ticket.is_ready().unwrap()).collect();
         ready.into_iter().map(|ticket| ticket.wait().unwrap().rows() / self.rows).sum()
     }
 
-    /// Takes what is answered, and submits as many anew, so that four are always in flight.
+    /// Takes the answers that are there, and submits the same number again, so that four are always in flight.
     fn keep_busy(&mut self) {
         self.answered += self.answers();
         while self.tickets.len() < 4 {
@@ -106,7 +107,7 @@ impl Ring {
     }
 }
 
-/// How long each of many single batches of one ring takes beside busy others, submitted at changing times.
+/// The times of many single batches of one ring beside busy others, submitted at irregular times.
 fn latencies(load: Load, beside: &[Load]) -> Vec<Picos> {
     let setup = Setup::new();
     let mut bulk: Vec<Ring> = beside.iter().map(|&load| setup.ring(load)).collect();
@@ -119,7 +120,7 @@ fn latencies(load: Load, beside: &[Load]) -> Vec<Picos> {
         if ring.answers() > 0 {
             latencies.push(now - submitted);
         }
-        // In no rhythm that the others have.
+        // The intervals fit no rhythm of the other rings.
         if ring.tickets.is_empty() && now >= submitted + MS * (13 + 7 * (latencies.len() as Picos % 11)) / 3 {
             ring.submit();
             submitted = now;
@@ -159,6 +160,6 @@ fn equal_rings_get_equal_shares_and_small_ones_do_not_starve() {
     }
     let [one, other, small] = rings.each_ref().map(|ring| ring.answered);
     assert!(one.abs_diff(other) <= 1 && one > 50, "{one} and {other}");
-    // In turns: a small upload for each of theirs.
+    // Uploads take turns: a small one for each of the bulk ring's.
     assert!(small + 2 >= one, "{small} small ones beside {one}");
 }

@@ -1,4 +1,4 @@
-//! The programs that a ring runs on each batch: one, or several, of which some read the results of others.
+//! The programs that a ring runs on each batch: one, or several, some of which read the results of others.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use crate::error::Error;
 /// A program of a ring. All programs of one ring have the same slots and batch sizes.
 pub(crate) struct Node {
     pub program: Arc<dyn Program>,
-    /// The programs before it whose outputs it reads; none: it reads the rows that were uploaded.
+    /// The indices of the earlier programs whose outputs it reads; empty if it reads the uploaded rows.
     pub reads: Vec<usize>,
 }
 
-/// A program with what a ring has for it.
+/// A program with the ring's streams and events for it.
 pub(super) struct Runner {
     pub program: Arc<dyn Program>,
-    /// As many as the program was built for; successive slots take them in turn.
+    /// The compute streams, as many as the program was built for; the slots use them in turn.
     streams: Vec<Stream>,
-    /// Of each slot: what its last run reads has been read, and what it writes is there.
+    /// For each slot, the event after its last run: the run has read its inputs and written its output.
     pub computed: Vec<Event>,
     pub reads: Vec<usize>,
-    /// Programs after it that read its output; if there is none, the output is downloaded.
+    /// The indices of the later programs that read its output; if there are none, the output is downloaded.
     pub readers: Vec<usize>,
 }
 
 impl Runner {
-    /// The runners of `nodes`.
+    /// The runners of `nodes`, in the same order.
     pub fn all(device: &Device, priority: Priority, nodes: Vec<Node>) -> Result<Vec<Self>, Error> {
         let slots = nodes[0].program.slots();
         let readers = |index| (0..nodes.len()).filter(|&reader: &usize| nodes[reader].reads.contains(&index)).collect();
@@ -45,7 +45,7 @@ impl Runner {
         nodes.into_iter().zip(readers).enumerate().map(runner).collect()
     }
 
-    /// Streams that it computes on.
+    /// The number of streams that it computes on.
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
@@ -55,7 +55,7 @@ impl Runner {
         &self.streams[slot % self.streams.len()]
     }
 
-    /// Whether it reads the rows that were uploaded.
+    /// Whether it reads the uploaded rows.
     pub fn reads_upload(&self) -> bool {
         self.reads.is_empty()
     }
@@ -65,7 +65,7 @@ impl Runner {
         self.readers.is_empty()
     }
 
-    /// Has the next run on a slot wait for that on the slot before it, where its stream does not.
+    /// Makes the next run on a slot wait for the run on the previous slot, unless their stream orders them.
     pub fn wait_for_turn(&self, slot: usize) -> Result<(), Error> {
         if self.streams() == 1 {
             return Ok(());
@@ -74,8 +74,8 @@ impl Runner {
         self.stream(slot).wait(&self.computed[before])
     }
 
-    /// Enqueues a run between the others, behind `uploaded` and, where the slot's output is downloaded, behind the `last`
-    /// download of it.
+    /// Enqueues a run, ordered with the other programs' runs: after `uploaded`, and, if the slot's output is
+    /// downloaded, after its `last` download.
     pub fn enqueue(&self, all: &[Self], run: Run, uploaded: &Event, last: Option<&Event>) -> Result<(), Error> {
         let stream = self.stream(run.slot);
         if self.reads_upload() {
@@ -106,7 +106,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A program of the CPU that runs a closure.
+    /// A CPU program that runs a closure.
     struct Calls {
         device: Device,
         inputs: Inputs,
@@ -177,7 +177,7 @@ mod tests {
         Core::build_flow(device, nodes, spec).unwrap()
     }
 
-    /// Counts, and returns when the count is `until`.
+    /// Counts, and waits until the count is `until`.
     fn meet(count: &AtomicUsize, until: usize) {
         let end = Instant::now() + LONG;
         while count.load(Ordering::SeqCst) < until {
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The second program ends its first run only when the first has begun its second.
+    /// The second program ends its first run only when the first program has begun its second run.
     #[test]
     fn programs_on_successive_batches_overlap() {
         let device = Device::open(Target::Cpu).unwrap().checked();
@@ -202,7 +202,7 @@ mod tests {
         tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
     }
 
-    /// Each of two programs ends only when the other has begun.
+    /// Each of two programs ends its run only when the other has begun its own.
     #[test]
     fn programs_that_read_the_same_run_at_the_same_time() {
         let device = Device::open(Target::Cpu).unwrap().checked();

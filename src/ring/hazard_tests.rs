@@ -1,5 +1,5 @@
-//! Every ordering edge of the ring's table, left out in turn, makes the hazard checker fail; with all of them it finds
-//! nothing. The tables of edges are what makes the file long.
+//! Leaves out each ordering edge of the ring's table in turn, and checks that the hazard checker finds a hazard. With
+//! all edges it must find none. The file is long because of its tables of edges.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
-/// Something that orders one access before another.
+/// An edge that orders one access before another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Edge {
     /// The n-th wait of a batch on a stream.
@@ -46,14 +46,16 @@ const EDGES: [Edge; 9] = [
     Edge::Seen(COPY_OUT),    // `done`: the result is there
 ];
 
-/// Those of the second compute stream of a ring that has two, beside [`EDGES`]: each has every other batch.
+/// The edges of a ring with two compute streams in addition to [`EDGES`]: those of the second stream, which has every
+/// other batch.
 const BESIDE_EDGES: [Edge; 3] = [
     Edge::Wait(BESIDE, 0), // `uploaded`
     Edge::Wait(BESIDE, 1), // `done`
     Edge::Record(BESIDE),  // `computed`
 ];
 
-/// Those of a ring of three programs: the second reads what the first gives, the third what the first reads.
+/// The edges of a ring of three programs: the second reads the output of the first, the third reads the uploaded rows
+/// too.
 const FLOW_EDGES: [Edge; 17] = [
     Edge::Wait(COPY_IN, 0),  // `computed` of the first: it has read the slot's input
     Edge::Wait(COPY_IN, 1),  // `computed` of the third: so has it
@@ -74,7 +76,8 @@ const FLOW_EDGES: [Edge; 17] = [
     Edge::Seen(COPY_OUT),    // `done`: the result is there
 ];
 
-/// Those of a ring of three programs of which the third reads what the two others give, as the mean of an ensemble does.
+/// The edges of a ring of three programs, of which the third reads the outputs of the other two, as the mean of an
+/// ensemble does.
 const MEAN_EDGES: [Edge; 17] = [
     Edge::Wait(COPY_IN, 0),  // `computed` of the first: it has read the slot's input
     Edge::Wait(COPY_IN, 1),  // `computed` of the second: so has it
@@ -95,7 +98,7 @@ const MEAN_EDGES: [Edge; 17] = [
     Edge::Seen(COPY_OUT),    // `done`: the result is there
 ];
 
-/// Those of a batcher, whose rows take the place of the staging: they are free when the answer is there.
+/// The edges of a batcher, whose rows replace the staging buffers: they are free when the answer is there.
 const BATCHER_EDGES: [Edge; 8] = [
     Edge::Wait(COPY_IN, 0),
     Edge::Record(COPY_IN),
@@ -110,7 +113,7 @@ const BATCHER_EDGES: [Edge; 8] = [
 const WRITER: &str = "a caller that writes";
 const READER: &str = "a caller that reads";
 
-/// Those of rows that come from the device and results that stay there.
+/// The edges with rows that come from device memory and results that stay there.
 const DEVICE_EDGES: [Edge; 10] = [
     Edge::Wait(WRITER, 0),   // `computed`: the slot's input has been read
     Edge::Record(WRITER),    // `uploaded`
@@ -124,7 +127,7 @@ const DEVICE_EDGES: [Edge; 10] = [
     Edge::Record(READER),    // `read`
 ];
 
-/// Passes everything on but one edge.
+/// A wrapper that passes on all calls except those of one edge.
 struct Without {
     inner: Arc<dyn Backend>,
     edge: Option<Edge>,
@@ -134,14 +137,14 @@ struct Without {
 #[derive(Default)]
 struct Seen {
     names: HashMap<u64, String>,
-    /// Waits of the batch so far, by stream.
+    /// The number of waits of the batch so far, by stream.
     waits: HashMap<u64, usize>,
-    /// Which stream recorded an event last.
+    /// The stream that recorded each event last.
     recorded_on: HashMap<u64, u64>,
 }
 
 impl Without {
-    /// Whether the edge that `make` makes of a stream's name is the one that is left out.
+    /// Whether the edge that `make` makes from a stream's name is the one to leave out.
     fn leaves_out(&self, state: &Seen, stream: u64, make: impl FnOnce(&'static str) -> Edge) -> bool {
         let known = [COPY_IN, COPY_OUT, COMPUTE, BESIDE, SECOND, THIRD, WRITER, READER];
         let name = known.into_iter().find(|name| state.names[&stream] == *name);
@@ -286,31 +289,31 @@ impl Backend for Without {
 const ROWS: usize = 4;
 const SPEC: fn() -> RowSpec = || RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
 
-/// What a ring is of.
+/// The programs of a ring.
 #[derive(Clone, Copy, Debug)]
 enum Programs {
     One,
-    /// On two compute streams.
+    /// One program on two compute streams.
     SideBySide,
-    /// The same with memory of the program that both streams write.
+    /// One program on two compute streams that write the same memory.
     OneArena,
-    /// Of a ring that is one of several.
+    /// One program, in a ring of a fleet.
     OneOfAFleet,
-    /// With a state.
+    /// One program with a state.
     WithState,
-    /// As [`FLOW_EDGES`] has them.
+    /// Three programs with the edges of [`FLOW_EDGES`].
     Flow,
-    /// As [`MEAN_EDGES`] has them.
+    /// Three programs with the edges of [`MEAN_EDGES`].
     Mean,
 }
 
-/// A state of eight bytes a row.
+/// A state of eight bytes for each row.
 fn state(device: &Device) -> StateBuffer {
     let row = RowSpec::new([("state", Dtype::U8, vec![8])]).ports()[0].clone();
     StateBuffer::new(device, row, ROWS).unwrap()
 }
 
-/// A program that reads what two others give. It gives what the first one does.
+/// A program that reads the outputs of two others, and copies that of the first.
 struct ReadsTwo {
     first: Arc<SimProgram>,
     other: Arc<dyn Program>,
@@ -344,12 +347,12 @@ impl Program for ReadsTwo {
     }
 }
 
-/// A ring of two slots on the simulated device, checked, without one of the edges.
+/// A checked ring of two slots and one program on the simulated device, without one of the edges.
 fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>) {
     ring_of(edge, results, Programs::One)
 }
 
-/// The same, of one program or several.
+/// A checked ring of two slots on the simulated device, of one program or several, without one of the edges.
 fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, Result<Arc<Core>, Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
@@ -397,7 +400,8 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
     (device, core)
 }
 
-/// Twenty batches of changing rows; up to four answers are left unread. Whether each was answered with its own rows.
+/// Submits twenty batches of changing rows; up to four answers are left unread. Returns whether each was answered with
+/// its own rows.
 fn use_ring(core: &Arc<Core>) -> Result<bool, Error> {
     let mut right = true;
     let mut tickets: VecDeque<(u8, Ticket)> = VecDeque::new();
@@ -430,7 +434,7 @@ fn the_ring_has_no_hazard() {
 
 #[test]
 fn each_edge_is_missed_when_it_is_left_out() {
-    // Of a ring that is one of several the staging is free when the answer is there.
+    // In a ring of a fleet, the staging is free when the answer is there.
     let of_a_fleet = EDGES.into_iter().filter(|edge| *edge != Edge::Seen(COPY_IN));
     let with = |programs| move |edge| (edge, programs);
     let edges = EDGES.into_iter().map(with(Programs::One));
@@ -440,7 +444,7 @@ fn each_edge_is_missed_when_it_is_left_out() {
     let edges = edges.chain(FLOW_EDGES.into_iter().map(with(Programs::Flow)));
     for (edge, programs) in edges.chain(MEAN_EDGES.into_iter().map(with(Programs::Mean))) {
         let (device, core) = ring_of(Some(edge), 6, programs);
-        // Without an edge rows may be wrong before the checker has its say; it has it all the same.
+        // Without an edge, rows may be wrong before the checker finds the hazard; it must find it all the same.
         let used = use_ring(&core.unwrap());
         let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} of {programs:?} is not missed: {used:?}"));
         let Error::Fault { cause, .. } = &fault else { panic!("{fault:?}") };
@@ -448,7 +452,7 @@ fn each_edge_is_missed_when_it_is_left_out() {
     }
 }
 
-/// What two compute streams share nothing orders, so that each needs memory of its own.
+/// No edge orders the runs of two compute streams, so that each needs memory of its own.
 #[test]
 fn an_arena_that_two_compute_streams_share_is_a_hazard() {
     let (device, core) = ring_of(None, 6, Programs::OneArena);
@@ -457,7 +461,7 @@ fn an_arena_that_two_compute_streams_share_is_a_hazard() {
     assert!(fault.contains("a write by launch on trefoil-compute.1 after a write by launch"), "{fault}");
 }
 
-/// States are zeros at first, and read, written and reset between batches that are in flight.
+/// States are zeros at first; then they are read, written and reset between batches in flight.
 #[test]
 fn states_are_in_the_order_of_the_batches() {
     let (device, core) = ring_of(None, 6, Programs::WithState);
@@ -478,7 +482,7 @@ fn states_are_in_the_order_of_the_batches() {
     assert!(device.fault().is_none(), "{:?}", device.fault());
 }
 
-/// Nothing but the stream orders the runs of a program with a state: on another one they are a hazard.
+/// Only the stream orders the runs of a program with a state: runs on another stream are a hazard.
 #[test]
 fn batches_with_a_state_side_by_side_are_a_hazard() {
     let (device, core) = ring_of(None, 6, Programs::WithState);
@@ -490,14 +494,14 @@ fn batches_with_a_state_side_by_side_are_a_hazard() {
     assert!(hazard.contains("nothing orders a write by launch on other"), "{hazard}");
 }
 
-/// Of a ring that is one of several: the event behind the answer is what frees the staging, not that behind the upload.
+/// In a ring of a fleet, the event after the answer frees the staging, not the event after the upload.
 #[test]
 fn staging_of_a_fleet_is_free_when_the_answer_is_there() {
     let (device, core) = ring_of(Some(Edge::Seen(COPY_IN)), 6, Programs::OneOfAFleet);
     assert!(use_ring(&core.unwrap()).unwrap());
     assert!(device.fault().is_none(), "{:?}", device.fault());
     let (device, core) = ring_of(Some(Edge::Seen(COPY_OUT)), 6, Programs::OneOfAFleet);
-    // No answer is waited for: what goes wrong is the fourth producer's turn at the first staging.
+    // No answer is waited for: the hazard is the fourth producer's turn at the first staging buffer.
     let core = core.unwrap();
     let tickets: Vec<_> = (0..3).map(|_| core.acquire(Duration::ZERO).unwrap().submit(1).unwrap()).collect();
     drop(core.acquire(Duration::ZERO));
@@ -506,8 +510,8 @@ fn staging_of_a_fleet_is_free_when_the_answer_is_there() {
     drop(tickets);
 }
 
-/// Twenty batches of changing rows that a caller's stream has on the device; another reads the results there. Up to four
-/// results are held. Whether each was right.
+/// Submits twenty batches of changing rows that a caller's stream writes on the device; another stream reads the
+/// results there. Up to four results are held. Returns whether each was right.
 fn use_on_device(device: &Device, core: &Arc<Core>) -> Result<bool, Error> {
     let [writer, reader] = [WRITER, READER].map(|name| Stream::new(device, Priority::Normal, name).unwrap());
     let [from, to] = [&writer, &reader].map(CallerStream::of);
@@ -559,7 +563,7 @@ fn rows_and_results_on_the_device_have_no_hazard_and_miss_each_edge() {
     }
 }
 
-/// Rows come a few batches ahead of their answers, which are held for a while.
+/// Rows are submitted a few batches ahead of their answers, which are held for a while.
 #[test]
 fn a_batcher_has_no_hazard_and_misses_each_edge() {
     for edge in std::iter::once(None).chain(BATCHER_EDGES.map(Some)) {

@@ -64,7 +64,7 @@ impl fmt::Display for Health {
 }
 
 impl Core {
-    /// What state the ring is in, asking the device which of the submissions have finished.
+    /// The state of the ring. Asks the device which submissions have finished.
     pub fn health(&self) -> Health {
         let asked = self.device.healthy().and_then(|()| self.credits());
         let mut state = lock(&self.state);

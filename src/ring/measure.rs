@@ -1,5 +1,5 @@
-//! The stages of a ring, each back to back on its stream with no host wait: with nothing else running, or with the
-//! other stages running beside it as they do in a run.
+//! Measures the stages of a ring, each back to back on its stream without waits of the host: alone, or with the other
+//! stages running beside it as in normal use.
 
 use std::sync::Arc;
 
@@ -52,9 +52,9 @@ impl Core {
         marks.windows(2).map(|pair| Ok(f64::from(pair[1].ms_since(&pair[0])?) * 1e-3)).collect()
     }
 
-    /// Seconds a batch of one stage back to back, the mean over `repetitions`, with the other two stages loaded as in
-    /// a run: each does one batch for each of this stage, started together, or lags behind without a gap. Copies go
-    /// to and from device memory of their own, so nothing that runs beside another conflicts with it.
+    /// The mean seconds of a batch of one stage, back to back, over `repetitions`, while the other two stages run as in
+    /// normal use: each processes one batch for each batch of this stage, started together, or follows without a gap.
+    /// Copies go to and from device memory of their own, so that stages beside each other do not conflict.
     pub fn measure_loaded(self: &Arc<Self>, stage: Stage, rows: usize, repetitions: usize) -> Result<f64, Error> {
         if repetitions == 0 {
             return Err(Error::option("repetitions", repetitions, "at least 1"));
@@ -92,7 +92,7 @@ impl Core {
         result
     }
 
-    /// Takes all credits, and puts random rows into a staging buffer and every slot's input.
+    /// Takes all credits, and puts random rows into one staging buffer and every slot's input.
     fn prepare(self: &Arc<Self>, rows: usize) -> Result<Prepared, Error> {
         self.has_one_program()?;
         let Ok(size) = self.batch_sizes().binary_search(&rows) else {
@@ -117,7 +117,7 @@ impl Core {
         Ok(Prepared { _held: held, size, buffers, staging })
     }
 
-    /// Stages are those of one model.
+    /// An error if the ring has several programs: only the stages of one model can be measured.
     pub(super) fn has_one_program(&self) -> Result<(), Error> {
         match self.runners.len() {
             1 => Ok(()),
@@ -136,13 +136,13 @@ impl Core {
         }
     }
 
-    /// The slots in turn, those of the first compute stream: a stage is measured alone.
+    /// The slots of the first compute stream, in turn: a stage is measured alone.
     fn measured_slot(&self, index: usize) -> usize {
         let streams = self.compute_streams();
         index % self.slots().div_ceil(streams) * streams
     }
 
-    /// All batches at once: afterwards nothing is in flight and nobody else can submit.
+    /// Acquires all batches: afterwards no batch is in flight, and no other thread can submit.
     pub(super) fn acquire_all(self: &Arc<Self>) -> Result<Vec<Batch>, Error> {
         let credits = self.spec.staging.min(self.spec.results);
         let held = (0..credits).map(|_| self.acquire(self.spec.acquire_limit)).collect::<Result<Vec<_>, _>>()?;
@@ -209,10 +209,10 @@ impl Core {
 
 const STAGES: [Stage; 3] = [Stage::CopyIn, Stage::Compute, Stage::CopyOut];
 
-/// All credits, and what a measurement runs on.
+/// All credits, and the buffers that a measurement runs on.
 struct Prepared {
     _held: Vec<Batch>,
-    /// Index of the batch size.
+    /// The index of the batch size.
     size: usize,
     /// The staging and the result buffer of one held batch.
     buffers: (usize, usize),
@@ -220,7 +220,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Runs `work`, then waits until all three streams are idle: what they access may be freed after it.
+    /// Runs `work`, then waits until all three streams are idle, so that the memory that they access may be freed.
     fn drained<T>(&self, core: &Core, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let done = work();
         for stage in STAGES {

@@ -1,4 +1,4 @@
-//! The driver calls of batches without the ring around them: the baseline for the cost of the ring itself.
+//! Measures the driver calls of batches without the ring around them: the baseline for the cost of the ring.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use crate::device::{Access, Note, Run};
 use crate::error::Error;
 
 impl Core {
-    /// Makes the calls of `batches` batches of `rows` rows, `ahead` of them in flight, on this thread: those of the
-    /// ring's table and one wait, as the ring's way of waiting has it. Seconds of each batch from its first call to the
-    /// end of its wait. Takes all credits while it runs.
+    /// Makes the driver calls of `batches` batches of `rows` rows on this thread, with `ahead` of them in flight: the
+    /// calls of the ring's table, and one wait in the ring's way of waiting. Returns the seconds of each batch from its
+    /// first call to the end of its wait. Takes all credits while it runs.
     pub fn measure_calls(self: &Arc<Self>, rows: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
         self.has_one_program()?;
         let Ok(size) = self.batch_sizes().binary_search(&rows) else {

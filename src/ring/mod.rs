@@ -103,8 +103,8 @@ use crate::error::{Credits, Error};
 use crate::sync::{Condvar, Mutex, Turns, lock, thread};
 use crate::tensor::OutputKind;
 
-/// A submission waits at least so long for submissions of other threads, which take microseconds unless a driver call
-/// hangs.
+/// The least limit for which a submission waits for other threads' submissions, which take microseconds unless a driver
+/// call hangs.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 
 pub use batch::Batch;
@@ -155,7 +155,7 @@ pub enum Close {
     Abort,
 }
 
-/// What a ring is made of.
+/// The options of a ring.
 pub(crate) struct RingSpec {
     pub staging: usize,
     pub results: usize,
@@ -163,99 +163,100 @@ pub(crate) struct RingSpec {
     pub acquire_limit: Duration,
     pub waiting: Waiting,
     pub output_kind: OutputKind,
-    /// Rows that producers write and consumers read.
+    /// The rows that producers write and that consumers read, for each bucket.
     pub buckets: Buckets,
-    /// Classes that a pair of one of these rows may name.
+    /// The number of classes of each output, for the checks of results.
     pub classes: Vec<usize>,
     /// Whether results can stay on the device.
     pub device_results: bool,
-    /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the
-    /// answer is there.
+    /// Set for a ring of a fleet: the signal to fire for each credit that becomes free. Such a ring keeps staging until
+    /// the answer is there.
     pub freed: Option<Arc<Signal>>,
 }
 
-/// The ring itself: shared by the engine and by every batch, ticket and output of it, dropped with the last of them.
+/// The ring itself. The engine and all its batches, tickets and outputs share it; it is dropped with the last of them.
 pub(crate) struct Core {
     device: Device,
     spec: RingSpec,
     copy_in: Stream,
-    /// In the order of their calls.
+    /// The programs, in the order of their calls.
     runners: Vec<Runner>,
     copy_out: Stream,
     staging: Vec<Staging>,
     results: Vec<ResultBuffer>,
-    /// Where programs have states.
+    /// The states of the programs; `None` if no program has states.
     states: Option<States>,
-    /// Which buffers are whose. Held for a few instructions, never over a call of the device.
+    /// The owners of all buffers. Locked for a few instructions, never during a call of the device.
     state: Mutex<CreditState>,
-    /// Told of each credit that comes free while producers sleep, of a fault, and of the end.
+    /// Notified of each credit that becomes free while producers sleep, of a fault, and of the end.
     changed: Condvar,
-    /// Whoever enqueues a batch has it, so that batches are in the same order on all three streams. It is had over calls
-    /// of the device, of which one may never return.
+    /// Held by a thread that enqueues a batch, so that batches are in the same order on all three streams. It is held
+    /// during calls of the device, of which one may never return.
     order: Turns<Submitted>,
     completion: Completion,
-    /// How many batches before it the download ended that an upload starts with, if it waits for one.
+    /// If uploads wait for downloads: how many batches earlier the batch is whose download an upload waits for.
     abreast: Option<usize>,
 }
 
-/// A page-locked input. Written by the one producer that holds its credit, then read by the copy engine until
+/// A page-locked input buffer. The producer that holds its credit writes it; then the copy engine reads it until
+/// `uploaded`.
 /// `uploaded`.
 struct Staging {
     buffer: HostBuffer,
     uploaded: Event,
 }
 
-/// A page-locked output. Written by the copy engine until `done`, then read by the one holder of its ticket.
+/// A page-locked output buffer. The copy engine writes it until `done`; then the holder of its ticket reads it.
 struct ResultBuffer {
     buffer: HostBuffer,
     done: Event,
-    /// Fired behind `done`, where threads wait for that.
+    /// The signal that is fired after `done`, if threads wait for a callback.
     signal: Arc<Signal>,
-    /// Where the result lies instead if it stays on the device, in a ring that was built for it.
+    /// The device buffer for results that stay on the device, if the ring was built for that.
     device: Option<OnDevice>,
 }
 
 struct Submitted {
-    /// Batches enqueued so far.
+    /// The number of batches enqueued so far.
     number: u64,
     next_slot: usize,
-    /// Whether states are zeros from the next batch on.
+    /// Whether the states have to be set to zeros for the next batch.
     zeros_are_due: bool,
-    /// The submissions that came last, oldest first.
+    /// The last submissions, oldest first.
     recent: VecDeque<Recent>,
 }
 
 /// A submission that was enqueued.
 #[derive(Clone, Copy)]
 struct Recent {
-    /// Its result and that result's use.
+    /// Its result buffer and the use of it.
     lent: Lent,
-    /// Whether the result stays on the device, so that the host may not know that it is done when its use has ended.
+    /// Whether the result stays on the device. Then the host may not know that it is done when its use has ended.
     to_device: bool,
 }
 
 impl Submitted {
-    /// The submission so many batches before the next one.
+    /// The submission that is `batches` before the next one.
     fn before(&self, batches: usize) -> Option<Recent> {
         self.recent.len().checked_sub(batches).map(|index| self.recent[index])
     }
 }
 
 impl Core {
-    /// Allocates streams, events and page-locked memory for programs, of which those that no other reads have the
-    /// spec's outputs, in order.
+    /// Builds a ring: allocates its streams, events and page-locked memory. The spec has the outputs of the programs
+    /// whose outputs no other program reads, in order.
     ///
-    /// A download that ends while an upload is under way is told of late, for its last writes queue behind the reads of
-    /// the upload: some 10 us on a PCIe 5 link, in which nothing is downloaded. Where downloads may be what bounds the
-    /// ring, an upload therefore starts with a download: when the one 2 × slots − 1 batches before its own has ended.
-    /// Left alone, a bounded ring settles with its uploads starting in the middle of downloads, one batch earlier, so
-    /// that nothing is lost by the wait.
+    /// The host learns late of a download that ends while an upload runs, because the last writes of the download queue
+    /// behind the reads of the upload: some 10 us on a PCIe 5 link, in which nothing is downloaded. Where downloads may
+    /// bound the ring, an upload therefore starts together with a download: when the download of the batch 2 × slots −
+    /// 1 before its own has ended. Without this wait, a ring that downloads bound settles with uploads that start in
+    /// the middle of downloads, one batch earlier, so that the wait loses nothing.
     pub fn build_flow(device: &Device, nodes: Vec<Node>, spec: RingSpec) -> Result<Arc<Self>, Error> {
         let completion = Completion::start(spec.results, spec.waiting)?;
         Self::build_with(device, nodes, spec, completion)
     }
 
-    /// The same for one program.
+    /// Builds a ring of one program.
     pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
         Self::build_flow(device, vec![Node { program, reads: Vec::new() }], spec)
     }
@@ -330,22 +331,22 @@ impl Core {
         self.spec.buckets.at(index)
     }
 
-    /// Slots.
+    /// The number of slots.
     pub fn slots(&self) -> usize {
         self.runners[0].program.slots()
     }
 
-    /// Streams that batches are computed on in turn.
+    /// The number of streams on which batches are computed in turn.
     pub fn compute_streams(&self) -> usize {
         self.runners[0].streams()
     }
 
-    /// What it is made of.
+    /// The options of the ring.
     pub fn spec(&self) -> &RingSpec {
         &self.spec
     }
 
-    /// Takes no more work, and waits until the device has finished what is in flight, up to `limit`.
+    /// Stops accepting work, and waits until the device has finished all work in flight, up to `limit`.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
         {
@@ -353,7 +354,7 @@ impl Core {
             *closed = if how == Close::Abort { Some(how) } else { closed.or(Some(how)) };
         }
         self.tell_all();
-        // A submit that saw the ring open has enqueued behind this, and is counted below.
+        // A submission that found the ring open has been enqueued before this returns, and is counted below.
         self.order.take_within(limit).map_err(|behind| self.late("close", start.elapsed(), behind))?;
         loop {
             self.device.healthy()?;
@@ -367,8 +368,8 @@ impl Core {
         }
     }
 
-    /// What a wait ends with that ran out of time: where the credits are, and which call of another thread's submission it
-    /// was behind.
+    /// The error of a wait that reached its limit: with the state of the credits, and the call of another thread's
+    /// submission that it waited for.
     fn late(&self, operation: &'static str, waited: Duration, behind: Option<&'static str>) -> Error {
         match self.credits() {
             Ok(credits) => Error::Timeout { operation, waited, behind, credits },
@@ -376,8 +377,8 @@ impl Core {
         }
     }
 
-    /// Enqueues a batch: the calls of the table above; gives its number. Never waits for the device, and at least
-    /// [`LEAST_LIMIT`] for other threads' submissions.
+    /// Enqueues a batch by the calls of the table above; returns its number. Never waits for the device. Waits for
+    /// other threads' submissions for [`LEAST_LIMIT`] or longer.
     fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<u64, Error> {
         let &Submission { staging, lent, limit, .. } = submission;
         self.device.note(Note::End(self.staging[staging].buffer.span()));
@@ -419,14 +420,14 @@ impl Core {
         }
     }
 
-    /// The credits of a batch that is not submitted are free again.
+    /// Frees the credits of a batch that is not submitted.
     fn give_back(&self, staging: usize, lent: Lent) {
         let mut state = lock(&self.state);
         state.returned(staging, lent);
         self.tell_one(&state);
     }
 
-    /// Tells the device's wrappers which batch it is that is enqueued.
+    /// Enqueues a batch, and reports to the device's wrappers which batch it is.
     fn enqueue_noted(&self, order: &mut Submitted, submission: &Submission<'_>) -> Result<(), Error> {
         let &Submission { staging, lent, extent, .. } = submission;
         let (number, slot, rows) = (order.number, order.next_slot, extent.rows);
@@ -523,12 +524,12 @@ impl Core {
         staging.uploaded.record(&self.copy_in)
     }
 
-    /// The programs whose outputs are downloaded.
+    /// The programs whose outputs are downloaded, in order.
     fn downloaded(&self) -> impl Iterator<Item = &Runner> {
         self.runners.iter().filter(|runner| runner.is_downloaded())
     }
 
-    /// What is where, asking the device which of the submissions have finished.
+    /// The state of the credits. Asks the device which submissions have finished.
     pub fn credits(&self) -> Result<Credits, Error> {
         let (mut credits, in_flight) = lock(&self.state).count();
         for (result, is_held) in in_flight {

@@ -1,6 +1,6 @@
-//! The ring's host side under a model checker: the real ring and batcher, made small, on the simulated device, with
-//! every lock, wait and thread in the checker's hands. No wait times out by itself there, so a wake-up that is lost is a
-//! deadlock, which the checker reports with the schedule that led to it.
+//! Tests of the ring's host side under a model checker: the real ring and batcher, made small, on the simulated device.
+//! The checker controls every lock, wait and thread. No wait times out by itself, so that a lost wake-up is a deadlock,
+//! which the checker reports with the schedule that led to it.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test --lib model_check`
 
@@ -19,7 +19,7 @@ use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 const LONG: Duration = Duration::from_secs(1 << 20);
 
-/// How many schedules of each scenario: at random, and with few, well-placed preemptions.
+/// The numbers of schedules of each scenario: random ones, and ones with few, well-placed preemptions.
 const RANDOM: usize = 10_000;
 const PREEMPTING: usize = 3_000;
 const PREEMPTIONS: usize = 4;
@@ -45,7 +45,7 @@ fn ring_and_device(small: Small) -> (Arc<Core>, Arc<Sim>) {
     member(small, None)
 }
 
-/// Rings as one.
+/// A fleet of two small rings.
 fn peers(small: [Small; 2]) -> Arc<Peers> {
     let freed = Arc::<Signal>::default();
     let cores = small.into_iter().map(|small| member(small, Some(freed.clone())).0).collect();
@@ -59,8 +59,8 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections: small.injections, polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);
-    // A hazard checker has a thread's knowledge in a place of the thread's own, and here all tasks are one thread: with two
-    // checkers, two tasks may be at it.
+    // A hazard checker keeps a thread's clock in a thread-local, and here all tasks run on one thread. With two
+    // checkers, two tasks could use it at the same time.
     let device = if freed.is_some() { device } else { device.checked() };
     let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
     let program = SimProgram::new(&device, &sim, &[(2, 1_000_000)], ROW_ALIGN, small.slots).unwrap();
@@ -90,7 +90,7 @@ fn answered(number: u8, answer: Result<super::Output, Error>) {
     assert!(answer.unwrap().row(0).iter().all(|&byte| byte == number), "another's answer");
 }
 
-/// Every credit is home, and the device had no hazard.
+/// Checks that every credit is free, and that the device had no hazard.
 fn all_home(core: &Arc<Core>) {
     assert!(core.device.fault().is_none(), "{:?}", core.device.fault());
     let credits = core.credits().unwrap();
@@ -102,7 +102,7 @@ fn explore(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     check_pct(scenario, PREEMPTING, PREEMPTIONS);
 }
 
-/// Runs `body` on two threads with different numbers, to their end.
+/// Runs `body` to its end on two threads, with different numbers.
 fn two(core: &Arc<Core>, body: impl Fn(&Arc<Core>, u8) + Clone + Send + 'static) {
     let threads: Vec<_> = [1, 101]
         .into_iter()
@@ -114,14 +114,14 @@ fn two(core: &Arc<Core>, body: impl Fn(&Arc<Core>, u8) + Clone + Send + 'static)
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// More producers than there are batches, on two devices of which one may fail: everybody is woken, and answered right.
+/// More producers than batches, on two devices of which one may fail: every producer is woken, and answered correctly.
 #[test]
 fn producers_share_two_devices_and_one_may_fail() {
     let injection = |(unit, effect)| vec![Injection { unit, nth: 1, effect }];
     let faults = [(Unit::Compute, Effect::FailRun), (Unit::CopyOut, Effect::RefuseCall)].map(injection);
     for injections in [Vec::new()].into_iter().chain(faults) {
         explore(move || {
-            // As many results as there are tickets: one device may have to hold all of them.
+            // There are as many results as tickets, because one device may have to hold all of them.
             let small = Small { results: 6, ..SMALL };
             let peers = peers([Small { injections: injections.clone(), ..small.clone() }, small]);
             let produce = |first: u8| {
@@ -143,8 +143,8 @@ fn producers_share_two_devices_and_one_may_fail() {
     }
 }
 
-/// A ring whose device fails, and the thread that builds its successor, or cannot: everybody is woken, and answered right
-/// while a ring is left, or by the fault.
+/// A ring whose device fails, and the thread that builds its successor or fails to: every producer is woken, and
+/// answered correctly while a ring is left, else with the fault.
 #[test]
 fn producers_outlive_a_ring_that_is_built_anew() {
     for (unit, effect) in [(Unit::Compute, Effect::FailRun), (Unit::CopyOut, Effect::RefuseCall)] {
@@ -220,7 +220,7 @@ fn two_producers_share_two_compute_streams() {
     });
 }
 
-/// Nobody reads a result meanwhile, so nothing else wakes a producer.
+/// No thread reads a result meanwhile, so that only the upload wakes a producer.
 #[test]
 fn an_upload_that_ends_wakes_a_blocked_producer() {
     for waiting in [Waiting::Block, Waiting::Spin] {
@@ -239,7 +239,7 @@ fn an_upload_that_ends_wakes_a_blocked_producer() {
 fn callbacks_wake_whoever_sleeps() {
     explore(|| {
         let (core, sim) = ring_and_device(Small { waiting: Waiting::Callback, ..SMALL });
-        // Nobody waits in the driver, so somebody has to be the device.
+        // No thread waits in the driver, so that a task has to move the device on.
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let device = thread::spawn(move || {
@@ -255,7 +255,7 @@ fn callbacks_wake_whoever_sleeps() {
     });
 }
 
-/// The first of all schedules, depth first: those that differ in how they end. They are not all there are.
+/// Runs the first schedules, depth first: those that differ only at their ends. Not all schedules are run.
 #[test]
 fn the_smallest_ring_on_the_first_schedules() {
     const FIRST: usize = 20_000;
@@ -285,7 +285,7 @@ fn dropped_batches_tickets_and_outputs_give_their_credits_back() {
                 }
             }
         });
-        // A dropped ticket's result comes home by the ring's own thread.
+        // The ring's own thread frees the result of a dropped ticket.
         let held: Vec<_> = (0..2).map(|_| core.acquire(LONG).unwrap()).collect();
         drop(held);
         all_home(&core);
@@ -355,7 +355,7 @@ fn a_fault_is_heard_by_everybody() {
     }
 }
 
-/// The first row's upload is measured by the batching thread; the second is sent by the client that commits it, while
+/// The batching thread measures the upload of the first row. The client that commits the second row sends it, while
 /// another thread closes the batcher.
 #[test]
 fn a_batcher_that_is_closed_while_a_client_sends_answers_it() {

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::RowSpec;
 
-/// A result buffer on the device. Written by copy-out until the result's `done`, then read by callers' streams until
+/// A result buffer in device memory. Copy-out writes it until the result's `done`; then callers' streams read it until
 /// `read`.
 pub(super) struct OnDevice {
     pub buffer: DeviceBuffer,
@@ -44,12 +44,12 @@ impl OnDevice {
 pub struct DeviceOutput {
     core: Arc<Core>,
     lent: Lent,
-    /// Counts the ring's submissions.
+    /// The number of the submission.
     number: u64,
     extent: Extent,
-    /// The stream that was made to wait last.
+    /// The last stream that was made to wait for the result.
     waits: Option<CallerStream>,
-    /// Whether a stream was told of that reads it.
+    /// Whether a stream was declared that reads it.
     is_read: bool,
 }
 
@@ -128,7 +128,7 @@ impl DeviceOutput {
             self.hold_up(stream)?;
         }
         let OnDevice { buffer, read } = self.there();
-        // `read` stands for all of them: the last one waits for the others.
+        // `read` is recorded after all earlier readers: the new stream waits for them first.
         let others = if self.is_read { read.hold_up(stream) } else { Ok(()) };
         self.core.device.note(Note::ReadOn(Span { addr: buffer.addr(), bytes: buffer.len() }, stream));
         let recorded = others.and_then(|()| read.record_on(stream));
@@ -167,7 +167,7 @@ impl DeviceOutput {
         self.core.results[self.lent.result].done.raw() as *mut c_void
     }
 
-    /// No fault, and not closed by aborting.
+    /// An error after a fault, or after the engine was closed by aborting.
     fn usable(&self) -> Result<(), Error> {
         self.core.device.healthy()?;
         match lock(&self.core.state).closed {
@@ -228,8 +228,8 @@ impl Core {
         uploaded.record_on(from.stream)
     }
 
-    /// Nobody submits through the engine any more: what the device still does with results that were handed back on it
-    /// keeps the ring until it is done. After a fault nobody can tell, and its memory is left to the device anyway.
+    /// Called when the engine is dropped. Results that were handed back on the device keep the ring until the device is
+    /// done with them. After a fault this cannot be known, and the memory is left to the device anyway.
     pub fn leave(self: &Arc<Self>) {
         if self.device.fault().is_some() {
             return;

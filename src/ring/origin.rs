@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use super::Core;
 
-/// Where a ticket is from: a ring, and a batcher if it is a row's. It tells those apart that live at the same time.
+/// The ring, and for the ticket of a row the batcher, that a ticket belongs to. Origins differ for rings and batchers
+/// that exist at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     ring: usize,
     batcher: Option<NonZeroUsize>,
-    /// What all rings of a fleet share, those too that were built again.
+    /// Identifies the fleet, for all its rings, also rebuilt ones.
     fleet: Option<NonZeroUsize>,
 }
 
@@ -20,17 +21,17 @@ impl Origin {
         Self { ring: Arc::as_ptr(ring).addr(), batcher: None, fleet }
     }
 
-    /// `batcher` is what a batcher and its tickets share.
+    /// The origin of a batcher's tickets; the batcher and its tickets share `batcher`.
     pub fn of_batcher<T>(ring: &Arc<Core>, batcher: &Arc<T>) -> Self {
         Self { batcher: NonZeroUsize::new(Arc::as_ptr(batcher).addr()), ..Self::of_ring(ring) }
     }
 
-    /// Whether both are of one ring, whatever their batchers.
+    /// Whether both belong to the same ring, even with different batchers.
     pub fn shares_ring(&self, other: Self) -> bool {
         self.ring == other.ring
     }
 
-    /// Whether both are of one fleet, whatever their rings.
+    /// Whether both belong to the same fleet, even with different rings.
     pub fn shares_fleet(&self, other: Self) -> bool {
         self.fleet.is_some() && self.fleet == other.fleet
     }

@@ -1,4 +1,4 @@
-//! A finished result, read in place.
+//! The result of a submission, which the program reads in place.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Output {
         OutputPart { bytes: &bytes[at..], rows: self.extent.rows, spec, kind, classes }
     }
 
-    /// What its rows are.
+    /// The content of its rows.
     #[cfg(feature = "ffi")]
     pub(crate) fn kind(&self) -> OutputKind {
         self.core.spec.output_kind
@@ -134,16 +134,16 @@ impl Output {
 /// ```
 #[derive(Clone, Copy)]
 pub struct OutputPart<'a> {
-    /// From its first row on.
+    /// The bytes, from the first row on.
     bytes: &'a [u8],
     rows: usize,
     spec: &'a RowSpec,
     kind: OutputKind,
-    /// Of its model.
+    /// The number of classes of its model.
     classes: usize,
 }
 
-/// A probability is above 1 by no more than a division is rounded.
+/// The largest value that counts as a probability: a division may round 1 up by this much.
 const MOST_PROBABLE: f32 = 1.0 + 1e-5;
 
 impl<'a> OutputPart<'a> {
@@ -152,7 +152,7 @@ impl<'a> OutputPart<'a> {
         self.spec
     }
 
-    /// As [`Output::row`].
+    /// The bytes of row `index`, see [`Output::row`].
     ///
     /// # Panics
     /// As there.
@@ -162,7 +162,7 @@ impl<'a> OutputPart<'a> {
         &self.bytes[index * row_pitch..][..row_bytes]
     }
 
-    /// As [`Output::port`].
+    /// The elements of one port of row `index`, see [`Output::port`].
     ///
     /// # Errors
     /// As there.
@@ -173,7 +173,7 @@ impl<'a> OutputPart<'a> {
         self.spec.port(port)?.elems_of(self.row(index))
     }
 
-    /// As [`Output::values`].
+    /// The numbers of row `index`, see [`Output::values`].
     ///
     /// # Panics
     /// As there.
@@ -182,7 +182,7 @@ impl<'a> OutputPart<'a> {
         self.port(index, 0).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`Output::top_k`].
+    /// The `k` largest values of row `index`, see [`Output::top_k`].
     ///
     /// # Errors
     /// As there.
@@ -205,7 +205,7 @@ impl<'a> OutputPart<'a> {
         Ok(scored)
     }
 
-    /// The classes of a row with their values, as they lie there, once all of them are known to be sound.
+    /// The classes of a row with their values, in their order in memory. An error if any of the values is not sound.
     pub(crate) fn scored(&self, index: usize) -> Result<impl Iterator<Item = (usize, f32)> + use<'a>, Error> {
         let pairs = self.has_pairs();
         let words: &'a [u32] = bytemuck::cast_slice(self.port::<f32>(index, 0)?);
@@ -219,7 +219,7 @@ impl<'a> OutputPart<'a> {
         }
     }
 
-    /// What is wrong with the value of a class, if something is.
+    /// The reason why the value of a class is not sound, if it is not.
     fn fault_of(&self, class: usize, value: f32) -> Option<String> {
         let is_probability = matches!(self.kind, OutputKind::Probabilities | OutputKind::TopK(_));
         if self.has_pairs() && class >= self.classes {
@@ -231,7 +231,7 @@ impl<'a> OutputPart<'a> {
         (!value.is_finite()).then(|| format!("value {class} is {value}"))
     }
 
-    /// Whether its rows are pairs of a probability and a class.
+    /// Whether the rows are pairs of a probability and a class.
     fn has_pairs(&self) -> bool {
         matches!(self.kind, OutputKind::TopK(_))
     }
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
     use crate::tensor::Dtype;
 
-    /// The best class of the second row of two, of which the first is sound.
+    /// The best class of the second of two rows; the first row is sound.
     fn best(kind: OutputKind, words: [u32; 2]) -> Result<Vec<(usize, f32)>, Error> {
         let elems = words.len();
         let spec = RowSpec::new([("y", Dtype::F32, vec![elems])]);

@@ -1,9 +1,9 @@
-//! Several rings of one shape, each on a device of its own, as one: a batch goes to the ring that has the fewest, and when
-//! a device fails, what it has not answered is run again by the others, or by the ring that takes its place.
+//! The rings of a fleet, each on a device of its own, used as one: a batch goes to the ring that has the fewest. When a
+//! device fails, the batches that it has not answered run again on the others, or on the ring that replaces its own.
 //!
-//! The rows are still there for it: such a ring gives staging back when the answer is known to be there, not when the
-//! upload is. A submission of a failed device is therefore either known to be done, and its result good, or its staging
-//! is untouched; the ring's lock decides which, once.
+//! The rows of these batches still exist, because such a ring frees staging when the answer is known to be there, not
+//! when the upload is done. So a submission of a failed device is either known to be done and has a good result, or its
+//! staging is unchanged. The ring's lock decides which, once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -54,12 +54,12 @@ pub struct DeviceStats {
     pub last_fault: Option<Error>,
 }
 
-/// Rings of one shape.
+/// The rings of a fleet.
 pub(crate) struct Peers {
     pub(super) rings: Arc<Rings>,
-    /// Which of equally loaded rings is next.
+    /// A counter that selects one of equally loaded rings.
     turn: AtomicUsize,
-    /// In the rings' order.
+    /// The counts of each ring.
     counts: Vec<Counts>,
 }
 
@@ -70,22 +70,23 @@ struct Counts {
     run_again: AtomicU64,
 }
 
-/// One of the rings.
+/// One ring of a fleet.
 #[derive(Clone)]
 pub(super) struct Member {
     peers: Arc<Peers>,
     index: usize,
 }
 
-/// Where a submission's rows are while it is not answered, and who runs them again.
+/// The staging that has a submission's rows while it is not answered, and the fleet that can run them again.
 pub(super) struct Again {
     member: Member,
-    /// The ring keeps it.
+    /// The index of the staging buffer, which the ring keeps.
     pub staging: usize,
 }
 
 impl Peers {
-    /// Rings that were all built with `freed`; so often a thread that takes [`Rings::next_due`] may build each anew.
+    /// A fleet of rings that were all built with `freed`. A thread that calls [`Rings::next_due`] may rebuild each ring
+    /// up to `rebuilds` times.
     pub fn new(cores: Vec<Arc<Core>>, freed: Arc<Signal>, rebuilds: usize) -> Arc<Self> {
         let counts = cores.iter().map(|_| Counts::default()).collect();
         Arc::new(Self { rings: Rings::new(cores, freed, rebuilds), turn: AtomicUsize::new(0), counts })
@@ -121,7 +122,7 @@ impl Peers {
         }
     }
 
-    /// Takes a batch of the least loaded ring that has one; an error if no device is left, and none is to come.
+    /// Takes a batch of the least loaded ring that has one. An error if no device is left and no ring is being rebuilt.
     fn try_acquire(self: &Arc<Self>, rings: &[Arc<Core>]) -> Result<Option<Batch>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let order = (0..rings.len()).map(|offset| turn.wrapping_add(offset) % rings.len());
@@ -149,7 +150,7 @@ impl Peers {
         failed.filter(|_| !is_any_left).map_or(Ok(None), Err)
     }
 
-    /// What each device has had.
+    /// The counts and the state of each device.
     pub fn stats(&self) -> Vec<DeviceStats> {
         let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let of = |((core, counts), past): ((&Arc<Core>, &Counts), Past)| DeviceStats {
@@ -168,7 +169,7 @@ impl Peers {
     }
 }
 
-/// Those of all rings whose devices work.
+/// The credits of all rings whose devices work.
 fn credits(rings: &[Arc<Core>]) -> Credits {
     let mut sum = Credits::default();
     for credits in rings.iter().filter_map(|core| core.credits().ok()) {
@@ -195,7 +196,7 @@ impl std::fmt::Debug for Peers {
 }
 
 impl Member {
-    /// Makes a submission of its ring one that is run again should the device fail, also if it has already.
+    /// Registers a submission of its ring to run again if the device fails, also if it has failed already.
     pub fn submitted(
         self,
         ring: &Core,
@@ -221,9 +222,9 @@ impl Member {
 }
 
 impl Again {
-    /// Submits the rows to another ring than the failed one, which has them; waits for a batch until the deadline. For
-    /// tickets whose device failed with the answer not known to be there, and submissions that failed: nobody else gets the
-    /// staging then.
+    /// Submits the rows again, on another ring than the failed one, which still has them. Waits for a batch until the
+    /// deadline. It is called for tickets whose device failed before the answer was known to be there, and for
+    /// submissions that failed: their staging is lent to no other producer.
     pub fn submit(&self, failed: &Core, extent: Extent, deadline: Instant) -> Result<Ticket, Error> {
         let peers = &self.member.peers;
         let Extent { bucket, rows } = extent;

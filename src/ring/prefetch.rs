@@ -1,4 +1,4 @@
-//! Loads ahead on several threads, hands out in order.
+//! Prefetch: loads inputs ahead on several threads, and hands the results out in order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -114,7 +114,7 @@ where
 /// ```
 pub struct Prefetch<'scope, T, E> {
     shared: Arc<Shared<T, E>>,
-    /// Keeps it inside the loaders' scope.
+    /// Ties the iterator to the loaders' scope.
     scope: PhantomData<&'scope ()>,
 }
 
@@ -122,29 +122,29 @@ type Loaded<T, E> = thread::Result<Result<T, E>>;
 
 struct Shared<T, E> {
     state: Mutex<PrefetchState<T, E>>,
-    /// Tells loaders of room, and of the end.
+    /// Wakes loaders when there is room, and at the end.
     room: Condvar,
-    /// Tells the consumer of the next result, and of a loader's end.
+    /// Wakes the consumer for the next result, and when a loader ends.
     loaded: Condvar,
 }
 
 struct PrefetchState<T, E> {
     ahead: usize,
-    /// Inputs taken, or about to be, whose result was not consumed.
+    /// The number of inputs that are taken, or about to be, and whose result is not consumed.
     outstanding: usize,
-    /// Results from the next one to consume on; gaps are in progress.
+    /// The results from the next one to consume on; `None` while a result is being loaded.
     results: VecDeque<Option<Loaded<T, E>>>,
-    /// The number of the first of them.
+    /// The number of the first of these results.
     first: usize,
-    /// How many inputs there are, once that is known.
+    /// The number of inputs, once it is known.
     total: Option<usize>,
     stopped: bool,
     running: usize,
 }
 
-/// What the loader threads share among themselves.
+/// The state that the loader threads share among themselves.
 struct Loader<I, F, T, E> {
-    /// This lock alone is held over user code: the inputs' `next` and drop.
+    /// The only lock that is held over user code: the inputs' `next` and drop.
     inputs: Mutex<Inputs<I>>,
     load: F,
     shared: Arc<Shared<T, E>>,
@@ -194,10 +194,11 @@ where
     I: Iterator,
     F: Fn(I::Item) -> Result<T, E>,
 {
-    /// A loader thread: loads to the end, drops its share of inputs and closure, then says that it is gone.
+    /// The loop of a loader thread: loads until the end, drops its share of inputs and closure, then counts itself off.
     fn run_to_end(self: Arc<Self>) {
         let shared = self.shared.clone();
-        // `load` and the inputs' `next` have their panics caught where they have a place; this is for drops.
+        // Panics of `load` and of the inputs' `next` are caught elsewhere, and have a place in the results; this
+        // catches those of drops.
         let ended = catch_unwind(AssertUnwindSafe(move || {
             while self.shared.reserve() && self.load_next() {}
             drop(self);
@@ -209,7 +210,7 @@ where
         shared.loaded.notify_all();
     }
 
-    /// Takes an input and loads it; false if there is none, or nobody wants it.
+    /// Takes an input and loads it; false if there is no input left, or no result is wanted any more.
     fn load_next(&self) -> bool {
         let Some((number, input)) = self.take_input() else {
             self.shared.room.notify_all();
@@ -229,7 +230,7 @@ where
         true
     }
 
-    /// The next input and its number, or the panic of the inputs, which ends them.
+    /// The next input and its number, or the panic of the inputs, which ends the inputs.
     fn take_input(&self) -> Option<(usize, thread::Result<I::Item>)> {
         let mut inputs = lock(&self.inputs);
         if lock(&self.shared.state).stopped {
@@ -247,7 +248,7 @@ where
 }
 
 impl<T, E> Shared<T, E> {
-    /// Waits for room for one more; false when no more is wanted.
+    /// Waits for room for one more input; false when no result is wanted any more.
     fn reserve(&self) -> bool {
         let mut state = lock(&self.state);
         while state.outstanding >= state.ahead && !state.stopped && state.total.is_none() {
@@ -270,7 +271,7 @@ impl<T, E> Shared<T, E> {
         }
     }
 
-    /// Waits for the next result; nothing at the end.
+    /// Waits for the next result; `None` at the end.
     fn next(&self) -> Option<Loaded<T, E>> {
         let mut state = lock(&self.state);
         loop {

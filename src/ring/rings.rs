@@ -1,9 +1,9 @@
 //! The rings of a fleet, one for each device. A ring whose device failed is rebuilt, as often as `rebuild_on_fault`
 //! says.
 //!
-//! Whoever meets the fault calls for a new ring ([`Rings::is_coming`]). A thread of the fleet for each device takes the
-//! calls ([`Rings::next_due`]) and puts what it builds in the failed one's place ([`Rings::put`]). Only those wait for it
-//! who wait for a batch, up to their own limit.
+//! A thread that meets a fault calls for a new ring ([`Rings::is_coming`]). A thread of the fleet for each device takes
+//! the calls ([`Rings::next_due`]) and puts the new ring in the place of the failed one ([`Rings::put`]). Only threads
+//! that wait for a batch wait for the new ring, up to their own limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,48 +13,48 @@ use crate::device::{Device, Signal};
 use crate::error::{Error, FaultClass};
 use crate::sync::{Condvar, Mutex, lock, wait, wait_until};
 
-/// How long the second attempt at a ring waits after it is called for. Each later one waits twice as long as the one
-/// before, [`LONGEST_PAUSE`] at most; the first does not wait.
+/// The pause before the second attempt at a ring. Each later one has twice the pause of the previous one, at most
+/// [`LONGEST_PAUSE`]; the first attempt has none.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Rings {
     books: Mutex<Books>,
-    /// Tells the threads that build of calls, and of the end.
+    /// Notifies the building threads of calls, and of the end.
     changed: Condvar,
-    /// Fired for each credit that a ring has free, and for each ring that was put in place or given up.
+    /// Fired for each credit that becomes free in a ring, and for each ring that is put in place or given up.
     pub(super) freed: Arc<Signal>,
 }
 
 struct Books {
     rings: Arc<[Arc<Core>]>,
-    /// In the rings' order.
+    /// The places, in the order of the devices.
     places: Vec<Place>,
-    /// Whether no ring is built any more.
+    /// Whether no more rings are built.
     ended: bool,
 }
 
 #[derive(Clone, Default)]
 struct Place {
-    /// How many attempts at a new ring are left.
+    /// The number of attempts at a new ring that are left.
     left: usize,
-    /// When the next one is made, or was begun, if a new ring is called for.
+    /// The time at which the next attempt begins, or has begun; `None` if no ring is called for.
     due: Option<Instant>,
-    /// How long the next one but that waits.
+    /// The pause before the attempt after the next one.
     pause: Duration,
-    /// Whether a ring is being built for it now.
+    /// Whether a ring is being built for this place now.
     is_building: bool,
     past: Past,
 }
 
-/// What has become of a ring's place.
+/// The history of a ring's place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Past {
-    /// How often its ring was rebuilt.
+    /// The number of times that its ring was rebuilt.
     pub rebuilt: u64,
-    /// Whether it is to be now.
+    /// Whether its ring is being rebuilt now, or will be.
     pub is_rebuilding: bool,
-    /// The fault of the ring before, if there was one.
+    /// The fault of the previous ring, if there was one.
     pub last_fault: Option<Error>,
 }
 
@@ -71,34 +71,34 @@ impl Place {
 }
 
 impl Books {
-    /// Whether a ring is being built now.
+    /// Whether a ring is being built for any place.
     fn is_building(&self) -> bool {
         self.places.iter().any(|place| place.is_building)
     }
 }
 
 impl Rings {
-    /// Rings that were all built with `freed`, and how many attempts there are to build each anew.
+    /// Rings that were all built with `freed`, each with `attempts` attempts at rebuilding it.
     pub fn new(rings: Vec<Arc<Core>>, freed: Arc<Signal>, attempts: usize) -> Arc<Self> {
         let places = vec![Place { left: attempts, ..Place::default() }; rings.len()];
         let books = Mutex::new(Books { rings: rings.into(), places, ended: false });
         Arc::new(Self { books, changed: Condvar::new(), freed })
     }
 
-    /// Those that are in place now.
+    /// The rings that are in place now.
     pub fn now(&self) -> Arc<[Arc<Core>]> {
         lock(&self.books).rings.clone()
     }
 
-    /// Those that are in place now, and what has become of each place.
+    /// The rings that are in place now, and the history of each place.
     pub(super) fn with_past(&self) -> (Arc<[Arc<Core>]>, Vec<Past>) {
         let past = |place: &Place| Past { is_rebuilding: place.due.is_some(), ..place.past.clone() };
         let books = lock(&self.books);
         (books.rings.clone(), books.places.iter().map(past).collect())
     }
 
-    /// Whether a ring that failed has a successor, or will have: calls for one, if its fault is no more than the device's
-    /// and an attempt is left.
+    /// Whether a failed ring has a successor, or will have one. Calls for one if the fault is of class device and an
+    /// attempt is left.
     pub(super) fn is_coming(&self, index: usize, failed: &Arc<Core>) -> bool {
         let mut books = lock(&self.books);
         if !Arc::ptr_eq(&books.rings[index], failed) {
@@ -113,8 +113,8 @@ impl Rings {
         place.due.is_some()
     }
 
-    /// For the thread that builds for a place: waits until a new ring is due there. The device of the failed one; nothing at
-    /// the end.
+    /// Called by the thread that builds for a place: waits until a new ring is due there. Returns the failed ring's
+    /// device, or `None` at the end.
     pub fn next_due(&self, index: usize) -> Option<Device> {
         let mut books = lock(&self.books);
         while !books.ended {
@@ -130,7 +130,7 @@ impl Rings {
         None
     }
 
-    /// Puts a new ring in a failed one's place, unless none is wanted any more; whether it did.
+    /// Puts a new ring in the place of a failed one, unless it is no longer wanted; returns whether it did.
     pub fn put(&self, index: usize, ring: Arc<Core>) -> bool {
         let mut books = lock(&self.books);
         books.places[index].due = None;
@@ -150,8 +150,8 @@ impl Rings {
         true
     }
 
-    /// A new ring could not be built: that is tried again later, if an attempt is left and the failure is no more than the
-    /// device's.
+    /// Records that a new ring could not be built. There is another attempt later, if one is left and the failure is of
+    /// class device.
     pub fn failed(&self, index: usize, error: &Error) {
         let mut books = lock(&self.books);
         let is_wanted = !books.ended;
@@ -172,7 +172,7 @@ impl Rings {
         log::error!("{target}: the engine of a failed device was not rebuilt, {then}: {error}");
     }
 
-    /// Waits until no ring is being built, behind [`end`](Self::end); whether that came by the deadline.
+    /// Waits, after [`end`](Self::end), until no ring is being built; returns whether this was so by the deadline.
     pub fn await_builders(&self, deadline: Instant) -> bool {
         let mut books = lock(&self.books);
         while books.is_building() && Instant::now() < deadline {
@@ -181,13 +181,13 @@ impl Rings {
         !books.is_building()
     }
 
-    /// Whether a ring is being built now.
+    /// Whether a ring is being built for any place.
     #[cfg(test)]
     pub fn is_building(&self) -> bool {
         lock(&self.books).is_building()
     }
 
-    /// The thread that builds for a place is no more: what is called for there does not come.
+    /// Records that the building thread of a place has ended: no ring will come there.
     pub fn builder_ended(&self, index: usize) {
         let place = &mut lock(&self.books).places[index];
         *place = Place { past: std::mem::take(&mut place.past), ..Place::default() };
@@ -195,12 +195,12 @@ impl Rings {
         self.freed.fire();
     }
 
-    /// Whether no ring is built any more.
+    /// Whether no more rings are built.
     pub fn has_ended(&self) -> bool {
         lock(&self.books).ended
     }
 
-    /// Builds no more: what is called for does not come.
+    /// Stops building: rings that were called for will not come.
     pub fn end(&self) {
         let mut books = lock(&self.books);
         books.ended = true;

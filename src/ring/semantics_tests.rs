@@ -1,5 +1,6 @@
-//! What each call waits for, in virtual time: a call that waits for the device moves the clock to the end of exactly
-//! what it waited for, one that does not leaves it where it is. `docs/semantics.md` names these tests.
+//! Tests of what each call waits for, in virtual time: a call that waits for the device moves the clock to the end of
+//! exactly what it waited for; a call that does not wait leaves the clock as it is. `docs/semantics.md` names these
+//! tests.
 //!
 //! Uploads take 1 ms, the model 10 ms, downloads 2 ms; three slots.
 
@@ -23,7 +24,7 @@ struct Setup {
     core: Arc<Core>,
 }
 
-/// With `polls_advance`, a look at an event that is not done lets the next thing happen.
+/// A setup of three slots. With `polls_advance`, a look at an event that is not done runs the device's next step.
 fn setup(staging: usize, results: usize, polls_advance: bool) -> Setup {
     setup_with(3, staging, results, polls_advance)
 }
@@ -39,7 +40,7 @@ fn setup_with(slots: usize, staging: usize, results: usize, polls_advance: bool)
     Setup { sim, device, core }
 }
 
-/// A ring whose threads sleep until they are called back, and so never move the clock.
+/// A ring whose threads sleep until the device calls back, and so never move the clock.
 fn setup_called_back() -> Setup {
     let setup = setup(8, 8, false);
     let core = ring(&setup.device, &setup.sim, [3, 8, 8], Waiting::Callback);
@@ -91,7 +92,7 @@ impl Drop for Setup {
     }
 }
 
-/// The message of a test that fails is not lost to the fault that its device has met as well.
+/// A test that fails keeps its message even if its device has met a fault too.
 #[test]
 fn a_fault_does_not_end_a_test_that_fails_already() {
     let failed = catch_unwind(|| {
@@ -179,10 +180,10 @@ fn uploads_start_with_downloads_where_these_are_the_slowest() {
             downloaded[batch] += Picos::from(!setup.core.results[batch].done.is_done().unwrap());
         }
     }
-    // In quarters of a millisecond: the first download ends at 3.25 ms, then one every 2 ms.
+    // Times are in quarters of a millisecond: the first download ends at 3.25 ms, then one ends every 2 ms.
     let ends: [Picos; BATCHES] = std::array::from_fn(|batch| 13 + 8 * batch as Picos);
     assert_eq!(downloaded, ends, "the slowest engine is never idle");
-    // The uploads before follow each other without a gap.
+    // Earlier uploads follow each other without a gap.
     for batch in 7..BATCHES {
         assert_eq!(
             uploaded[batch],
@@ -251,12 +252,12 @@ fn one_slot_is_serial_but_for_the_copies() {
         drop(ticket.wait().unwrap());
         ready.push(setup.sim.now());
     }
-    // The second upload begins when the first model ends, at 11, and runs under the download, which ends at 13; only
-    // then may the second model write the slot's output.
+    // The second upload begins when the first run of the model ends, at 11, and runs beside the download, which ends at
+    // 13. Only then may the second run write the slot's output.
     assert_eq!(ready, [13 * MS, 25 * MS, 37 * MS]);
 }
 
-/// A caller's two streams, and memory on the device: the simulated one's is the host's.
+/// A caller with two streams and device memory, which the simulated device keeps in host memory.
 struct Caller {
     writer: Stream,
     reader: Stream,
@@ -279,7 +280,7 @@ impl Caller {
         batch.submit_to_device(1).unwrap()
     }
 
-    /// Enqueues a download of the result, which takes 2 ms.
+    /// Enqueues a download of the result that takes 2 ms.
     fn read(&self, device: &Device, mut output: DeviceOutput, number: usize) {
         let (reader, to) = (CallerStream::of(&self.reader), self.read[number].span().addr as *mut u8);
         output.wait_on(reader).unwrap();
@@ -293,7 +294,7 @@ impl Caller {
 fn rows_and_results_on_the_device_wait_for_nothing_on_the_host() {
     let setup = setup(8, 2, false);
     let caller = Caller::new(&setup.device);
-    // Two result buffers serve eight batches, none of which has begun: who gets one next waits on the device.
+    // Two result buffers serve eight batches, none of which has begun: the next owner of a buffer waits on the device.
     (0..8).for_each(|number| caller.read(&setup.device, caller.submit(&setup.core, number), number));
     assert_eq!(setup.sim.now(), 0, "eight batches enqueued, and no time has passed");
     assert_eq!(setup.core.credits().unwrap().in_flight, 2);

@@ -1,4 +1,4 @@
-//! Rings of several sizes whose programs read one another, on the simulated device, behind the hazard checker.
+//! Tests of rings of several sizes whose programs read one another, on the simulated device with the hazard checker.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::tensor::{Bucket, Dtype, OutputKind, ROW_ALIGN, RowSpec, Size};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// What a batch of each size takes, in picoseconds: of short rows first.
+/// The sizes, with the time of a batch of each in picoseconds: those of short rows first.
 const SIZES: [(usize, u64); 3] = [(1, 2_000_000), (3, 5_000_000), (4, 9_000_000)];
 
 fn bucket(length: usize, batch_sizes: &[usize], outputs: usize) -> RowBucket {
@@ -22,8 +22,8 @@ fn bucket(length: usize, batch_sizes: &[usize], outputs: usize) -> RowBucket {
     RowBucket { sizes, input: row("x"), outputs: vec![row("y"); outputs] }
 }
 
-/// A program, two that read it, and one that reads the second: rows of 40 elements in batches of 1 and 3, rows of 200 in
-/// batches of 4.
+/// A ring of four programs: one, two that read its output, and one that reads the output of the second. Rows have 40
+/// elements in batches of 1 and 3, and 200 elements in batches of 4.
 fn ring(streams: usize) -> (Device, Arc<Core>) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 1000 };
     let side_by_side = SideBySide { most: 4, gain: 0.5 };
@@ -58,7 +58,7 @@ fn ring(streams: usize) -> (Device, Arc<Core>) {
     (device, core)
 }
 
-/// Whether a batch of so many rows was answered by both programs that no other reads.
+/// Checks that both programs whose outputs are downloaded have answered a batch of `rows` rows.
 fn check(ticket: Ticket, number: u8, rows: usize, length: usize) {
     let output = ticket.wait().unwrap();
     assert_eq!((output.rows(), output.parts()), (rows, 2));
@@ -90,7 +90,7 @@ fn batches_of_all_sizes_pass_through_programs_that_read_one_another() {
     }
 }
 
-/// The size of a batch is that of its bucket, in every program.
+/// Every program runs a batch at the size of the batch's bucket.
 #[test]
 fn sizes_are_numbered_one_bucket_after_the_other() {
     let (_, core) = ring(1);
@@ -109,7 +109,7 @@ fn a_batcher_feeds_all_buckets_of_programs_that_read_one_another() {
         let mut row = batcher.request().size(&Size::new(1).dim("length", length)).unwrap().row().unwrap();
         row.bytes_mut().fill(number);
         tickets.push_back((row.submit().unwrap(), number, length));
-        // Each may have a result of its own, of which the ring has six.
+        // Each batch in flight has a result of its own; the ring has six.
         if tickets.len() > 5 {
             let (ticket, number, length) = tickets.pop_front().expect("just counted");
             assert_eq!(ticket.wait().unwrap().bytes(), vec![number; length]);

@@ -1,5 +1,5 @@
-//! The states of a ring's programs: values that a batch reads as the batch before has left them, on the one compute stream
-//! of the program.
+//! The states of a ring's programs: values that a batch reads as the previous batch has left them, on the only compute
+//! stream of the program.
 
 use super::flow::Runner;
 use super::{Core, Submitted};
@@ -8,11 +8,11 @@ use crate::error::Error;
 use crate::sync::{Turn, Turns};
 use crate::tensor::RowPort;
 
-/// What a ring has for the states of its programs.
+/// The host's memory for the states of a ring's programs.
 pub(super) struct States {
-    /// As many zeros as the largest state has bytes. Nobody writes them.
+    /// Zeros, as many as the largest state has bytes. They are never written.
     zeros: HostBuffer,
-    /// What threads read and write states by, one at a time.
+    /// The memory by which threads read and write states, one thread at a time.
     exchange: Turns<Exchange>,
 }
 
@@ -23,7 +23,7 @@ struct Exchange {
 }
 
 impl States {
-    /// For the programs of a ring, if any of them has states.
+    /// The memory for the states of these programs; `None` if they have no states.
     pub fn new(device: &Device, runners: &[Runner]) -> Result<Option<Self>, Error> {
         let Some(bytes) = all(runners).map(|(_, state)| state.bytes()).max() else { return Ok(None) };
         let is_one_stream = |runner: &Runner| runner.program.states().is_empty() || runner.streams() == 1;
@@ -33,7 +33,7 @@ impl States {
         Ok(Some(Self { zeros, exchange: Turns::new(exchange) }))
     }
 
-    /// Waits until no other thread has the exchange.
+    /// Waits until no other thread uses the exchange, and takes it.
     fn take(&self, device: &Device) -> Turn<'_, Exchange> {
         let exchange = self.exchange.take();
         device.note(Note::Taken(exchange.buffer.span()));
@@ -41,13 +41,13 @@ impl States {
     }
 }
 
-/// All states, each with the program that has it.
+/// All states, each with its program.
 fn all(runners: &[Runner]) -> impl Iterator<Item = (&Runner, &StateBuffer)> {
     runners.iter().flat_map(|runner| runner.program.states().iter().map(move |state| (runner, state)))
 }
 
 impl Core {
-    /// Refuses so many rows of a bucket where rows that are not submitted would be computed with a state.
+    /// An error if a batch of `rows` rows of this bucket would also compute rows that were not submitted, with states.
     pub(super) fn keeps_states(&self, bucket: usize, rows: usize) -> Result<(), Error> {
         let sizes = &self.bucket(bucket).sizes.batch_sizes;
         match self.states.is_none() || sizes.contains(&rows) {
@@ -60,7 +60,7 @@ impl Core {
         }
     }
 
-    /// Refuses to take rows of many owners if batches have states.
+    /// An error if programs have states, so that batches cannot mix rows of many owners.
     pub(super) fn has_no_states(&self, by: &str) -> Result<(), Error> {
         match &self.states {
             None => Ok(()),
@@ -71,13 +71,13 @@ impl Core {
         }
     }
 
-    /// Has all states be zeros for the next batch, or for who reads or writes one before.
+    /// Sets all states to zeros for the next batch, or for a thread that reads or writes a state before it.
     pub fn reset_states(&self) {
         self.order.take().zeros_are_due = true;
     }
 
-    /// Enqueues the copies of zeros to the states, if they are due. What is enqueued behind them in the same order is waited
-    /// for by the caller, or by a ticket.
+    /// Enqueues the copies of zeros to the states if they are due. The caller, or a ticket, waits for work that is
+    /// enqueued after them in the same order.
     pub(super) fn zero_states(&self, order: &mut Submitted) -> Result<(), Error> {
         let Some(states) = self.states.as_ref().filter(|_| order.zeros_are_due) else { return Ok(()) };
         for (runner, state) in all(&self.runners) {
@@ -89,18 +89,18 @@ impl Core {
         Ok(())
     }
 
-    /// What a row of a state is, and how many there are.
+    /// The row of a state for one request, and the number of rows.
     pub fn state(&self, name: &str) -> Result<(&RowPort, usize), Error> {
         self.find_state(name).map(|(_, state)| (&state.row, state.rows))
     }
 
-    /// Refuses another number of bytes than a state has.
+    /// An error if the state has another number of bytes.
     #[cfg(feature = "ffi")]
     pub fn check_state(&self, name: &str, bytes: usize) -> Result<(), Error> {
         check_bytes(self.find_state(name)?.1, bytes)
     }
 
-    /// The bytes of a state as the batches that were submitted before leave it, for which this waits.
+    /// Reads the bytes of a state as the batches submitted before leave it; waits for these batches.
     pub fn read_state(&self, name: &str, to: &mut [u8]) -> Result<(), Error> {
         let (runner, state) = self.find_state(name)?;
         check_bytes(state, to.len())?;
@@ -118,7 +118,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes a state behind the batches that were submitted before, for which this waits.
+    /// Writes a state after the batches submitted before; waits for these batches.
     pub fn write_state(&self, name: &str, from: &[u8]) -> Result<(), Error> {
         let (runner, state) = self.find_state(name)?;
         check_bytes(state, from.len())?;
@@ -136,7 +136,7 @@ impl Core {
         })
     }
 
-    /// Enqueues a copy behind the batches that were submitted before, and waits for it.
+    /// Enqueues a copy after the batches submitted before, and waits for it.
     fn behind_batches(
         &self,
         exchange: &Exchange,

@@ -34,12 +34,13 @@ use crate::sync::{after, lock};
 pub struct Ticket {
     core: Arc<Core>,
     lent: Lent,
-    /// Counts the ring's submissions.
+    /// The number of the submission in its ring.
     number: u64,
     extent: Extent,
-    /// Whether the result went to an output, or was quarantined.
+    /// Whether the result was handed to an output, or was quarantined.
     settled: bool,
-    /// Where its rows are and who runs them again, should its device fail; nothing once the output is given.
+    /// The staging that has its rows and the fleet that can run them again after a fault; `None` once the output is
+    /// handed out.
     again: Option<Again>,
 }
 
@@ -48,13 +49,13 @@ impl Ticket {
         Self { core, lent, number, extent, settled: false, again: None }
     }
 
-    /// The same, to be run again from its staging should the device fail.
+    /// The ticket, with rows that run again from their staging if the device fails.
     pub(super) fn or_again(mut self, again: Again) -> Self {
         self.again = Some(again);
         self
     }
 
-    /// Who runs it again.
+    /// The rows to run again after a fault, if there are any.
     pub(super) fn again(&self) -> Option<&Again> {
         self.again.as_ref()
     }
@@ -90,7 +91,7 @@ impl Ticket {
         }
     }
 
-    /// Where it is from.
+    /// The ring that the ticket belongs to.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> super::Origin {
         super::Origin::of_ring(&self.core)
@@ -119,8 +120,8 @@ impl Ticket {
         }
     }
 
-    /// Gives the output; nothing if the device failed and the rows are now being run by another, for which they wait until
-    /// `limit` has passed, and at most as long as any batch is waited for.
+    /// The output; `None` if the device failed and another device runs the rows now. The new submission waits for a
+    /// batch until `limit` has passed, and no longer than any acquire.
     fn settle_or_move(&mut self, waited: Result<(), Error>, limit: Duration) -> Result<Option<Output>, Error> {
         let settled = self.settle(waited);
         let (Err(Error::Fault { .. }), Some(again)) = (&settled, self.again.take()) else { return settled.map(Some) };
@@ -144,7 +145,8 @@ impl Ticket {
         self.settled = true;
         let checked = waited.and_then(|()| self.core.device.healthy());
         let mut state = lock(&self.core.state);
-        // Where rows can be run again, their staging is kept until this is known; what is, was before the fault.
+        // Where rows can run again, their staging is kept until the host knows the submission to be done; a submission
+        // known to be done was done before the fault.
         let was_done = self.again.is_some() && self.number < state.done;
         let checked = if was_done { Ok(()) } else { checked };
         if checked.is_ok() {

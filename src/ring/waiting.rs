@@ -1,4 +1,4 @@
-//! How host threads learn that the device is done.
+//! The ways in which host threads learn that the device is done.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,10 +46,10 @@ pub enum Waiting {
     Callback,
 }
 
-/// How often a sleeper that nothing but a fault may wake looks for one.
+/// The interval at which a sleeper that only a fault may wake looks for one.
 pub(super) const FAULT_CHECK: Duration = Duration::from_millis(100);
 
-/// Waits a moment between two looks of [`Waiting::Spin`]; now and then another thread gets the core.
+/// Pauses between two looks of [`Waiting::Spin`]; sometimes another thread gets the core.
 pub(super) fn pause(looks: &mut u32) {
     *looks = looks.wrapping_add(1);
     if looks.is_multiple_of(64) {
@@ -60,7 +60,7 @@ pub(super) fn pause(looks: &mut u32) {
 }
 
 impl Core {
-    /// Waits for a submission's own event, until `deadline` at the latest; whether it is done.
+    /// Waits for a submission's own event, until `deadline` at the latest; returns whether it is done.
     pub(super) fn await_done(&self, result: usize, number: u64, deadline: Option<Instant>) -> Result<bool, Error> {
         let waited = during(number, || match (self.spec.waiting, deadline) {
             (Waiting::Spin, _) => self.spin(&self.results[result].done, deadline),
@@ -71,7 +71,7 @@ impl Core {
         waited.map_err(|error| self.device.fault().unwrap_or(error))
     }
 
-    /// Waits for the upload of a submission, the last one of its staging.
+    /// Waits for the last upload of a staging buffer.
     pub(super) fn await_upload(&self, staging: usize) -> Result<(), Error> {
         let uploaded = &self.staging[staging].uploaded;
         match self.spec.waiting {
@@ -80,14 +80,14 @@ impl Core {
         }
     }
 
-    /// Whether that upload is done; never blocks.
+    /// Whether the last upload of a staging buffer is done; never blocks.
     pub(crate) fn is_uploaded(&self, staging: usize) -> Result<bool, Error> {
         self.staging[staging].uploaded.is_done()
     }
 
-    /// Whether the next upload would wait for nothing: neither for `last`, the staging of the one before, nor for a run
-    /// that reads its slot, nor for another thread that submits. Never blocks; an error is latched, and told by who waits
-    /// for a batch.
+    /// Whether the next upload would wait for nothing: not for the upload from `last`, the staging buffer before it,
+    /// not for a run that reads its slot, and not for another thread that submits. Never blocks. An error is latched,
+    /// and reported by the thread that waits for a batch.
     pub(crate) fn would_upload_at_once(&self, last: Option<usize>) -> bool {
         let Some(slot) = self.order.try_take().map(|order| order.next_slot) else { return false };
         let mut readers = self.runners.iter().filter(|runner| runner.reads_upload());
@@ -126,8 +126,8 @@ impl Core {
         }
     }
 
-    /// Waits for a submission, a while. Where threads sleep in the driver, which knows no limit, the completion thread
-    /// does that, and wakes this one.
+    /// Waits for a submission for up to `limit`; returns whether it is done. If threads sleep in the driver, which
+    /// knows no limit, the completion thread waits there and wakes this one.
     pub(super) fn await_for(self: &Arc<Self>, lent: Lent, number: u64, limit: Duration) -> Result<bool, Error> {
         let deadline = after(limit);
         if self.spec.waiting != Waiting::Block {
@@ -152,7 +152,7 @@ impl Core {
         done.map_err(|error| self.device.fault().unwrap_or(error))
     }
 
-    /// Has the completion thread wake somebody when a submission is done, or the device gone.
+    /// Makes the completion thread wake a thread or task when a submission is done, or the device has failed.
     pub(super) fn wake_when_done(self: &Arc<Self>, result: usize, wake: Wake) {
         let (watch, old) = lock(&self.state).set_wake(result, wake);
         drop(old); // a waker's drop is user code, so without the lock

@@ -120,7 +120,7 @@ impl BatcherBuilder {
         Ok(batcher)
     }
 
-    /// What the threads of a bucket's rows share.
+    /// The state that the threads for the rows of a bucket share.
     fn shared(&self, bucket: usize, identity: &Arc<()>) -> Result<Arc<Shared>, Error> {
         let RowBucket { sizes, input, .. } = self.core.bucket(bucket);
         let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
@@ -144,7 +144,7 @@ impl BatcherBuilder {
     }
 }
 
-/// Refuses more rows than there is memory for.
+/// An error if there is not enough memory for the rows.
 fn afford(core: &Core, rows: usize, row_pitch: usize) -> Result<(), Error> {
     let pitch = row_pitch as u64;
     core.device.afford(HOST_MEMORY, pitch.saturating_mul(rows as u64)).map_err(|error| match error {
@@ -156,7 +156,7 @@ fn afford(core: &Core, rows: usize, row_pitch: usize) -> Result<(), Error> {
     })
 }
 
-/// Decades: what may be added to any time.
+/// The longest delay: decades, which can be added to any time without overflow.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
 
 fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Error> {

@@ -40,19 +40,19 @@ impl Batcher {
 }
 
 impl Shared {
-    /// Accepts nothing more, and tells everybody.
+    /// Stops accepting rows, and wakes all threads.
     pub(super) fn stop(&self, how: Close) {
         self.told(|state, wakes| state.close(how, wakes));
         self.work.notify_all();
         self.room.notify_all();
     }
 
-    /// Waits until nothing is queued or in flight, up to `limit` after `start`.
+    /// Waits until no row is queued or in flight, until `limit` has passed since `start`.
     fn drained(&self, start: Instant, limit: Duration) -> Result<(), Error> {
         let submits = self.core.order.underway();
         let mut state = lock(&self.state);
         loop {
-            // An engine closed under the batcher has ended it as well: there is nothing left to wait for.
+            // If the engine was closed first, it has ended the batcher too: there is nothing left to wait for.
             match state.failure() {
                 Some(Error::Closed) if state.in_flight() == 0 => return Ok(()),
                 Some(Error::Closed) | None => {}

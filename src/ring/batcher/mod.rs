@@ -1,4 +1,4 @@
-//! Single rows from many threads become batches.
+//! The batcher: forms batches of single rows from many threads.
 //!
 //! A batcher has rows of page-locked memory of its own. A producer claims one, writes it, and commits it to the queue;
 //! there it waits until its batch closes. Nothing else about a row is fixed before that: the batch takes the rows that
@@ -88,34 +88,34 @@ use state::BatcherState;
 /// Rows with different dimensions, at different [sizes](crate::EngineBuilder::sizes) of the engine, do not share a
 /// batch: each set of free dimensions has its own memory, queue and threads.
 pub struct Batcher {
-    /// Of each of the ring's buckets.
+    /// The rows of each of the ring's buckets.
     shared: Vec<Arc<Shared>>,
 }
 
-/// What the batcher, its threads, rows and tickets share, for the rows of a bucket.
+/// The state that the batcher, its threads, rows and tickets share, for the rows of one bucket.
 struct Shared {
     core: Arc<Core>,
-    /// What its rows are.
+    /// The bucket of the rows.
     bucket: usize,
-    /// One for all buckets of a batcher.
+    /// Identifies the batcher; all its buckets share it.
     #[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "programs in C ask where a ticket is from"))]
     identity: Arc<()>,
     bounds: Bounds,
     when_full: WhenFull,
-    /// Page-locked rows.
+    /// The number of page-locked rows.
     places: usize,
-    /// The page-locked rows. Each is accessed by the one [`Row`] that claimed it, from commit to delivery by the
-    /// device alone. In an `Arc` so that it can be left to the device if need be.
+    /// The page-locked rows. Each is accessed only by the [`Row`] that claimed it, and from commit to delivery only by
+    /// the device. It is in an `Arc` so that it can be left to a failed device.
     rows: Arc<HostBuffer>,
     state: Mutex<BatcherState>,
-    /// Whoever sends a batch has it until the batch is among the flights or taken back, so that these are in the ring's
-    /// order.
+    /// Locked by a thread that sends a batch until the batch is in the flights or taken back, so that these have the
+    /// ring's order.
     sender: Mutex<Sender>,
-    /// Tells the batching thread of commits, of batches delivered, and of the end.
+    /// Wakes the batching thread for commits, delivered batches, and the end.
     work: Condvar,
-    /// Tells the delivering thread of batches submitted, and of the end.
+    /// Wakes the delivering thread for submitted batches, and the end.
     flown: Condvar,
-    /// Tells claimers of free rows, and of the end.
+    /// Wakes claiming threads for free rows, and the end.
     room: Condvar,
 }
 
@@ -165,7 +165,7 @@ impl Batcher {
         Request::new(&self.shared)
     }
 
-    /// The ports of a row; if there are several sizes, those of the first size.
+    /// The layout of a row; if there are several sizes, that of the first size.
     pub fn input(&self) -> &RowSpec {
         self.shared[0].input()
     }
@@ -180,13 +180,13 @@ impl Batcher {
         self.shared.iter().map(|shared| lock(&shared.state).queued()).sum()
     }
 
-    /// Where its tickets are from.
+    /// The batcher that its tickets belong to.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> super::Origin {
         super::Origin::of_batcher(&self.shared[0].core, &self.shared[0].identity)
     }
 
-    /// Takes no more rows, as if it was dropped.
+    /// Stops accepting rows, as if the batcher were dropped.
     pub(crate) fn stop(&self) {
         self.shared.iter().for_each(|shared| shared.stop(Close::Drain));
     }
@@ -200,7 +200,8 @@ impl Batcher {
 }
 
 impl Shared {
-    /// Takes a free row; waits for one as the options say, and not past `deadline`, or not at all.
+    /// Takes a free row. If there is none, waits for one as the options say, at most until `deadline`, or not at all if
+    /// `at_once`.
     fn claim(&self, priority: RowPriority, deadline: Option<Instant>, at_once: bool) -> Result<usize, Error> {
         let start = Instant::now();
         let limit = match self.when_full {
@@ -253,18 +254,18 @@ impl Shared {
 }
 
 impl Shared {
-    /// What its rows hold.
+    /// The layout of its rows.
     fn input(&self) -> &RowSpec {
         &self.core.bucket(self.bucket).input
     }
 
-    /// Takes up to `count` rows that are free.
+    /// Takes up to `count` free rows.
     fn claim_more(&self, priority: RowPriority, count: usize) -> Vec<usize> {
         let mut state = lock(&self.state);
         std::iter::from_fn(|| state.claim(priority)).take(count).collect()
     }
 
-    /// Tells the device's wrappers what becomes of a page-locked row.
+    /// Reports to the device's wrappers what is done with a page-locked row.
     fn note_row(&self, row: usize, note: impl FnOnce(Span) -> Note) {
         let pitch = self.input().row_pitch;
         self.core.device.note(note(self.rows.span_of(row * pitch, pitch)));
@@ -280,7 +281,8 @@ impl Drop for Batcher {
 impl Drop for Shared {
     fn drop(&mut self) {
         if lock(&self.state).in_flight() > 0 {
-            // Only after a fault or a bug: nothing proves that the device is done with the rows.
+            // This happens only after a fault or because of a bug: nothing proves that the device has stopped using the
+            // rows.
             std::mem::forget(self.rows.clone());
         }
     }

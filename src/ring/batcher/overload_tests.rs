@@ -1,5 +1,6 @@
-//! Many more clients than rows: every refusal is counted, what is accepted is answered once and with its own answer, and
-//! every row and credit comes home. What the device does for it meanwhile is in `tests/simulate.rs`.
+//! Tests with many more clients than rows: every refusal is counted, every accepted row is answered once with its own
+//! answer, and every row and credit is free in the end. `tests/simulate.rs` tests how well the device is used
+//! meanwhile.
 
 use std::ops::AddAssign;
 use std::sync::Barrier;
@@ -10,13 +11,13 @@ use super::tests::{all_credits_return, answer, batcher, ring};
 use super::*;
 
 const CLIENTS: usize = 256;
-/// Requests of each client, of one to three rows.
+/// The number of requests of each client, each of one to three rows.
 const REQUESTS: usize = 20;
-/// Far fewer than clients.
+/// The number of the batcher's rows: far fewer than clients.
 const ROWS: usize = 24;
 const RESULTS: usize = 64;
 
-/// What became of rows.
+/// Counts of the answers to rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Told {
     asked: u64,
@@ -36,7 +37,7 @@ impl AddAssign for Told {
     }
 }
 
-/// One request: in turn with deadlines, with high priority, and given up.
+/// Makes one request; in turn they have deadlines, have high priority, and are given up.
 fn request(batcher: &Batcher, client: usize, turn: usize) -> Told {
     let (rows, number) = (1 + (client + turn) % 3, (client + 7 * turn) as u8);
     let mut request = batcher.request();
@@ -68,7 +69,7 @@ fn request(batcher: &Batcher, client: usize, turn: usize) -> Told {
 fn a_crowd_of_clients_is_answered_or_refused_and_all_of_it_counted() {
     let (core, held) = ring(RESULTS);
     let batcher = batcher(&core, Duration::from_millis(1)).rows(ROWS).when_full(WhenFull::Reject).build().unwrap();
-    // The device takes nothing before every row is.
+    // The device gets no batch before all rows are taken.
     let taken = (0..ROWS).map(|_| batcher.row().unwrap()).collect::<Vec<_>>();
     let (start, told) = (Barrier::new(CLIENTS + 1), Mutex::new(Told::default()));
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! When the device will be free, and how many rows are worth a batch: learnt from the batches that were sent, as plain
-//! data.
+//! Predicts when the device will be free, and how many rows a batch should have. It learns from the batches that were
+//! sent, and is plain data.
 
 mod estimate;
 mod returns;
@@ -16,65 +16,68 @@ use size::Size;
 
 /// The times of a batcher's own batches, by batch size.
 ///
-/// Each compute stream is a queue, and batches take them in turn: a run begins when its rows are uploaded and the run before
-/// it on its stream is over. Every run is measured, apart if another was beside it for most of its time, and the upload of
-/// one batch in some of a size.
+/// Each compute stream is a queue, and batches take the streams in turn: a run begins when its rows are uploaded and
+/// the previous run on its stream is over. Every run is measured; runs with another one beside them for most of their
+/// time are counted separately. The upload of only one in some batches of a size is measured.
 ///
-/// With rows that are queued, in flight, or expected back from clients that were just answered, the batcher has so many rows
-/// to do in a round. They go in batches of at most a share, so that one is computed while the clients of another come back.
-/// A batch leaves for a free stream unless rows that are expected make the round shorter by more than it costs to wait for
-/// them.
+/// The rows of a round are the rows that are queued, in flight, or expected from clients that were just answered. They
+/// go in batches of at most a share of the round, so that one is computed while the clients of another come back. A
+/// batch leaves for a free stream unless expected rows shorten the round by more than the wait for them costs.
 pub(super) struct Pace {
-    /// Ascending.
+    /// The sizes, ascending.
     sizes: Vec<Size>,
-    /// Compute streams.
+    /// The number of compute streams.
     streams: usize,
-    /// Oldest first.
+    /// The batches in flight, oldest first.
     flights: VecDeque<Flight>,
-    /// When the batches before the oldest were done, and their sizes: as many as there are streams, the oldest first.
+    /// The times at which the batches before the oldest flight were done, with their sizes: one for each compute
+    /// stream, oldest first.
     done: VecDeque<(Instant, usize)>,
     returns: Returns,
-    /// How long clients are away between their rows, and how long the runs take that answered them.
+    /// The time that clients take between an answer and their next row, and the time of the runs that answered them.
     away: [Estimate; 2],
-    /// How long after its time the batching thread wakes.
+    /// How late the batching thread wakes.
     oversleeps: Estimate,
 }
 
-/// A run that is heard of so soon after another, as a part of its time, may have been over before: answers are in order.
+/// If the end of a run is seen less than this part of its time after the end of the previous one, the run may have
+/// ended earlier, because answers come in order.
 const TOGETHER: u32 = 16;
 
-/// How long before a batch may be done it is looked for, and how long at most: longer than timers are late and runs differ.
+/// How long before a batch may be done the polling for it begins, and how long it lasts: more than the lateness of
+/// timers and the spread of runs.
 const EARLY: Duration = Duration::from_micros(40);
 const LOOK_OUT: Duration = Duration::from_micros(100);
-/// A batch that may be done later than this is not looked for: an answer that is late by a thread's waking is not late then.
+/// If a batch will be done later than this, it is not polled for: the time to wake a thread matters little then.
 const LONG: Duration = Duration::from_millis(5);
 
 /// A batch that was sent and is not done.
 struct Flight {
     size: usize,
     rows: usize,
-    /// Whether it is computed when the batches before it are.
+    /// Whether its run waits for the previous run, even on another stream.
     in_turn: bool,
     sent: Instant,
-    /// When its rows are expected on the device.
+    /// The time at which its rows are expected on the device.
     uploaded: Instant,
-    /// When its run begins and ends, at the earliest; nothing where a run before it is not known, or its own.
+    /// The earliest times at which its run begins and ends; `None` if it is not known how long this run or an earlier
+    /// one takes.
     begins: Option<Instant>,
     ends: Option<Instant>,
-    /// Whether it was done before it was looked for, so that nobody knows when.
+    /// Whether it was done before the polling for it began, so that the time of its end is not known.
     was_early: bool,
 }
 
-/// What is to be done with a batch.
+/// Decisions on a batch that is sent.
 pub(crate) struct Sent {
-    /// Whether its upload is to be measured.
+    /// Whether its upload should be measured.
     pub is_measured: bool,
-    /// Whether it is to be computed when the batches before it are.
+    /// Whether its run should wait for the previous run.
     pub in_turn: bool,
 }
 
 impl Pace {
-    /// Of batch sizes, ascending, and compute streams.
+    /// A pace for these batch sizes, ascending, and this number of compute streams.
     pub fn new(sizes: &[usize], streams: usize) -> Self {
         Self {
             sizes: sizes.iter().map(|&rows| Size::new(rows)).collect(),
@@ -87,8 +90,8 @@ impl Pace {
         }
     }
 
-    /// Batches in flight behind which a batch that is not full does not queue: one is computed on each stream and one is
-    /// uploaded. What queues longer can as well gather.
+    /// The number of batches in flight behind which a batch that is not full does not queue: one is computed on each
+    /// stream, and one is uploaded. A batch that would queue longer can gather more rows instead.
     pub fn ahead(&self) -> usize {
         self.streams + 1
     }
@@ -98,12 +101,12 @@ impl Pace {
         self.sizes.partition_point(|size| size.rows < rows).min(self.sizes.len() - 1)
     }
 
-    /// Rows that a batch of `rows` may grow to without taking longer.
+    /// The number of rows that a batch of `rows` may grow to without taking longer.
     pub fn room_of(&self, rows: usize) -> usize {
         self.sizes[self.size_of(rows)].rows
     }
 
-    /// A row was committed.
+    /// Records that a row was committed.
     pub fn came(&mut self, now: Instant) {
         let Some((size, took)) = self.returns.came(now) else { return };
         if let Some(run) = self.sizes[size].alone.mean() {
@@ -111,7 +114,7 @@ impl Pace {
         }
     }
 
-    /// A batch of `rows` was sent.
+    /// Records that a batch of `rows` is sent.
     pub fn sent(&mut self, rows: usize, now: Instant) -> Sent {
         let size = self.size_of(rows);
         let in_turn = !self.gains_side_by_side(size);
@@ -131,12 +134,12 @@ impl Pace {
         Sent { is_measured: self.sizes[size].sent(), in_turn }
     }
 
-    /// Whether the upload of the next batch of so many rows is to be measured.
+    /// Whether the upload of the next batch of `rows` should be measured.
     pub fn measures(&self, rows: usize) -> bool {
         self.sizes[self.size_of(rows)].measures()
     }
 
-    /// The upload of the batch of `rows` sent last, which waited for no other, took so long.
+    /// Records the time of the upload of the last batch sent, of `rows` rows, which waited for no other upload.
     pub fn uploaded(&mut self, rows: usize, took: Duration) {
         let size = self.size_of(rows);
         self.sizes[size].uploaded(rows, took);
@@ -146,18 +149,18 @@ impl Pace {
         self.foresee();
     }
 
-    /// The batch that was sent last never reached the device: nothing is learnt of it.
+    /// Removes the batch that was sent last, because it never reached the device; nothing is learnt from it.
     pub fn taken_back(&mut self) {
         self.flights.pop_back();
         self.foresee();
     }
 
-    /// Batches that were sent, and are neither done nor taken back.
+    /// The number of batches that were sent, and are neither done nor taken back.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// The oldest batch is done.
+    /// Records that the oldest batch is done.
     pub fn done(&mut self, now: Instant) {
         let Some(flight) = self.flights.pop_front() else { return };
         let before = self.done.back().copied();
@@ -173,8 +176,8 @@ impl Pace {
         }
     }
 
-    /// Learns from a run, which is over `now`, what it takes. It was alone once the run before it was over, and until the one
-    /// after it began.
+    /// Learns the time of a run, which is over `now`. It was alone after the end of the run before it and until the
+    /// beginning of the run after it.
     fn measure(&mut self, flight: &Flight, before: Option<(Instant, usize)>, now: Instant) {
         let Some(begin) = flight.begins else { return };
         if flight.uploaded > now {
@@ -196,13 +199,13 @@ impl Pace {
         self.sizes[flight.size].took(took, alone.min(took), is_alike(before) && is_alike(next));
     }
 
-    /// The batching thread woke so long after the time that it was to wake at.
+    /// Records how late the batching thread woke.
     pub fn overslept(&mut self, by: Duration) {
         self.oversleeps.add(by);
     }
 
-    /// When the batching thread has to wake so that a batch of `rows` is on the device when the device is free, or, if that
-    /// pays, when a compute stream is: `now` if that is past, or not known.
+    /// The time at which the batching thread has to wake so that a batch of `rows` is on the device when the device is
+    /// free, or, if that pays, when a compute stream is free. It is `now` if the time is past or not known.
     pub fn leaves_at(&self, rows: usize, now: Instant) -> Instant {
         let idle = self.idle_at(rows, now);
         match self.pays_beside(rows, now) {
@@ -211,11 +214,11 @@ impl Pace {
         }
     }
 
-    /// When to send `rows` so that they are on the device when it is free. The device may be free early, and upload and
-    /// thread late, by as much as is usual.
+    /// The time at which to send `rows` so that they are on the device when it is free. It allows for a device that is
+    /// free early, and for an upload and a thread that are late, by as much as is usual.
     ///
-    /// A thread that overslept by more than half a run is not trusted to do so again: a wait has to be left, or nothing
-    /// would be learnt of the next.
+    /// If the thread usually oversleeps by more than half a run, half a run is assumed: some wait must remain, or
+    /// nothing would be learnt from the next one.
     fn idle_at(&self, rows: usize, now: Instant) -> Instant {
         let leaves = self.flights.back().and_then(|last| {
             let free = self.flights.iter().map(|flight| flight.ends).reduce(|a, b| Some(a?.max(b?)))??;
@@ -225,11 +228,11 @@ impl Pace {
         leaves.map_or(now, |leaves| leaves.max(now))
     }
 
-    /// Whether a batch of `rows` pays beside those in flight on a free stream.
+    /// Whether it pays to compute a batch of `rows` on a free stream beside those in flight.
     ///
-    /// Of clients that do not come back soon, nothing is known of the next rows. Then it has to be as large as the others,
-    /// which it slows down, and either fill its size or be twice as large; what is smaller is computed at a better rate
-    /// together with what comes meanwhile.
+    /// If clients do not come back soon, the next rows are not known. Then the batch must be as large as the others,
+    /// which it slows down, and either fill its size or be twice as large. A smaller batch is computed at a better rate
+    /// together with the rows that come meanwhile.
     fn pays_beside(&self, rows: usize, now: Instant) -> bool {
         let rows = self.worth(rows, now);
         let others = self.flights.iter().map(|flight| flight.rows).max().unwrap_or(0);
@@ -239,27 +242,27 @@ impl Pace {
             && (self.comes_back() || is_large)
     }
 
-    /// Whether a compute stream is free for a batch that leaves now, and no client is expected who could be back with a row
-    /// for it before a thread has woken to send it.
+    /// Whether a compute stream is free for a batch that leaves now, and no expected client could come back with a row
+    /// for it before a woken thread could send it.
     pub fn waits_for_nobody(&self, now: Instant) -> bool {
         self.flights.len() < self.streams && self.returns.due(now).next().is_none()
     }
 
-    /// Whether batches of a size gain beside those that are in flight.
+    /// Whether batches of a size gain by running beside those in flight.
     fn gains_side_by_side(&self, size: usize) -> bool {
         let mut all = self.flights.iter().map(|flight| flight.size).chain([size]);
         self.streams > 1 && all.all(|size| self.sizes[size].gains_side_by_side())
     }
 
-    /// Whether clients come back with their next rows before another run like the one that answered them would be over.
+    /// Whether clients usually come back with their next rows in less time than the run that answered them takes.
     fn comes_back(&self) -> bool {
         let [away, run] = self.away.map(|estimate| estimate.mean());
         away.zip(run).is_some_and(|(away, run)| away < run)
     }
 
-    /// Until when `rows` wait for others that are expected: nothing if what they shorten the round by is not more than what
-    /// is usually lost meanwhile, while a stream is free that would gain beside those in flight. Clients that are later than
-    /// usual may be back at any moment, and are waited for as long as few are later.
+    /// The time until which `rows` wait for other expected rows. `None` if these shorten the round by no more than is
+    /// usually lost while a stream is free that would gain beside those in flight. Clients that are later than usual
+    /// may come back at any moment, and are waited for until few are later.
     fn awaits(&self, rows: usize, now: Instant) -> Option<Instant> {
         let round = self.round(rows, now)?;
         let takes = self.round_takes(rows, &round)?;
@@ -274,14 +277,14 @@ impl Pace {
         waits.next()
     }
 
-    /// How many of `queued` rows, at most a full batch, are worth a batch now: those of a share that are answered at the
-    /// highest rate.
+    /// The number of `queued` rows, at most a full batch, that a batch should have now: as many of a share as are
+    /// answered at the highest rate.
     pub fn worth(&self, queued: usize, now: Instant) -> usize {
         self.fastest(self.round(queued, now).map_or(queued, |round| round.share.min(queued)))
     }
 
-    /// How many of so many rows are answered at the highest rate. A batch that holds a row more than a size takes as long as
-    /// the next size, so that leaving this row to the next batch may answer more rows a second.
+    /// The number of rows, at most `most`, that are answered at the highest rate. A batch with one row more than a size
+    /// takes as long as the next size, so that leaving this row to the next batch may answer more rows per second.
     fn fastest(&self, most: usize) -> usize {
         let rate = |rows| Some(rows as f64 / self.takes(rows)?.as_secs_f64().max(1e-9));
         let counts = self.sizes.iter().map(|size| size.rows).take_while(|&rows| rows < most).chain([most]);
@@ -289,13 +292,13 @@ impl Pace {
         best.map_or(most, |best| best.1)
     }
 
-    /// What a round takes, one batch after the other, if of `queued` rows a batch leaves now.
+    /// The time of a round, one batch after the other, if a batch of the `queued` rows leaves now.
     fn round_takes(&self, queued: usize, round: &Round) -> Option<Duration> {
         let rows = self.fastest(queued.min(round.share));
         Some(self.takes(rows)? + self.takes_in_shares(round.rows - rows, round.share)?)
     }
 
-    /// The rows that there are to do, `queued` among them, if clients come back.
+    /// The round: all rows to compute, with the `queued` ones; `None` if clients do not come back soon.
     fn round(&self, queued: usize, now: Instant) -> Option<Round> {
         if self.flights.is_empty() || !self.comes_back() {
             return None;
@@ -305,13 +308,14 @@ impl Pace {
         Some(Round { rows, share: self.room_of(rows.div_ceil(self.streams.max(2))) })
     }
 
-    /// What so many rows take alone in batches of a share each.
+    /// The time of `rows` rows, alone, in batches of `share` each.
     fn takes_in_shares(&self, rows: usize, share: usize) -> Option<Duration> {
         let rest = if rows.is_multiple_of(share) { Duration::ZERO } else { self.takes(rows % share)? };
         Some(self.takes(share)? * (rows / share) as u32 + rest)
     }
 
-    /// What a batch of so many rows takes alone; of a size that was not seen, what lies between its neighbours.
+    /// The time of a batch of `rows`, alone; for a size without measurements, it is interpolated between its
+    /// neighbours.
     fn takes(&self, rows: usize) -> Option<Duration> {
         let index = self.size_of(rows);
         let seen = |size: &Size| Some((size.rows as f64, size.alone.mean()?));
@@ -327,7 +331,7 @@ impl Pace {
         }
     }
 
-    /// Says of all flights when they begin and end, at the earliest.
+    /// Computes for all flights the earliest times at which they begin and end.
     fn foresee(&mut self) {
         for index in 0..self.flights.len() {
             let begins = self.begins(index);
@@ -337,7 +341,7 @@ impl Pace {
         }
     }
 
-    /// When a run begins, if that of those before it is known.
+    /// The time at which a run begins, if the ends of the runs before it are known.
     fn begins(&self, index: usize) -> Option<Instant> {
         let flight = &self.flights[index];
         let distance = if flight.in_turn { 1 } else { self.streams };
@@ -348,7 +352,8 @@ impl Pace {
         Some(free.map_or(flight.uploaded, |free| free.max(flight.uploaded)))
     }
 
-    /// When a run ends that begins then and takes so long alone: it is slower while another is beside it.
+    /// The time at which a run ends that begins at `begins` and takes `run` alone: it is slower while another run is
+    /// beside it.
     fn ends(&self, index: usize, begins: Instant, run: Duration) -> Instant {
         let speed = self.sizes[self.flights[index].size].speed_beside();
         let before = match index.checked_sub(1) {
@@ -365,8 +370,8 @@ impl Pace {
         }
     }
 
-    /// Between which moments the oldest batch is looked for: from a little before it is done, if not earlier than any of its
-    /// size lately; nothing where that is not known, or long after `now`.
+    /// The times between which the oldest batch is polled for. They begin a little before it is done, if no recent
+    /// batch of its size was faster. `None` if this is not known, or long after `now`.
     pub fn looks_out(&self, now: Instant) -> Option<[Instant; 2]> {
         let first = self.flights.front()?;
         let soonest = self.ends(0, first.begins?, self.sizes[first.size].soonest?);
@@ -374,23 +379,23 @@ impl Pace {
         (from <= now + LONG).then_some([from, from + LOOK_OUT])
     }
 
-    /// The oldest batch was done before it was looked for. The next one of its size is not looked for, so that it is known
-    /// again what one takes.
+    /// Records that the oldest batch was done before the polling for it began. The next batch of its size is not polled
+    /// for, so that the time of this size is measured again.
     pub fn was_early(&mut self) {
         if let Some(first) = self.flights.front_mut() {
             first.was_early = true;
         }
     }
 
-    /// What the upload of so many rows takes.
+    /// The time of the upload of `rows` rows.
     fn upload(&self, rows: usize, of: fn(&Estimate) -> Option<Duration>) -> Duration {
         self.sizes[self.size_of(rows)].upload(rows, of)
     }
 }
 
-/// Rows that there are to do.
+/// All rows to compute in a round.
 struct Round {
     rows: usize,
-    /// The most in a batch.
+    /// The most rows of one batch.
     share: usize,
 }

@@ -1,26 +1,26 @@
-//! Which page-locked rows are free.
+//! The set of free page-locked rows.
 
-/// A set of free places, taken round and round in ascending order: what is claimed in a row lies in a row, as far as it
-/// is free, however mixed the order in which places came back. Neighbours go up in one copy.
+/// A set of free places, taken in ascending order, again and again. So rows that are claimed one after the other lie
+/// side by side as far as places are free, in whichever order places came back. One copy uploads all neighbours.
 pub(super) struct Places {
-    /// A bit for each place: free.
+    /// A bit for each place, set if the place is free.
     words: Vec<u64>,
     free: usize,
-    /// The search begins here.
+    /// The place at which the search begins.
     next: usize,
 }
 
 const BITS: usize = u64::BITS as usize;
 
 impl Places {
-    /// All of `count` free.
+    /// A set of `count` free places.
     pub fn new(count: usize) -> Self {
         let mut places = Self { words: vec![0; count.div_ceil(BITS)], free: 0, next: 0 };
         (0..count).for_each(|place| places.give(place));
         places
     }
 
-    /// Takes the first free place behind the one taken last.
+    /// Takes the first free place after the last one taken.
     pub fn take(&mut self) -> Option<usize> {
         if self.free == 0 {
             return None;
@@ -38,7 +38,7 @@ impl Places {
         Some(place)
     }
 
-    /// Makes `place` free.
+    /// Frees `place`.
     pub fn give(&mut self, place: usize) {
         let bit = 1 << (place % BITS);
         debug_assert_eq!(self.words[place / BITS] & bit, 0, "place {place} was free");
@@ -46,7 +46,7 @@ impl Places {
         self.free += 1;
     }
 
-    /// Makes `place` free that nothing was put in: if it was taken last, it is the next again.
+    /// Frees `place`, which was not used: if it was taken last, it is the next one again.
     pub fn unused(&mut self, place: usize) {
         self.give(place);
         if self.next == place + 1 {

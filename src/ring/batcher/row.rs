@@ -1,4 +1,4 @@
-//! A row being written, and what can be said of a row before it is submitted.
+//! Rows that are being written, and the options of a row before it is submitted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ use crate::tensor::{Element, PortKey, RowSpec, Size};
 /// It is `Send`, so another thread than the one that claimed it can write it.
 pub struct Row {
     shared: Arc<Shared>,
-    /// Its page-locked row; nothing once committed.
+    /// The index of its page-locked row; `None` once committed.
     row: Option<usize>,
     priority: RowPriority,
     deadline: Deadline,
@@ -95,18 +95,18 @@ impl Row {
         shared.input().port(port)?.write(self.bytes_mut(), elems)
     }
 
-    /// Where it is among the page-locked rows.
+    /// The index of its page-locked row.
     fn place(&self) -> usize {
         self.row.expect("held until submitted or dropped")
     }
 
-    /// Copies one row's bytes into it.
+    /// Copies the bytes of one row into it.
     fn fill(&mut self, pixels: &[u8]) {
         let shared = self.shared.clone();
         shared.core.device.fill(self.bytes_mut(), pixels);
     }
 
-    /// The ports of the row.
+    /// The layout of the row.
     pub fn spec(&self) -> &RowSpec {
         self.shared.input()
     }
@@ -138,7 +138,7 @@ impl Row {
 }
 
 impl Shared {
-    /// Commits rows to the queue, in order, under one lock; one that is refused gives itself back when it is dropped.
+    /// Commits rows to the queue, in order, under one lock. A row that is refused is freed when it is dropped.
     fn submit(self: &Arc<Self>, rows: &mut [Row], mut answer: impl FnMut(Result<RowTicket, Error>)) {
         let (healthy, now) = (self.core.device.healthy(), Instant::now());
         for row in rows.iter() {
@@ -164,7 +164,7 @@ impl Shared {
 }
 
 impl Deadline {
-    /// The moment, for a row that is submitted at `now`.
+    /// The time of the deadline, for a row that is submitted at `now`.
     fn at(self, now: Instant) -> Option<Instant> {
         match self {
             Self::None => None,
@@ -202,9 +202,9 @@ impl std::fmt::Debug for Row {
 #[derive(Clone, Copy)]
 #[must_use = "a request does nothing before `submit` or `row`"]
 pub struct Request<'a> {
-    /// Of each of the ring's buckets.
+    /// The state for each of the ring's buckets.
     all: &'a [Arc<Shared>],
-    /// That of its rows.
+    /// The state for the bucket of its rows.
     shared: &'a Arc<Shared>,
     priority: RowPriority,
     deadline: Option<Duration>,
@@ -248,13 +248,13 @@ impl<'a> Request<'a> {
         Ok(self)
     }
 
-    /// What its rows hold.
+    /// The layout of its rows.
     #[cfg(feature = "ffi")]
     pub(crate) fn input(self) -> &'a RowSpec {
         self.shared.input()
     }
 
-    /// Waits for no free row, whatever the batcher does else: [`Error::Timeout`].
+    /// Makes it fail with [`Error::Timeout`] instead of waiting for a free row, whatever `WhenFull` says.
     #[cfg(feature = "ffi")]
     pub(crate) fn at_once(mut self) -> Self {
         self.at_once = true;
@@ -287,7 +287,8 @@ impl<'a> Request<'a> {
         answers
     }
 
-    /// Submits the first of `rows` that have a place without waiting, at least one, at most a batch: `first` is its place.
+    /// Submits those of the first `rows` that have a free place now, at least one and at most a batch. `first` is the
+    /// place of the first.
     fn submit_some(self, first: Row, rows: &[&[u8]], answers: &mut Vec<Result<RowTicket, Error>>) {
         let most = rows.len().min(self.shared.bounds.full);
         let count = rows[..most].iter().take_while(|pixels| self.admits(pixels).is_ok()).count();
@@ -299,7 +300,7 @@ impl<'a> Request<'a> {
         self.shared.submit(&mut lent, |answer| answers.push(answer));
     }
 
-    /// Whether `pixels` are one row.
+    /// Checks that `pixels` are one row.
     fn admits(self, pixels: &[u8]) -> Result<(), Error> {
         let expected = self.shared.input().row_bytes;
         if pixels.len() != expected {
@@ -317,7 +318,7 @@ impl<'a> Request<'a> {
         self.row_until(self.until())
     }
 
-    /// The moment of the deadline, if it starts now.
+    /// The time of the deadline, counted from now.
     fn until(self) -> Option<Instant> {
         self.deadline.and_then(|time| Instant::now().checked_add(time))
     }

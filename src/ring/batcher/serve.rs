@@ -1,4 +1,4 @@
-//! Sending batches to the ring, and delivering their results.
+//! Sends batches to the ring, and delivers their results.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,32 +15,32 @@ use crate::ring::{Batch, Ticket, Waiting};
 use crate::sync::thread::Thread;
 use crate::sync::{MutexGuard, be_punctual, lock, thread, wait, wait_until};
 
-/// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
+/// The longest wait for the ring's credits before the batching thread looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
-/// Pauses between two looks at the queue.
+/// The number of pauses between two looks at the queue.
 const LOOKS: u32 = 32;
 
-/// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
+/// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue is empty, or after a fault.
 pub(super) fn batch(shared: &Shared) {
     be_punctual();
     shared.or_fail("the batching thread panicked", || batch_until_closed(shared));
-    // What a thread that commits is sending is among the flights then, and no other follows.
+    // With the sender's lock held, a batch that another thread is sending is in the flights, and no other follows.
     let sending = lock(&shared.sender);
     lock(&shared.state).ended = true;
     drop(sending);
     shared.flown.notify_all();
 }
 
-/// What whoever sends batches has at hand.
+/// The memory of threads that send batches.
 #[derive(Default)]
 pub(super) struct Sender {
-    /// Runs of neighbours among the rows of a batch.
+    /// The runs of neighbours among the rows of a batch.
     runs: Vec<Range<usize>>,
-    /// The staging of the batch before, whose upload may be under way.
+    /// The staging of the previous batch, whose upload may still run.
     last_upload: Option<usize>,
 }
 
-/// Whether a sender waits for an upload that is to be measured.
+/// Whether a sender waits for uploads that should be measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Measure {
     Uploads,
@@ -58,11 +58,11 @@ fn batch_until_closed(shared: &Shared) {
     }
 }
 
-/// The thread `trefoil-rows-N`. It ends after the other one, when everything in flight is delivered.
+/// The thread `trefoil-rows-N`. It ends after the batching thread, when all batches in flight are delivered.
 pub(super) fn deliver(shared: &Shared) {
     be_punctual();
     shared.or_fail("the delivering thread panicked", || deliver_until_closed(shared));
-    // A row is still waited for only if a thread panicked while it held the row.
+    // A row is still waited for only if a thread panicked while it handled the row.
     shared.told(|state, wakes| {
         if let Some(error) = state.failure().cloned() {
             state.lose_all(&error, wakes);
@@ -84,7 +84,7 @@ fn deliver_until_closed(shared: &Shared) {
                 shared.room.notify_all();
             }
             Err(Error::Closed) => {
-                // The engine was closed: the device has finished the batch, but nobody is to have it.
+                // The engine was closed: the device has finished the batch, but its result is not handed out.
                 flight.rows.iter().for_each(|row| shared.note_row(row.row, Note::Freed));
                 shared.told(|state, wakes| state.land(flight.rows, Instant::now(), wakes));
                 shared.fail(&Error::Closed);
@@ -98,7 +98,7 @@ fn deliver_until_closed(shared: &Shared) {
 }
 
 impl Shared {
-    /// Sleeps until a batch leaves, answering what expires meanwhile; false at the end.
+    /// Sleeps until a batch should leave, and answers rows that expire meanwhile; returns false at the end.
     fn wait_for_batch(&self) -> bool {
         let mut wakes = Vec::new();
         let mut state = lock(&self.state);
@@ -133,8 +133,8 @@ impl Shared {
         }
     }
 
-    /// Sends the batch that leaves, if no other thread has sent it. `without_credit` is since when the ring had no credit for
-    /// it. An error is what all rows are to be answered with.
+    /// Sends the next batch, unless another thread has sent it. `without_credit` is the time since which the ring has
+    /// had no credit for it. An error is the answer for all rows.
     fn send_next(&self, without_credit: &mut Option<Instant>, wakes: &mut Vec<Wake>) -> Result<(), Error> {
         let mut sender = lock(&self.sender);
         if !self.leaves() {
@@ -159,9 +159,9 @@ impl Shared {
         }
     }
 
-    /// Sends a batch for a commit with which it leaves at once; whether it was sent, and nothing is left for the batching
-    /// thread to look at. If another thread sends, or the ring has no credits, that is the batching thread's to wait for; a
-    /// submission of another thread that is under way is waited for, as by any submission.
+    /// Sends a batch that leaves at once with a commit. Returns whether it was sent and no row is left for the batching
+    /// thread. If another thread sends, or the ring has no credits, the batching thread waits instead. The call waits
+    /// for a submission of another thread, as any submission does.
     pub(super) fn send_at_once(&self) -> bool {
         let Ok(mut sender) = self.sender.try_lock() else { return false };
         if !self.leaves() {
@@ -180,20 +180,21 @@ impl Shared {
         lock(&self.state).queued() == 0
     }
 
-    /// Whether a batch leaves now. Who has the sender and is told so has rows to send, unless they expire or are refused.
+    /// Whether a batch leaves now. The thread that holds the sender then has rows to send, unless they expire or are
+    /// refused.
     fn leaves(&self) -> bool {
         lock(&self.state).next(&self.bounds, Instant::now()) == Next::Leave
     }
 
-    /// Runs what panics only by a bug, and then answers everything queued with that.
+    /// Runs code that panics only because of a bug; after a panic all queued rows are answered with that error.
     fn or_fail(&self, what: &str, run: impl FnOnce()) {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             self.fail(&Error::Internal { what: what.into() });
         }
     }
 
-    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out. Wakers
-    /// are called when the sender is free again. An error is what all rows are to be answered with.
+    /// Fills `batch` from the queue and submits it. Rows that expired during the wait for credits are left out. The
+    /// caller calls the wakers when the sender is free again. An error is the answer for all rows.
     fn send(&self, batch: Batch, sender: &mut Sender, measure: Measure, wakes: &mut Vec<Wake>) -> Result<(), Error> {
         let mut batch = batch.in_bucket(self.bucket);
         let Sender { runs, last_upload } = sender;
@@ -243,16 +244,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for the upload of the batch that was just submitted, and notes what it took. The next upload would queue
-    /// behind it, so that nothing is delayed by the wait but what is decided meanwhile.
+    /// Waits for the upload of the batch that was just submitted, and records its time. The next upload would queue
+    /// behind it, so that the wait only delays decisions.
     fn measure_upload(&self, staging: usize, rows: usize, sent: Instant) {
-        // A fault is latched, and told by who waits for the batch.
+        // A fault is latched, and the thread that waits for the batch reports it.
         if self.core.await_upload(staging).is_ok() {
             lock(&self.state).uploaded(rows, sent.elapsed());
         }
     }
 
-    /// Answers one batch's rows with `error`: the ring had no credit for as long as anybody would wait.
+    /// Answers the rows of one batch with `error`, because the ring had no credit within the engine's limit.
     fn refuse_batch(&self, error: &Error, wakes: &mut Vec<Wake>) {
         self.change(wakes, |state, wakes| {
             let count = state.queued().min(self.bounds.full);
@@ -275,8 +276,9 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the oldest batch may be done, then looks a moment whether it is: a thread that sleeps in the driver
-    /// wakes late. Where nothing is known of such a batch, or it is done much later, the driver is left to wait for it.
+    /// Sleeps until the oldest batch may be done, then polls for it for a moment: a thread that sleeps in the driver
+    /// wakes late. If nothing is known of such a batch, or it is done much later, the caller waits in the driver
+    /// instead.
     fn look_out(&self, ticket: &Ticket) {
         let is_under_way = || matches!(ticket.is_ready(), Ok(false));
         if cfg!(shuttle) || self.core.spec.waiting != Waiting::Block {
@@ -307,14 +309,14 @@ impl Shared {
         lock(&self.state).next_asleep()
     }
 
-    /// Answers everything queued, and everything after it, with `error`.
+    /// Answers all queued rows, and all later ones, with `error`.
     fn fail(&self, error: &Error) {
         self.told(|state, wakes| state.fail(error, wakes));
         self.work.notify_all();
         self.room.notify_all();
     }
 
-    /// Changes the books, then wakes the threads that this concerns, without the lock; `wakes` are the caller's to call.
+    /// Changes the books, then wakes the threads that the change concerns, without the lock. The caller calls `wakes`.
     fn change<T>(
         &self,
         wakes: &mut Vec<Wake>,
@@ -327,7 +329,7 @@ impl Shared {
         changed
     }
 
-    /// Changes the books, then wakes whom that concerns, without the lock.
+    /// Changes the books, then wakes all threads and tasks that the change concerns, without the lock.
     fn told_with<T>(
         &self,
         wakes: &mut Vec<Wake>,
@@ -338,19 +340,19 @@ impl Shared {
         changed
     }
 
-    /// The same where nobody, or a few, are to be woken.
+    /// Changes the books like `told_with`, for changes that wake few or none.
     pub(super) fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T) -> T {
         self.told_with(&mut Vec::new(), change)
     }
 }
 
-/// Waits a moment between two looks at the queue of [`Waiting::Spin`], so that those who commit get the lock.
+/// Pauses between two looks at the queue with [`Waiting::Spin`], so that threads that commit get the lock.
 fn spin() {
     let mut looks = 0;
     (0..LOOKS).for_each(|_| pause(&mut looks));
 }
 
-/// Runs of neighbours among rows sorted by place.
+/// Finds the runs of neighbours among rows sorted by place.
 fn runs_of(rows: &[Queued], runs: &mut Vec<Range<usize>>) {
     runs.clear();
     for queued in rows {
@@ -361,7 +363,7 @@ fn runs_of(rows: &[Queued], runs: &mut Vec<Range<usize>>) {
     }
 }
 
-/// Wakers are user code: one that panics is reported and harms nobody else.
+/// Calls wakers, which are user code: a panic is logged and affects no other waker.
 fn wake(wakes: &mut Vec<Wake>) {
     for wake in wakes.drain(..) {
         let woken = catch_unwind(AssertUnwindSafe(|| match wake {

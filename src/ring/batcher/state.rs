@@ -1,5 +1,5 @@
-//! The batcher's books as plain data: which page-locked row is whose, what is queued, and who waits for an answer.
-//! Every change is one method, under one lock; what it leaves to be woken is woken after the lock is gone.
+//! The batcher's books as plain data: the owner of each page-locked row, the queue, and who waits for an answer. Every
+//! change is one method, under one lock; what it returns to be woken is woken without the lock.
 
 use crate::sync::thread::Thread;
 use std::collections::VecDeque;
@@ -37,17 +37,18 @@ pub enum RowPriority {
     High,
 }
 
-/// Who is to be told of an answer. To clone, wake or drop a waker is user code, so never under the lock.
+/// The thread or task to wake for an answer. Cloning, waking or dropping a waker is user code, so none of it happens
+/// under the lock.
 pub(crate) enum Wake {
     Nobody,
     Thread(Thread),
     Task(Waker),
 }
 
-/// A ticket's end of the books.
+/// The state of a ticket in the books.
 enum TicketEntry {
     Vacant,
-    /// Queued or in flight.
+    /// The row is queued or in flight.
     Waiting(Wake),
     Done(Result<RowOutput, Error>),
     /// The ticket was dropped before the answer.
@@ -57,93 +58,94 @@ enum TicketEntry {
 /// A committed row.
 #[derive(Clone, Copy)]
 pub(crate) struct Queued {
-    /// The page-locked row.
+    /// The index of its page-locked row.
     pub row: usize,
-    /// The ticket's entry.
+    /// The index of its ticket's entry.
     pub entry: usize,
-    /// When it was committed.
+    /// The time at which it was committed.
     pub since: Instant,
     pub deadline: Option<Instant>,
 }
 
 impl Queued {
-    /// Until when it may wait for company: `max_delay`, or half the way to its deadline.
+    /// The latest time at which it leaves, even in a batch that is not full: after `max_delay`, or half the time to its
+    /// deadline.
     fn due(&self, max_delay: Duration) -> Instant {
         let due = self.since + max_delay;
         self.deadline.map_or(due, |deadline| due.min(self.since + deadline.saturating_duration_since(self.since) / 2))
     }
 }
 
-/// What bounds a batcher's batches.
+/// The limits of a batcher's batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Rows of a full batch.
+    /// The number of rows of a full batch.
     pub full: usize,
-    /// Batches in flight.
+    /// The most batches in flight.
     pub in_flight: usize,
-    /// How long a batch that is not full waits while the device is busy.
+    /// The longest wait of a batch that is not full while the device is busy.
     pub max_delay: Duration,
 }
 
-/// What is to be done with the queue.
+/// What to do with the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A batch leaves now.
     Leave,
-    /// Nothing before this time, if nothing changes.
+    /// No batch leaves before this time unless something changes.
     LookAt(Instant),
-    /// Nothing before something changes.
+    /// No batch leaves unless something changes.
     Sleep,
 }
 
-/// What a commit changes for the queue.
+/// The effect of a commit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Nothing leaves earlier than it would have.
+    /// No batch leaves earlier than before.
     Nothing,
     /// The batching thread has to look at the queue.
     Look,
-    /// A batch leaves now, nothing about it is to be measured, and no client could be back before it: whoever commits
-    /// sends it.
+    /// A batch leaves now, its upload need not be measured, and no client could come back before it: the committing
+    /// thread sends it.
     Leave,
 }
 
 /// A batch on its way through the ring.
 pub(crate) struct Flight {
     pub ticket: Ticket,
-    /// In the order of the batch's rows.
+    /// The rows, in the order of the batch.
     pub rows: Vec<Queued>,
 }
 
 pub(crate) struct BatcherState {
-    /// Free page-locked rows.
+    /// The free page-locked rows.
     free: Places,
     entries: Vec<TicketEntry>,
     vacant: Vec<usize>,
-    /// Committed rows, in order of commit: high priority, normal priority.
+    /// The committed rows, in order of commit: high priority, normal priority.
     queues: [VecDeque<Queued>; 2],
-    /// Batches for the delivering thread, oldest first.
+    /// The batches for the delivering thread, oldest first.
     pub flights: VecDeque<Flight>,
-    /// Emptied row lists of earlier batches.
+    /// The emptied lists of rows of earlier batches.
     spare: Vec<Vec<Queued>>,
-    /// The batches in flight, and when they will be done.
+    /// The batches in flight, and predictions of when they are done.
     pace: Pace,
-    /// Submitters of high priority that wait for a free row.
+    /// The number of submitters of high priority that wait for a free row.
     pub waiting_high: usize,
-    /// How the batcher was closed, or drained because it was dropped: nothing new is accepted.
+    /// How the batcher was closed; `Drain` after a drop. Then no row is accepted.
     closed: Option<Close>,
-    /// The batching thread is gone: no flight follows.
+    /// Whether the batching thread has ended: no flight follows.
     pub ended: bool,
-    /// The fault that everything is answered with.
+    /// The error that every row is answered with after a fault.
     failed: Option<Error>,
     pub(super) counters: Counters,
-    /// Threads that sleep although their results are there. Each is in `RowTicket::wait`, so it comes here as soon as it
-    /// is woken, and takes others along.
+    /// Threads that sleep although their results are there. Each is in `RowTicket::wait`, so it comes here as soon as
+    /// it is woken, and wakes others in turn.
     asleep: VecDeque<Thread>,
 }
 
 impl BatcherState {
-    /// Books for so many page-locked rows, these batch sizes, ascending, and so many compute streams.
+    /// Books for `rows` page-locked rows, these batch sizes, ascending, and this number of compute streams.
     pub fn new(rows: usize, sizes: &[usize], streams: usize) -> Self {
         let capacity = *sizes.last().expect("a program has a batch size");
         Self {
@@ -163,7 +165,7 @@ impl BatcherState {
         }
     }
 
-    /// Whether rows are still accepted.
+    /// An error if rows are no longer accepted.
     pub fn open(&self) -> Result<(), Error> {
         match &self.failed {
             Some(error) => Err(error.clone()),
@@ -172,7 +174,7 @@ impl BatcherState {
         }
     }
 
-    /// What everything is answered with, if anything.
+    /// The error that every row is answered with, if there is one.
     pub fn failure(&self) -> Option<&Error> {
         self.failed.as_ref()
     }
@@ -181,7 +183,7 @@ impl BatcherState {
         self.closed.is_some()
     }
 
-    /// Accepts nothing more. An abort answers what is queued, and overrules an earlier drain.
+    /// Stops accepting rows. An abort answers the queued rows, and overrules an earlier drain.
     pub fn close(&mut self, how: Close, wakes: &mut Vec<Wake>) {
         if how == Close::Drain {
             self.closed.get_or_insert(how);
@@ -191,7 +193,7 @@ impl BatcherState {
         self.answer_queued(&Error::Closed, wakes);
     }
 
-    /// Takes a free row, unless one of higher priority waits for it.
+    /// Takes a free row; normal priority gets none while a submitter of high priority waits.
     pub fn claim(&mut self, priority: RowPriority) -> Option<usize> {
         if priority == RowPriority::Normal && self.waiting_high > 0 {
             return None;
@@ -199,7 +201,7 @@ impl BatcherState {
         self.free.take()
     }
 
-    /// A row was given up before it was committed.
+    /// Frees a row that was given up before it was committed.
     pub fn unclaim(&mut self, row: usize) {
         self.free.unused(row);
     }
@@ -217,7 +219,7 @@ impl BatcherState {
         entry
     }
 
-    /// What it means that the queue has just grown from `before` rows, or had a deadline added.
+    /// The effect of the queue's growth from `before` rows, one of which may have a deadline.
     pub fn news(&self, before: usize, has_deadline: bool, bounds: &Bounds, now: Instant) -> News {
         let queued = self.queued();
         if queued == before {
@@ -236,13 +238,13 @@ impl BatcherState {
         self.queues.iter().map(VecDeque::len).sum()
     }
 
-    /// Batches that were sent, and neither delivered, nor landed, nor taken back.
+    /// The number of batches that were sent, and neither delivered, nor landed, nor taken back.
     pub fn in_flight(&self) -> usize {
         self.pace.in_flight()
     }
 
-    /// What is to be done with the queue. A batch leaves when it is full, when the device has nothing to do or soon will
-    /// have, `max_delay` after its first commit, or when half of the time to a row's deadline is gone.
+    /// What to do with the queue. A batch leaves when it is full, when the device is or soon will be idle, `max_delay`
+    /// after its first commit, or when half of the time to a row's deadline has passed.
     pub fn next(&self, bounds: &Bounds, now: Instant) -> Next {
         let queued = self.queued();
         let is_full = queued >= bounds.full || self.is_closed();
@@ -257,14 +259,14 @@ impl BatcherState {
         if leaves.is_some_and(|leaves| leaves <= now) {
             return Next::Leave;
         }
-        // The queue may grow meanwhile, and have to leave earlier then.
+        // The queue may grow meanwhile, and would then have to leave earlier.
         let grown = paced.map(|_| self.pace.leaves_at(self.pace.room_of(queued).min(bounds.full), now));
         let looks = grown.filter(|&grown| may_leave && grown > now).into_iter().chain(leaves);
         rows().filter_map(|row| row.deadline).chain(looks).min().map_or(Next::Sleep, Next::LookAt)
     }
 
-    /// Answers queued rows that are past their deadline and forgets those whose ticket was dropped; whether there
-    /// were any.
+    /// Answers queued rows that are past their deadline, and removes those whose ticket was dropped; returns whether
+    /// there were any.
     pub fn expire(&mut self, now: Instant, wakes: &mut Vec<Wake>) -> bool {
         let before = self.queued();
         for queue in 0..self.queues.len() {
@@ -287,8 +289,8 @@ impl BatcherState {
         self.queued() < before
     }
 
-    /// Takes rows for a batch that leaves at `now`: those that are worth it, or all that fit if one of them may not wait
-    /// for the next batch.
+    /// Takes the rows of a batch that leaves at `now`: as many as pay, or all that fit if one of them may not wait for
+    /// the next batch.
     pub fn pick(&mut self, bounds: &Bounds, now: Instant) -> Vec<Queued> {
         let queued = self.queued().min(bounds.full);
         let worth = if self.is_closed() || queued == bounds.full { queued } else { self.pace.worth(queued, now) };
@@ -297,7 +299,7 @@ impl BatcherState {
         self.take_rows(if all { queued } else { worth })
     }
 
-    /// Takes so many rows, high priority first, then sorts them by place in memory.
+    /// Takes `count` rows, high priority first, and sorts them by their place in memory.
     pub fn take_rows(&mut self, count: usize) -> Vec<Queued> {
         let mut rows = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(count));
         for queue in &mut self.queues {
@@ -308,44 +310,45 @@ impl BatcherState {
         rows
     }
 
-    /// When the row that waits longest was committed.
+    /// The time at which the row that waits longest was committed.
     pub fn oldest(&self) -> Option<Instant> {
         self.queues.iter().filter_map(|queue| queue.front()).map(|row| row.since).min()
     }
 
-    /// Picked rows are sent as a batch.
+    /// Records that the picked rows are sent as a batch.
     pub fn sent(&mut self, rows: &[Queued], now: Instant) -> Sent {
         self.pace.sent(rows.len(), now)
     }
 
-    /// The ring has taken the batch that was sent at `sent`.
+    /// Records that the ring has taken the batch that was sent at `sent`.
     pub fn taken(&mut self, flight: Flight, runs: usize, sent: Instant) {
         self.counters.left(flight.rows.iter().map(|row| sent.saturating_duration_since(row.since)), runs);
         self.flights.push_back(flight);
     }
 
-    /// Between which moments the delivering thread looks for the oldest batch, instead of sleeping in the driver, if any.
+    /// The times between which the delivering thread polls for the oldest batch instead of sleeping in the driver, if
+    /// it should.
     pub fn looks_out(&self, now: Instant) -> Option<[Instant; 2]> {
         self.pace.looks_out(now)
     }
 
-    /// The oldest batch was done before it was looked for.
+    /// Records that the oldest batch was done before the polling for it began.
     pub fn was_early(&mut self) {
         self.pace.was_early();
     }
 
-    /// The batching thread woke so long after the time of [`Next::LookAt`].
+    /// Records how late after the time of [`Next::LookAt`] the batching thread woke.
     pub fn overslept(&mut self, by: Duration) {
         self.pace.overslept(by);
     }
 
-    /// The upload of a batch, which waited for no other, took so long.
+    /// Records the time of a batch's upload, which waited for no other upload.
     pub fn uploaded(&mut self, rows: usize, took: Duration) {
         self.pace.uploaded(rows, took);
     }
 
-    /// The device is done with the oldest batch: its rows are free, its tickets have their answers. Threads that wait
-    /// for them are left to [`BatcherState::next_asleep`].
+    /// Frees the rows of the oldest batch, which the device has finished, and answers its tickets. Threads that wait
+    /// for the answers are left to [`BatcherState::next_asleep`].
     pub fn deliver(&mut self, rows: Vec<Queued>, output: &Arc<Output>, now: Instant, wakes: &mut Vec<Wake>) {
         if self.closed == Some(Close::Abort) {
             return self.land(rows, now, wakes);
@@ -361,14 +364,14 @@ impl BatcherState {
         self.keep(rows);
     }
 
-    /// The device is done with the oldest batch, but nobody is to have the result.
+    /// Frees the rows of the oldest batch, which the device has finished, without handing out the result.
     pub fn land(&mut self, rows: Vec<Queued>, now: Instant, wakes: &mut Vec<Wake>) {
         self.pace.done(now);
         self.refuse(&rows, &Error::Closed, wakes);
         self.keep(rows);
     }
 
-    /// The batch that was sent last never reached the device.
+    /// Takes back the batch that was sent last and never reached the device.
     pub fn take_back(&mut self, rows: Vec<Queued>, error: &Error, wakes: &mut Vec<Wake>) {
         self.pace.taken_back();
         self.refuse(&rows, error, wakes);
@@ -381,18 +384,18 @@ impl BatcherState {
         self.spare.push(rows);
     }
 
-    /// Answers rows that never reached the device; their memory is free.
+    /// Answers rows that never reached the device; their memory is free again.
     pub fn refuse(&mut self, rows: &[Queued], error: &Error, wakes: &mut Vec<Wake>) {
         rows.iter().for_each(|queued| self.free.give(queued.row));
         self.lose(rows, error, wakes);
     }
 
-    /// Answers rows of a failed batch; nothing proves that the device leaves their memory alone.
+    /// Answers rows of a failed batch; their memory is not freed, because the device may still access it.
     pub fn lose(&mut self, rows: &[Queued], error: &Error, wakes: &mut Vec<Wake>) {
         wakes.extend(rows.iter().map(|queued| self.answer(queued.entry, Err(error.clone()))));
     }
 
-    /// Answers every row that is still waited for; nothing proves that the device leaves their memory alone.
+    /// Answers every row that is still waited for; its memory is not freed, because the device may still access it.
     pub fn lose_all(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
         for entry in 0..self.entries.len() {
             if matches!(self.entries[entry], TicketEntry::Waiting(_)) {
@@ -401,8 +404,8 @@ impl BatcherState {
         }
     }
 
-    /// Latches `error` and answers everything queued with it. The first one counts, but a fault counts more than that the
-    /// engine was closed: what is in flight then never lands.
+    /// Latches `error` and answers all queued rows with it. The first error is kept, except that a fault replaces the
+    /// error of a closed engine: batches in flight then never land.
     pub fn fail(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
         if matches!(self.failed, None | Some(Error::Closed)) {
             self.failed = Some(error.clone());
@@ -431,7 +434,7 @@ impl BatcherState {
         self.vacant.push(entry);
     }
 
-    /// A thread that is to be woken, without the lock.
+    /// The next thread to wake, without the lock.
     pub fn next_asleep(&mut self) -> Option<Thread> {
         self.asleep.pop_front()
     }
@@ -440,8 +443,8 @@ impl BatcherState {
         matches!(self.entries[entry], TicketEntry::Done(_))
     }
 
-    /// The answer, if it is there, and the entry's end; else sets who is told. The second part is to be dropped without
-    /// the lock.
+    /// The answer, if it is there; then the entry is freed. Otherwise stores `wake` for it. The second value has to be
+    /// dropped without the lock.
     pub fn take(&mut self, entry: usize, wake: Wake) -> (Option<Result<RowOutput, Error>>, Wake) {
         match std::mem::replace(&mut self.entries[entry], TicketEntry::Vacant) {
             TicketEntry::Done(answer) => {
@@ -456,7 +459,7 @@ impl BatcherState {
         }
     }
 
-    /// The ticket is gone. Gives what it leaves, to be dropped without the lock.
+    /// Records that the ticket was dropped. Returns what the entry held, to be dropped without the lock.
     pub fn abandon(&mut self, entry: usize) -> (Option<Result<RowOutput, Error>>, Wake) {
         match std::mem::replace(&mut self.entries[entry], TicketEntry::Abandoned) {
             TicketEntry::Done(answer) => {

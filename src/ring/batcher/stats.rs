@@ -21,7 +21,7 @@ pub struct BatcherStats {
     pub expired: u64,
     /// The number of upload copies: one for each run of neighbouring rows. The host moves no row to make runs longer.
     pub runs: u64,
-    /// Rows by the time from commit to upload, by [`bin`].
+    /// The numbers of rows by the time from commit to upload, see [`bin`].
     queue_times: Vec<u64>,
 }
 
@@ -67,14 +67,14 @@ impl Counters {
         Self { rejected: 0, expired: 0, runs: 0, batch_sizes: vec![0; capacity + 1], queue_times: vec![0; BINS] }
     }
 
-    /// A batch left whose rows had waited for these times.
+    /// Counts a batch that left, with the waiting times of its rows.
     pub fn left(&mut self, waited: impl ExactSizeIterator<Item = Duration>, runs: usize) {
         self.batch_sizes[waited.len()] += 1;
         self.runs += runs as u64;
         waited.for_each(|time| self.queue_times[bin(time)] += 1);
     }
 
-    /// Adds what others have counted.
+    /// Adds the counts of another bucket.
     pub fn add(&mut self, other: &Self) {
         let Self { rejected, expired, runs, batch_sizes, queue_times } = self;
         *rejected += other.rejected;
@@ -97,10 +97,10 @@ impl Counters {
     }
 }
 
-/// Four to each power of two of nanoseconds.
+/// The number of bins: four for each power of two of nanoseconds.
 const BINS: usize = 256;
 
-/// Two bits below the leading one.
+/// The bin of a time, by its leading bit and the two bits below.
 fn bin(time: Duration) -> usize {
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(4);
     let log = nanos.ilog2() as usize;

@@ -1,4 +1,4 @@
-//! The batcher around a program that can be held, counted and broken. What needs no such program is in
+//! Tests of the batcher with a program that can be held, counted and broken. Tests without such a program are in
 //! `tests/batcher.rs`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ fn spec() -> RowSpec {
     RowSpec::new([("bytes", Dtype::U8, vec![8])])
 }
 
-/// Gives back what it gets, one run for each permit, and remembers the first byte of each row.
+/// Copies its input to its output, one run for each permit, and remembers the first byte of each row.
 pub(super) struct Held {
     device: Device,
     inputs: Vec<DeviceBuffer>,
@@ -135,7 +135,7 @@ fn submit(batcher: &Batcher, number: u8) -> RowTicket {
     batcher.submit(&[number; 8]).unwrap()
 }
 
-/// One batch of one row held on the device, so that of a batcher with `in_flight(1)` none other may leave.
+/// Submits a batch of one row that is held on the device, so that a batcher with `in_flight(1)` sends no other batch.
 fn busy(batcher: &Batcher, number: u8) -> RowTicket {
     let ticket = submit(batcher, number);
     until(|| batcher.queued() == 0);
@@ -154,7 +154,7 @@ fn who_commits_sends_what_leaves_at_once() {
     answer(ticket).unwrap();
 }
 
-/// Other threads of the process have Linux's 50 us.
+/// The process's other threads have Linux's default slack of 50 us.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn timed_waits_of_a_batchers_threads_end_when_they_are_over() {
@@ -528,8 +528,8 @@ impl std::task::Wake for Asks {
     }
 }
 
-/// A batch whose submission times out answers its rows, and whoever sent it calls their wakers: the batching thread, or
-/// one that commits. Meanwhile others may send.
+/// If the submission of a batch times out, its rows are answered, and the thread that sent it, the batching thread or a
+/// committing one, calls their wakers. Other threads may send meanwhile.
 #[test]
 fn a_waker_may_wait_for_a_row_of_its_own() {
     for commits in [false, true] {

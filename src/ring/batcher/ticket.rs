@@ -41,7 +41,7 @@ use crate::tensor::{Element, PortKey, RowSpec};
 pub struct RowTicket {
     shared: Arc<Shared>,
     entry: usize,
-    /// Whether the answer was taken, and the entry with it.
+    /// Whether the answer was taken, which also frees the entry.
     settled: bool,
 }
 
@@ -75,7 +75,7 @@ impl RowTicket {
         lock(&self.shared.state).is_done(self.entry)
     }
 
-    /// Where it is from.
+    /// The batcher that the ticket belongs to.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_batcher(&self.shared.core, &self.shared.identity)
@@ -88,15 +88,16 @@ impl RowTicket {
             }
             match limit.map(|limit| limit.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
-                // Nobody may count on this thread any more: it is not asleep.
+                // This thread is not asleep any more, so no other thread may rely on it to wake others.
                 Some(Duration::ZERO) => return self.take(Wake::Nobody),
                 Some(left) => thread::park_timeout(left),
             }
         }
     }
 
-    /// The answer if it is there; else `wake` is told of it. Whoever has got one wakes two others that have: to wake a
-    /// batch's threads takes as long as its answers' way around if one thread does it alone.
+    /// The answer, if it is there; otherwise stores `wake` for it. A thread that has its answer wakes two others that
+    /// have theirs: for one thread alone it would take as long to wake all threads of a batch as a round of the batch
+    /// takes.
     fn take(&mut self, wake: Wake) -> Option<Result<RowOutput, Error>> {
         let mut state = lock(&self.shared.state);
         let (answer, unused) = state.take(self.entry, wake);
@@ -178,7 +179,7 @@ impl RowOutput {
         self.output.top_k(self.index, k)
     }
 
-    /// The classes with their values, as [`OutputPart::scored`] has them.
+    /// The classes with their values, see [`OutputPart::scored`].
     #[cfg(feature = "ffi")]
     pub(crate) fn scored(&self) -> Result<impl Iterator<Item = (usize, f32)>, Error> {
         self.output.part(0).scored(self.index)
@@ -192,7 +193,7 @@ impl RowOutput {
         self.output.part(part).values(self.index)
     }
 
-    /// What the row is.
+    /// The content of the row.
     #[cfg(feature = "ffi")]
     pub(crate) fn kind(&self) -> OutputKind {
         self.output.kind()
@@ -211,7 +212,7 @@ impl RowOutput {
         self.output.port(self.index, port)
     }
 
-    /// The ports of the row.
+    /// The layout of the row.
     pub fn spec(&self) -> &RowSpec {
         self.output.spec()
     }

@@ -1,4 +1,4 @@
-//! On the CPU: a program that panics.
+//! Faults on the CPU: a program that panics.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::device::cpu::Work;
 use crate::device::{Access, DeviceBuffer, Kind, Run, Span, Target};
 
-/// Copies its input to its output; one run panics.
+/// Copies its input to its output, and panics in one run.
 struct Panics {
     device: Device,
     inputs: Vec<DeviceBuffer>,
@@ -54,7 +54,7 @@ impl Program for Panics {
     }
 }
 
-/// A program that copies its input to its output, and panics in one run.
+/// A program that copies its input to its output, and panics in run `panics_at`.
 pub(super) fn program(device: &Device, panics_at: usize) -> Arc<dyn Program> {
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
     let (inputs, outputs) = (buffers(), buffers());

@@ -1,7 +1,8 @@
-//! On GPUs, each in a process of its own: a kernel that writes to a bad address, after which no GPU is of use to that
-//! process, and a call that the driver refuses, after which the others are.
+//! Faults on GPUs, each in a process of its own: a kernel that writes to a bad address, after which the process can use
+//! no GPU, and a call that the driver refuses, after which the other GPUs can still be used.
 //!
-//! Where there are too few GPUs a test is skipped, and says so; `TREFOIL_REQUIRE_GPU=N` makes fewer than N a failure.
+//! Where there are too few GPUs, a test is skipped and prints this; `TREFOIL_REQUIRE_GPU=N` makes fewer than N a
+//! failure.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,19 +12,19 @@ use crate::device::cuda::{Cuda, Function, LaunchShape, Module};
 use crate::device::{Access, Backend, DeviceBuffer, Kind, Run, Span, Target};
 use crate::ring::Peers;
 
-/// Tells the child process that it is the child, and how to wait.
+/// The variable that tells a process that it is the child, and how it waits.
 const CHILD: &str = "TREFOIL_FAULTING_CHILD";
 
-/// What becomes of one run.
+/// The fault of a bad run.
 #[derive(Clone, Copy)]
 enum Bad {
-    /// Its kernel writes to address 0: of class process.
+    /// The run's kernel writes to address 0: class process.
     Address,
-    /// The driver refuses its launch, of more threads than a block can have: of class device.
+    /// The driver refuses the run's launch, of more threads than a block can have: class device.
     Launch,
 }
 
-/// Copies its input to its output, behind a kernel that writes to the output; one run is bad.
+/// Copies its input to its output, after a kernel that writes to the output; one run is bad.
 struct Faulting {
     cuda: Arc<Cuda>,
     kernel: Function,
@@ -34,7 +35,7 @@ struct Faulting {
     bad: Bad,
 }
 
-/// The kernel's one argument, aligned as `Cuda::launch` wants it.
+/// The kernel's only argument, aligned as `Cuda::launch` needs it.
 #[repr(C, align(64))]
 struct Address([u8; 8]);
 
@@ -83,7 +84,7 @@ impl Drop for Faulting {
     }
 }
 
-/// A program whose run `faults_at` is bad.
+/// A program whose run number `faults_at` is bad.
 fn program(device: &Device, faults_at: usize, bad: Bad) -> Arc<dyn Program> {
     let Kind::Cuda(cuda) = device.kind() else { unreachable!("opened as one") };
     let image = concat!(include_str!("../../../tests/support/faulting.ptx"), "\0");
@@ -93,7 +94,7 @@ fn program(device: &Device, faults_at: usize, bad: Bad) -> Arc<dyn Program> {
     Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at, bad })
 }
 
-/// A ring with a bad run, used until everybody is answered.
+/// Uses a ring with a bad run until every call is answered.
 fn child(waiting: Waiting) {
     let device = Device::open(Target::Cuda(0)).unwrap().checked();
     let core = ring(&device, program(&device, 8, Bad::Address), waiting);
@@ -107,7 +108,7 @@ fn child(waiting: Waiting) {
     check_faulted(&core, &errors, "failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)", FaultClass::Process);
     let Some(Error::Fault { cause, .. }) = device.fault() else { panic!("no fault is latched") };
     assert!(matches!(&*cause, Error::Driver { operation, .. } if operation.starts_with("cu")), "{cause}");
-    // A device opened anew in this process is of no use either, and says so.
+    // A device that is opened again in this process cannot be used either, and its error says so.
     let anew = Device::open(Target::Cuda(0)).and_then(|device| DeviceBuffer::new(&device, 256).map(drop));
     println!("opened anew: {anew:?}");
     println!("{}\n{} answers", core.health(), errors.len());
@@ -120,8 +121,8 @@ fn a_bad_address_answers_everybody_and_the_process_ends_well() {
     in_children(name, 1, &["faulted (process)", "CUDA_ERROR_ILLEGAL_ADDRESS"], child);
 }
 
-/// Runs `child` in a process of its own for each way of waiting, if there are so many GPUs; each comes to its end and says
-/// what is asked for.
+/// Runs `child` in a process of its own for each way of waiting, if there are `gpus` GPUs. Each process must end, and
+/// print each of `says`.
 fn in_children(name: &str, gpus: usize, says: &[&str], child: fn(Waiting)) {
     if let Ok(index) = std::env::var(CHILD) {
         let waiting = WAYS[index.parse::<usize>().unwrap()];
@@ -139,7 +140,7 @@ fn in_children(name: &str, gpus: usize, says: &[&str], child: fn(Waiting)) {
     }
 }
 
-/// Runs this test in a process of its own, which is told `what`, and ends well; what it said.
+/// Runs this test in a process of its own, which gets `what` and must succeed; returns what it printed.
 fn run_child(name: &str, what: &str) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
@@ -152,7 +153,7 @@ fn run_child(name: &str, what: &str) -> String {
     text
 }
 
-/// Whether there are so many GPUs. That there are fewer is said, and is a failure where they are required.
+/// Whether there are `gpus` GPUs. If there are fewer, prints this, or fails if they are required.
 fn are_there(gpus: usize) -> bool {
     let required = std::env::var("TREFOIL_REQUIRE_GPU").ok().and_then(|value| value.parse().ok()).unwrap_or(0);
     match Device::open(Target::Cuda(gpus - 1)) {
@@ -165,7 +166,7 @@ fn are_there(gpus: usize) -> bool {
     }
 }
 
-/// Two GPUs, of which the first has a bad run.
+/// A fleet of two GPUs, of which the first has a bad run.
 fn two(bad: Bad, waiting: Waiting) -> Arc<Peers> {
     let of = |ordinal, faults_at| {
         let device = Device::open(Target::Cuda(ordinal)).unwrap().checked();
@@ -175,7 +176,7 @@ fn two(bad: Bad, waiting: Waiting) -> Arc<Peers> {
     super::peers::peers(vec![of(0, 4), of(1, usize::MAX)], waiting)
 }
 
-/// The other answers everything, each batch with its own rows.
+/// The other GPU answers every batch with the batch's own rows.
 #[test]
 fn another_gpu_answers_what_a_failed_one_has_not() {
     in_children("ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not", 2, &[], |waiting| {
@@ -190,7 +191,7 @@ fn another_gpu_answers_what_a_failed_one_has_not() {
     });
 }
 
-/// CUDA gives the other GPU of the process up too: whatever is not answered rightly is answered with that.
+/// CUDA makes the process's other GPU unusable too: every batch without a right answer gets this fault.
 #[test]
 fn a_bad_address_on_one_gpu_answers_everybody_of_both() {
     in_children("ring::faults::gpu::a_bad_address_on_one_gpu_answers_everybody_of_both", 2, &[], |waiting| {

@@ -1,5 +1,5 @@
-//! A device that fails under a ring in full use: everybody is answered, with the first failure; nothing is handed out
-//! after it; closing and dropping end.
+//! Tests of a device that fails under a ring in full use: every call is answered, with the first failure; no result is
+//! handed out afterwards; closing and dropping end.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -49,7 +49,7 @@ fn spec(batch_sizes: &[usize], waiting: Waiting) -> RingSpec {
     }
 }
 
-/// Ends the test if `body` does not end.
+/// Fails the test if `body` does not end in time.
 fn in_time<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     let ran = thread::spawn(move || send.send(body()));
@@ -78,7 +78,7 @@ fn block_on(mut ticket: Ticket) -> Result<Output, Error> {
     }
 }
 
-/// Uses a ring in every way until its device fails, or all is done; the errors that this gave.
+/// Uses a ring in every way until its device fails or all rounds are done; returns the errors.
 fn use_up(core: &Arc<Core>, rounds: usize) -> Vec<Error> {
     let submit = |rows: usize| core.acquire(LONG).and_then(|batch| batch.submit(rows));
     let batcher = BatcherBuilder::new(core).rows(6).in_flight(1).build();
@@ -115,7 +115,7 @@ fn use_up(core: &Arc<Core>, rounds: usize) -> Vec<Error> {
     errors
 }
 
-/// What holds after a fault whose cause names `operation`.
+/// Checks the ring after a fault whose cause names `operation`.
 fn check_faulted(core: &Arc<Core>, errors: &[Error], operation: &str, class: FaultClass) {
     assert!(!errors.is_empty(), "nobody heard of the fault");
     for error in errors {
@@ -143,7 +143,7 @@ fn check_faulted(core: &Arc<Core>, errors: &[Error], operation: &str, class: Fau
     assert!(health.quarantined >= health.credits.quarantined, "{health}");
 }
 
-/// What holds where nothing failed.
+/// Checks the ring after a use without failures.
 fn check_clean(core: &Arc<Core>, errors: &[Error]) {
     assert!(errors.is_empty(), "{errors:?}");
     core.close(Close::Drain, LONG).unwrap();

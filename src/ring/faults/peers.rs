@@ -1,4 +1,5 @@
-//! Several devices, some of which fail: nothing is lost, nothing answered twice or wrongly, while one is left.
+//! Tests of several devices, some of which fail: while one is left, no batch is lost, answered twice or answered
+//! wrongly.
 
 use std::collections::VecDeque;
 
@@ -7,14 +8,14 @@ use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOpt
 use crate::device::{Kind, Signal, Target};
 use crate::ring::Peers;
 
-/// Rings as one, on checked devices.
+/// Rings used as one, on checked devices.
 pub(super) fn peers(devices: Vec<(Device, Arc<dyn Program>)>, waiting: Waiting) -> Arc<Peers> {
     let freed = Arc::default();
     let rings = devices.into_iter().map(|made| member(made, waiting, &freed)).collect();
     Peers::new(rings, freed, 0)
 }
 
-/// One of them. It has as many results as there are tickets at most: it may have to hold all of them.
+/// One ring of a fleet. It has as many results as there can be tickets, because it may have to hold all of them.
 pub(super) fn member(
     (device, program): (Device, Arc<dyn Program>),
     waiting: Waiting,
@@ -25,14 +26,14 @@ pub(super) fn member(
     Core::build(&device, program, spec).unwrap()
 }
 
-/// A CPU whose program panics in one run.
+/// A checked CPU with a program that panics in one run.
 pub(super) fn cpu(panics_at: usize) -> (Device, Arc<dyn Program>) {
     let device = Device::open(Target::Cpu).unwrap().checked();
     let program = super::cpu::program(&device, panics_at);
     (device, program)
 }
 
-/// A simulated device to which something happens.
+/// A checked simulated device with these injections, and its program.
 pub(super) fn sim(injections: Vec<Injection>) -> (Device, Arc<dyn Program>) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 1000 };
     let (sim, info) =
@@ -46,8 +47,8 @@ pub(super) fn sim(injections: Vec<Injection>) -> (Device, Arc<dyn Program>) {
 const PRODUCERS: u8 = 3;
 const BATCHES: u8 = 12;
 
-/// Producers that each wait for their batches in order, one for one, each in another way; the errors that this gave.
-/// Every answer is compared with the rows that it is for.
+/// Uses the rings by several producers. Each waits for its batches in order, and each waits in another way. Every
+/// answer is compared with its rows. Returns the errors.
 pub(super) fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
     let produce = |producer: u8| {
         let wait = |ticket: Ticket| match producer {
@@ -88,7 +89,8 @@ pub(super) fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
     })
 }
 
-/// What holds where a device is left: all is answered, and the failed one had its share run again.
+/// Checks the rings after a use in which a device was left: every batch is answered, and those of the failed devices
+/// ran again.
 pub(super) fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize) {
     assert!(errors.is_empty(), "{errors:?}");
     let stats = peers.stats();
@@ -96,7 +98,7 @@ pub(super) fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize)
     let submitted: u64 = stats.iter().map(|device| device.batches).sum();
     let again: u64 = stats.iter().map(|device| device.run_again).sum();
     let answers = u64::from(PRODUCERS) * u64::from(BATCHES);
-    // A submission that failed itself was never counted as the failed device's.
+    // A submission that failed itself was not counted for the failed device.
     assert!((answers..=answers + again).contains(&submitted), "{stats:?}");
     assert!(stats.iter().all(|device| device.fault.is_none() || device.run_again == 0 || failed > 1), "{stats:?}");
 }
@@ -180,7 +182,7 @@ fn a_ring_with_more_batches_than_another_gets_none() {
 
 const MS: Picos = 1_000_000_000;
 
-/// Rings on devices whose models take so long, whose time this thread alone moves on; and a look at the time.
+/// Rings on two devices whose models take these times. Only the calling thread moves their time on.
 fn at_speeds(models: [Picos; 2]) -> (Arc<Peers>, [Arc<Sim>; 2]) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 0 };
     let devices = models.map(|model| {
@@ -213,7 +215,7 @@ fn a_device_four_times_as_fast_gets_four_times_as_many_batches() {
         sims.iter().for_each(|sim| sim.advance_to(step * MS / 20));
         let ready: Vec<Ticket> = tickets.extract_if(.., |ticket| ticket.is_ready().unwrap()).collect();
         ready.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
-        // Fewer than the slow one alone has room for.
+        // Fewer batches than even the slow device alone has room for.
         while tickets.len() < 3 {
             tickets.push(submit_stamped(&peers, 0));
         }
@@ -236,7 +238,7 @@ fn a_later_ticket_may_be_ready_first_and_each_answer_is_its_own() {
     let (early, late) = if slow == 0 { (&second, &first) } else { (&first, &second) };
     assert!(early.is_ready().unwrap() && !late.is_ready().unwrap());
     sims.iter().for_each(|sim| sim.drain());
-    // Waited for in the order of submission, they are answered in it.
+    // Tickets that are waited for in the order of submission are answered in this order.
     for (number, ticket) in [(1, first), (2, second)] {
         assert!(ticket.wait().unwrap().row(0).iter().all(|&byte| byte == number));
     }

@@ -1,5 +1,5 @@
-//! A fleet whose failed devices are opened again: nothing is lost while an attempt is left, and everybody hears the fault
-//! when none is.
+//! Tests of a fleet that opens failed devices again: while an attempt is left, no batch is lost; when none is left,
+//! every call gets the fault.
 
 use std::sync::Barrier;
 
@@ -11,7 +11,8 @@ use crate::ring::Peers;
 
 type Made = Result<(Device, Arc<dyn Program>), Error>;
 
-/// A ring of its own, and the thread that builds the next ones: what `make` makes of each attempt's number, from 0 on.
+/// A fleet of one ring, and the thread that builds the next rings. `make` makes the device of each attempt, from number
+/// 0.
 fn mended(
     attempts: usize,
     waiting: Waiting,
@@ -34,7 +35,7 @@ fn mended(
     (peers, thread::spawn(mend))
 }
 
-/// How many attempts there were, of which the thread tells at its end.
+/// The number of attempts that the thread has made, which it returns at its end.
 fn attempts_of(peers: Arc<Peers>, mend: thread::JoinHandle<usize>) -> usize {
     drop(peers);
     mend.join().unwrap()
@@ -127,7 +128,7 @@ fn an_attempt_that_fails_counts_and_the_next_one_waits() {
     }
 }
 
-/// A fault of the process ends as ever, also one that building meets.
+/// A fault of class process ends the fleet as without rebuilds, also if a rebuild meets it.
 #[test]
 fn a_fault_of_the_process_is_not_rebuilt() {
     let (peers, mend) = mended(3, Waiting::Block, |_| Ok(cpu(usize::MAX)));
@@ -142,7 +143,7 @@ fn a_fault_of_the_process_is_not_rebuilt() {
     assert_eq!(attempts_of(peers, mend), 1);
 }
 
-/// A ring whose device failed with a batch unanswered, and whose next one is made when the other end says so.
+/// A fleet whose ring has failed with a batch unanswered. The next ring is made when the test sends on the channel.
 fn held_up() -> (Arc<Peers>, thread::JoinHandle<usize>, mpsc::Sender<()>, Ticket) {
     let (release, released) = mpsc::channel();
     let (peers, mend) = mended(1, Waiting::Block, move |made| {
@@ -221,8 +222,8 @@ fn who_waits_for_a_ring_hears_that_none_comes() {
     });
 }
 
-/// Two devices whose programs panic in these runs, each with a thread that builds its next ring after `before`. They are used
-/// twice, and all is answered; how often each was rebuilt.
+/// Uses two devices twice, whose programs panic in these runs; each has a thread that builds its next ring after
+/// `before`. Every batch must be answered. Returns how often each was rebuilt.
 fn rebuilt_of_two(panic_at: [usize; 2], before: impl Fn() + Send + Clone + 'static) -> [u64; 2] {
     let freed = Arc::<Signal>::default();
     let rings = panic_at.map(|run| member(cpu(run), Waiting::Block, &freed));
@@ -248,13 +249,14 @@ fn rebuilt_of_two(panic_at: [usize; 2], before: impl Fn() + Send + Clone + 'stat
     [stats[0].rebuilt, stats[1].rebuilt]
 }
 
-/// What one has not answered may go to the other before it is there again, and both are used in the end.
+/// The batches that the failed device has not answered may run on the other one before the rebuild; both are used in
+/// the end.
 #[test]
 fn a_device_of_two_that_fails_comes_back() {
     in_time("one of two", || assert_eq!(rebuilt_of_two([2, usize::MAX], || {}), [1, 0]));
 }
 
-/// Neither is put in place before both are being built.
+/// Neither ring is put in place before both are being built.
 #[test]
 fn devices_that_fail_together_are_rebuilt_side_by_side() {
     in_time("two of two", || {

@@ -1,4 +1,4 @@
-//! On the simulated device: every operation in turn is refused, or fails while it runs.
+//! Faults of the simulated device: each operation in turn is refused, or fails while it runs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::device::Kind;
 use crate::device::sim::{Effect, Injection, Link, SideBySide, Sim, SimOptions, SimProgram, Unit};
 
-/// Runs a ring's whole use with one injection; what moves the time on while everybody sleeps is a thread of its own.
+/// Uses a ring in every way with these injections. A thread moves the time on while all others sleep.
 fn play(injections: Vec<Injection>, waiting: Waiting) -> (Arc<Core>, Vec<Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
@@ -27,7 +27,7 @@ fn play(injections: Vec<Injection>, waiting: Waiting) -> (Arc<Core>, Vec<Error>)
         let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| use_up(&core, 4)));
         let errors = used.and_then(|mut errors| {
             let check = || {
-                // What fails last may be a batch whose ticket was dropped: whoever closes hears of it.
+                // If a batch whose ticket was dropped is the one that fails, only the closing call gets the error.
                 if errors.is_empty() {
                     errors.extend(core.close(Close::Drain, LONG).err());
                 }

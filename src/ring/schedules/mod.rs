@@ -1,10 +1,11 @@
-//! Many schedules of the ring, each from a seed and the same each time: a host that plays all producers at random, and a
+//! Runs many schedules of the ring, each determined by a seed: a host that plays all producers at random, and a
 //! simulated device that moves when the host's dice say so.
 //!
-//! Checked in each: every submission answered once, in order, with its own rows; no deadlock, no credit lost; and no
-//! hazard, for the device is checked ([`crate::device::check`]). In a part of them the device fails.
+//! Each schedule checks that every submission is answered once, in order, with its own rows; that there is no deadlock
+//! and no credit is lost; and that there is no hazard, because the device is checked ([`crate::device::check`]). In
+//! some schedules the device fails.
 //!
-//! `TREFOIL_SCHEDULES` sets how many different ones are to be seen, `TREFOIL_SCHEDULE_SEED` plays one again.
+//! `TREFOIL_SCHEDULES` sets how many different schedules are run; `TREFOIL_SCHEDULE_SEED` repeats one.
 
 mod producer;
 mod world;
@@ -16,12 +17,12 @@ use std::thread;
 
 use world::{Outcome, World};
 
-/// Producers, slots and submissions that a schedule has at least.
+/// The least numbers of producers, slots and submissions of a schedule.
 const LEAST_PRODUCERS: usize = 2;
 const LEAST_SLOTS: usize = 3;
 const LEAST_SUBMISSIONS: usize = 20;
 
-/// A million is what continuous integration asks for.
+/// The default number of schedules; continuous integration runs a million.
 const SCHEDULES: usize = if cfg!(debug_assertions) { 5_000 } else { 50_000 };
 const FAULTS: usize = if cfg!(debug_assertions) { 1_000 } else { 5_000 };
 
@@ -34,7 +35,7 @@ fn play(seed: u64, faults: bool) -> Outcome {
     })
 }
 
-/// Plays the schedules of some seeds on all cores; gives their outcomes in any order.
+/// Plays the schedules of some seeds on all cores; returns their outcomes in any order.
 fn play_all(seeds: std::ops::Range<u64>, faults: bool) -> Vec<Outcome> {
     let workers = thread::available_parallelism().map_or(1, usize::from) as u64;
     thread::scope(|scope| {
@@ -75,7 +76,7 @@ fn schedules_all_different_and_all_right() {
         seen.len(),
         played - 1,
     );
-    // What is not exercised proves nothing.
+    // Each kind of event must occur often enough to be tested.
     let each = wanted as u64 / 100;
     for (what, count) in [("timeouts", total.timeouts), ("abandoned", total.abandoned), ("woken", total.woken)] {
         assert!(count as u64 > each, "hardly any {what}: {total:?}");

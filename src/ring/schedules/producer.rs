@@ -1,4 +1,4 @@
-//! A producer that does one thing at a time, whatever the dice say.
+//! A producer that makes one step at a time, as the dice say.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -10,17 +10,17 @@ use super::world::Scene;
 use crate::error::Error;
 use crate::ring::{Batch, Output, Ticket, Waiting};
 
-/// Unread tickets that it has at most.
+/// The most unread tickets that it has.
 const TICKETS: usize = 3;
 
 #[derive(Debug)]
 pub(super) struct Producer {
     id: u64,
-    /// Which of the world's rings it uses.
+    /// The index of its ring in the world.
     pub ring: usize,
-    /// Submissions left to make.
+    /// The number of submissions left to make.
     left: usize,
-    /// Tickets that it leaves unread.
+    /// The number of tickets that it leaves unread.
     ahead: usize,
     filling: Option<Batch>,
     flights: VecDeque<Flight>,
@@ -30,12 +30,12 @@ pub(super) struct Producer {
 
 #[derive(Debug)]
 struct Flight {
-    /// Counts the submissions of its ring.
+    /// The number of the submission in its ring.
     number: u64,
     ticket: Ticket,
 }
 
-/// What a step was, for the hash.
+/// The kind of a step, for the hash.
 type Did = u64;
 
 impl Producer {
@@ -48,7 +48,7 @@ impl Producer {
         self.left == 0 && self.filling.is_none() && self.flights.is_empty() && self.reading.is_none()
     }
 
-    /// Does something, unless it has to wait.
+    /// Makes a step; `None` if the producer has to wait.
     pub fn step(&mut self, mut scene: Scene<'_>) -> Option<Did> {
         if let Some((number, output)) = self.reading.take() {
             check(number, &output); // again: nobody may have written it meanwhile
@@ -115,7 +115,7 @@ impl Producer {
         }
     }
 
-    /// Looks at one of its tickets, in one of the ways there are.
+    /// Looks at one of its tickets in a random way.
     fn look(&mut self, scene: &mut Scene<'_>) -> Option<Did> {
         if self.flights.is_empty() {
             return None;
@@ -162,7 +162,7 @@ impl Producer {
         None
     }
 
-    /// An answer came.
+    /// Checks an answer.
     fn read(&mut self, number: u64, answer: Result<Output, Error>, scene: &mut Scene<'_>) -> Did {
         match answer {
             Ok(output) => {
@@ -187,7 +187,7 @@ fn stamp(number: u64, row: usize) -> u64 {
     (number << 8 | row as u64) + 1
 }
 
-/// Every word of every row must be the submission's own.
+/// Checks that every word of every row is that of the submission.
 fn check(number: u64, output: &Output) {
     for row in 0..output.rows() {
         let stamp = stamp(number, row).to_le_bytes();

@@ -1,4 +1,4 @@
-//! One schedule: a device, a ring or two, the producers, and the dice.
+//! One schedule: a device, one or two rings, the producers, and the dice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,19 +13,19 @@ use crate::ring::completion::Completion;
 use crate::ring::{Buckets, Close, Core, Node, RingSpec, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
-/// What happened in a schedule, or in many.
+/// The counts of one schedule, or of many.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
-    /// Of the order of all steps of the host and of the device.
+    /// A hash of the order of all steps of the host and the device.
     pub hash: u64,
     pub submitted: usize,
     pub answered: usize,
     pub abandoned: usize,
     /// Submissions and tickets that were answered with the device's fault.
     pub errors: usize,
-    /// Batches that were never submitted.
+    /// Batches that were dropped without a submission.
     pub given_back: usize,
-    /// Acquires and waits that gave up.
+    /// Acquires and waits that reached their limit.
     pub timeouts: usize,
     /// Waits that blocked until the device was done.
     pub blocked: usize,
@@ -52,13 +52,13 @@ impl Outcome {
         }
     }
 
-    /// Takes part of the order of events into the hash.
+    /// Adds an event to the hash of the order.
     pub fn mark(&mut self, what: u64) {
         self.hash = (self.hash ^ what).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
     }
 }
 
-/// splitmix64
+/// A splitmix64 generator.
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -71,7 +71,7 @@ impl Dice {
         (z ^ (z >> 31)) % bound
     }
 
-    /// Once in `often`.
+    /// True once in `often` rolls, at random.
     pub fn once_in(&mut self, often: u64) -> bool {
         self.roll(often) == 0
     }
@@ -81,7 +81,7 @@ impl Dice {
     }
 }
 
-/// Counts how often it was woken.
+/// Counts its wake-ups.
 pub(super) struct Bell(pub AtomicUsize);
 
 impl Wake for Bell {
@@ -90,7 +90,7 @@ impl Wake for Bell {
     }
 }
 
-/// What a producer's step needs of the world.
+/// The parts of the world that a producer's step uses.
 pub(super) struct Scene<'a> {
     pub core: &'a Arc<Core>,
     pub dice: &'a mut Dice,
@@ -110,7 +110,7 @@ pub(super) struct World {
     producers: Vec<Producer>,
     outcome: Outcome,
     faults: bool,
-    /// How often the device moves, in 64 steps.
+    /// The share of steps in which the device moves, in 64ths.
     device_share: u64,
 }
 
@@ -170,7 +170,7 @@ impl World {
             } else {
                 let index = busy[self.dice.roll(busy.len() as u64) as usize];
                 if !self.producer_step(index) && !busy.iter().any(|&p| self.producer_step(p)) {
-                    // Nobody can go on until the device does.
+                    // All producers wait for the device.
                     let moved = self.device_step();
                     let served = self.serve();
                     let went_on = moved || served || busy.iter().any(|&p| self.producer_step(p));
@@ -181,7 +181,7 @@ impl World {
         self.end()
     }
 
-    /// Lets the device do its next thing, if it has one.
+    /// Runs the device's next step, if there is one.
     fn device_step(&mut self) -> bool {
         let next = self.sim.next_step();
         if let Some(next) = next {
@@ -192,7 +192,7 @@ impl World {
         next.is_some()
     }
 
-    /// The rings' own threads have a turn; whether somebody was woken.
+    /// Runs the rings' own threads once; returns whether a waker was woken.
     fn serve(&mut self) -> bool {
         let mut woken = 0;
         for ring in &self.rings {
@@ -203,7 +203,7 @@ impl World {
         woken > 0
     }
 
-    /// A producer does something; whether it could.
+    /// Makes a step of a producer; returns whether it could make one.
     fn producer_step(&mut self, index: usize) -> bool {
         let producer = &mut self.producers[index];
         let ring = &mut self.rings[producer.ring];
@@ -221,7 +221,7 @@ impl World {
         did.is_some()
     }
 
-    /// Everything comes home.
+    /// Ends the schedule, and checks that every credit is free.
     fn end(mut self) -> Outcome {
         self.sim.drain();
         self.serve();
@@ -232,7 +232,7 @@ impl World {
                 let credits = ring.core.credits().unwrap();
                 let held = (credits.filling, credits.in_flight, credits.unread, credits.quarantined);
                 assert_eq!(held, (0, 0, 0, 0), "credits are lost: {credits}");
-                // All of them can be taken at once.
+                // All batches can be acquired at the same time.
                 let most = credits.staging.min(credits.results);
                 let all: Vec<_> = (0..most).map(|_| ring.core.acquire(Duration::ZERO).unwrap()).collect();
                 drop(all);
@@ -279,7 +279,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
     let program = program.on_streams(device, 1 + dice.roll(2) as usize).unwrap();
     let spec = RingSpec {
         staging: 1 + dice.roll(2 * slots as u64) as usize,
-        // A producer holds three tickets and an output at most; one more, or it might wait for itself.
+        // A producer holds at most three tickets and an output. It needs one more result, or it might wait for itself.
         results: producers * dice.pick(&[5, 6, 8]),
         priority,
         acquire_limit: Duration::from_secs(1),

@@ -1,8 +1,8 @@
-//! An estimate of a time, from the last measurements.
+//! An estimate of a time, from recent measurements.
 
 use std::time::Duration;
 
-/// A mean in which the latest values count most, and how far values lie from it in the mean; nothing before the first.
+/// The mean of measurements, in which recent ones count most, and their mean deviation; `None` before the first one.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Estimate(Option<(Duration, Duration)>);
 
@@ -17,12 +17,12 @@ impl Estimate {
         self.0.map(|(mean, _)| mean)
     }
 
-    /// What few values are below.
+    /// A time that few measurements are below.
     pub fn low(&self) -> Option<Duration> {
         self.0.map(|(mean, deviation)| mean.saturating_sub(deviation))
     }
 
-    /// What few values are above.
+    /// A time that few measurements are above.
     pub fn high(&self) -> Option<Duration> {
         self.0.map(|(mean, deviation)| mean + deviation)
     }

@@ -1,50 +1,50 @@
-//! Clients that come back with their next row when they have the answer to the last one.
+//! Learns when clients come back with their next row after the answer to the last one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::estimate::Estimate;
 
-/// The batches that were answered last, and how many of their rows are not followed by another yet.
+/// The batches that were answered last, each with the number of its rows that no new row has followed yet.
 ///
-/// Of rows that come at random, as many come in the end as were answered, only later; then nobody waits for them, as
+/// If rows come at random, as many come in the end as were answered, only later. Then no batch waits for them, because
 /// that does not pay.
 pub(super) struct Returns {
-    /// By batch size: from the answers until as many rows were committed.
+    /// For each batch size, the time from the answers until the same number of rows was committed.
     takes: Vec<Estimate>,
-    /// Oldest first.
+    /// The answered batches, oldest first.
     answered: VecDeque<Answered>,
-    /// Of them, those that are remembered.
+    /// The most answered batches that are remembered.
     most: usize,
 }
 
 struct Answered {
     size: usize,
-    /// Rows that nobody has followed yet.
+    /// The number of rows that no new row has followed yet.
     left: usize,
     since: Instant,
-    /// Where that is not known, all are given up with the next answers.
+    /// The times at which clients are expected back. If `None`, the entry is dropped at the next answers.
     expected: Option<Expected>,
 }
 
-/// When clients are expected to be back.
+/// The times at which clients are expected back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// When the last one usually is.
+    /// The time at which the last client is usually back.
     pub usually: Instant,
-    /// When few are later.
+    /// The time after which few clients come back.
     pub latest: Instant,
-    /// When those that are not back are given up.
+    /// The time at which clients that are not back are given up.
     given_up: Instant,
 }
 
 impl Returns {
-    /// Of so many batch sizes, and batches that may be answered at the same time.
+    /// An empty record for `sizes` batch sizes; `most` batches may be answered at the same time.
     pub fn new(sizes: usize, most: usize) -> Self {
         Self { takes: vec![Estimate::default(); sizes], answered: VecDeque::with_capacity(most + 1), most }
     }
 
-    /// The rows of a batch were answered.
+    /// Records that the rows of a batch were answered.
     pub fn answered(&mut self, size: usize, rows: usize, now: Instant) {
         let takes = &self.takes[size];
         let expected = takes.high().zip(takes.mean()).map(|(high, mean)| Expected {
@@ -59,8 +59,8 @@ impl Returns {
         }
     }
 
-    /// A row was committed. If all of the oldest answers are followed now, or given up: of which size they were, and how long
-    /// that took.
+    /// Records that a row was committed. If the oldest batch's rows are now all followed, or given up, returns the
+    /// batch's size and the time that this took.
     pub fn came(&mut self, now: Instant) -> Option<(usize, Duration)> {
         let first = self.answered.front_mut()?;
         let late = first.expected.map(|expected| expected.given_up).filter(|&end| end < now);
@@ -77,7 +77,8 @@ impl Returns {
         Some((size, took))
     }
 
-    /// Rows that are expected to come, and when: those that few are later than by `now` are not expected any more.
+    /// The numbers of expected rows, with their times. Rows are no longer expected when few would come later than
+    /// `now`.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = (usize, Expected)> {
         let soon = |answered: &Answered| Some((answered.left, answered.expected?));
         self.answered.iter().filter_map(soon).filter(move |(_, expected)| expected.latest > now)
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(due(&returns, at + US(91)), [], "three are late");
     }
 
-    /// Rounds of 1 ms: 4 rows are answered, so many come 100 us later.
+    /// Plays rounds of 1 ms: 4 rows are answered, and this many come 100 us later.
     fn rounds(returns: &mut Returns, mut at: Instant, rows: &[usize]) -> Instant {
         for &rows in rows {
             returns.answered(0, 4, at);

@@ -1,13 +1,13 @@
-//! What is known of the batches of one size.
+//! The measurements of the batches of one size.
 
 use std::time::Duration;
 
 use super::estimate::Estimate;
 
-/// Batches of a size to one whose upload is measured.
+/// One of this many batches of a size has its upload measured.
 pub(super) const SAMPLE: u32 = 16;
-/// Batches of other sizes after which a size's run is not known any more, and runs alone after which those beside others are
-/// not.
+/// After this many batches of other sizes, the times of a size's runs are forgotten. After this many runs alone, the
+/// time of runs side by side is forgotten.
 pub(super) const FORGET: u32 = 256;
 
 /// The part of a run by which [`Size::soonest`] follows a longer one.
@@ -15,24 +15,24 @@ const FOLLOWS: u32 = 32;
 
 pub(super) struct Size {
     pub rows: usize,
-    /// A run with nothing beside it.
+    /// The time of a run with no other beside it.
     pub alone: Estimate,
-    /// What few such runs are shorter than; it follows a shorter one at once, and a longer one slowly.
+    /// A time that few such runs are shorter than. It follows a shorter run at once, and a longer one slowly.
     pub soonest: Option<Duration>,
-    /// A run with another of the size beside it all the time.
+    /// The time of a run with another of this size beside it all the time.
     side_by_side: Estimate,
-    /// Runs alone since the last one beside another.
+    /// The number of runs alone since the last one beside another.
     runs_alone: u32,
-    /// Of a row.
+    /// The time of the upload of a row.
     upload: Estimate,
-    /// Batches until an upload is measured again.
+    /// The number of batches until an upload is measured again.
     unmeasured: u32,
-    /// Batches of other sizes since the last of this one.
+    /// The number of batches of other sizes since the last one of this size.
     unused: u32,
 }
 
 impl Size {
-    /// Of which nothing is known.
+    /// A size without measurements.
     pub fn new(rows: usize) -> Self {
         Self {
             rows,
@@ -46,7 +46,7 @@ impl Size {
         }
     }
 
-    /// A batch of this size was sent; whether its upload is to be measured.
+    /// Records that a batch of this size was sent; returns whether its upload should be measured.
     pub fn sent(&mut self) -> bool {
         let is_measured = self.measures();
         self.unused = 0;
@@ -59,7 +59,8 @@ impl Size {
         self.unmeasured <= 1
     }
 
-    /// A batch of another size was sent. What was slow once is tried again: a size that is not used for long forgets.
+    /// Records that a batch of another size was sent. A size that is not used for long forgets its times, so that a
+    /// size that was once slow is tried again.
     pub fn passed(&mut self) {
         self.unused += 1;
         if self.unused == FORGET {
@@ -67,24 +68,25 @@ impl Size {
         }
     }
 
-    /// The upload of so many rows took so long.
+    /// Records the time of the upload of `rows` rows.
     pub fn uploaded(&mut self, rows: usize, took: Duration) {
         self.upload.add(took.div_f64(rows as f64));
         self.unmeasured = SAMPLE;
     }
 
-    /// What the upload of so many rows takes; nothing before it was measured.
+    /// The time of the upload of `rows` rows; zero before the first measurement.
     pub fn upload(&self, rows: usize, of: fn(&Estimate) -> Option<Duration>) -> Duration {
         of(&self.upload).map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
     }
 
-    /// What is known of the upload is too long: the next one is measured.
+    /// Forgets the time of uploads because it is too long, so that the next upload is measured.
     pub fn forget_upload(&mut self) {
         (self.upload, self.unmeasured) = Default::default();
     }
 
-    /// A run took so long, of it `alone` with nothing beside it. From one that was mostly beside others of its size follows
-    /// what it takes beside one all the time, if it is known what it takes alone. Smaller ones slow it down less.
+    /// Records the time of a run, of which it was `alone` for a part. If it was mostly beside others of its size, and
+    /// the time of a run alone is known, this gives the time of a run that is beside another all the time. Smaller ones
+    /// would slow it down less.
     pub fn took(&mut self, took: Duration, alone: Duration, others_alike: bool) {
         if 8 * alone >= 7 * took {
             self.alone.add(took);
@@ -106,14 +108,14 @@ impl Size {
         }
     }
 
-    /// How fast it runs beside another, a half to 1, as if it was alone; 1 where that is not known.
+    /// The speed of a run beside another one, relative to a run alone: a half to 1; 1 if it is not known.
     pub fn speed_beside(&self) -> f64 {
         let both = self.alone.mean().zip(self.side_by_side.mean());
         both.map_or(1.0, |(alone, side_by_side)| alone.div_duration_f64(side_by_side).clamp(0.5, 1.0))
     }
 
-    /// Whether two runs side by side do clearly more than one after the other, a quarter: what is gained has to outweigh
-    /// that both are over later. What a run takes alone has to be known, and that it does not gain has to be seen.
+    /// Whether two runs side by side do clearly more than one after the other, by a quarter: the gain has to outweigh
+    /// that both end later. True if only the time of a run alone is known, so that the size is tried.
     pub fn gains_side_by_side(&self) -> bool {
         self.alone
             .mean()

@@ -1,11 +1,11 @@
-//! When a batch leaves, and with how many rows, by the times of those before it.
+//! Tests of when a batch leaves, and with how many rows, depending on the times of earlier batches.
 
 use super::size::{FORGET, SAMPLE};
 use super::*;
 
 const US: fn(u64) -> Duration = Duration::from_micros;
 
-/// A batch of `rows` that was alone: uploaded after `upload`, done after `run` more.
+/// Sends a batch of `rows` with no other beside it: uploaded after `upload`, done `run` later.
 fn alone(pace: &mut Pace, at: Instant, rows: usize, upload: Duration, run: Duration) -> Instant {
     pace.sent(rows, at);
     pace.uploaded(rows, upload);
@@ -101,7 +101,7 @@ fn a_thread_that_overslept_once_waits_again() {
     assert!(waits > US(140), "{waits:?}: half of a run, less an upload, of 320 us");
 }
 
-/// Two streams, and runs alone that are known: 300 us for 8 rows, 400 for 16.
+/// A pace with two streams that knows the times of runs alone: 300 us for 8 rows, 400 for 16.
 fn two_streams() -> (Pace, Instant) {
     let mut pace = Pace::new(&[1, 8, 16], 2);
     let mut at = Instant::now();
@@ -132,7 +132,7 @@ fn a_small_run_holds_no_large_batch_back() {
     assert_eq!(pays, [false, false, true, true], "twice as large pays");
 }
 
-/// Sent `apart` from each other and done `took` after that; then the device is idle.
+/// Sends two batches, `apart` from each other, each done `took` after it was sent; the device is idle afterwards.
 fn side_by_side(pace: &mut Pace, at: Instant, rows: usize, took: Duration, apart: Duration) -> Instant {
     pace.sent(rows, at);
     pace.sent(rows, at + apart);
@@ -151,7 +151,7 @@ fn from_a_run_partly_beside_another_follows_what_it_takes_beside_one_all_the_tim
     let size = &pace.sizes[1];
     assert_eq!(size.alone.mean(), Some(US(300)));
     assert!((size.speed_beside() - 2.0 / 3.0).abs() < 0.01, "{}", size.speed_beside());
-    // The first ends as late as that again, the second has a third of its speed more from then on.
+    // The first run ends after 400 us again; from then on the second one runs alone, at full speed.
     pace.sent(8, at);
     pace.sent(8, at + US(100));
     let ends: Vec<_> = pace.flights.iter().map(|flight| flight.ends.unwrap().duration_since(at).as_micros()).collect();
@@ -174,8 +174,8 @@ fn a_run_that_may_have_been_over_before_says_nothing() {
     assert_eq!(pace.sizes[1].speed_beside(), before, "behind which the second was heard of");
 }
 
-/// Two runs of 8 rows take 440 us side by side, 600 one after the other; then they take 520, and stay alone until that is
-/// forgotten.
+/// Two runs of 8 rows take 440 us side by side and 600 one after the other. Later they take 520 side by side, and run
+/// in turn until this is forgotten.
 #[test]
 fn sizes_are_computed_side_by_side_as_long_as_they_gain_and_in_turn_else() {
     let (mut pace, mut at) = two_streams();
@@ -204,7 +204,7 @@ fn full_batches_that_gain_are_computed_side_by_side() {
     assert!(!pace.sent(16, at + US(500)).in_turn && !pace.sent(16, at + US(500)).in_turn);
 }
 
-/// Eight clients, who come back 100 us after their answers.
+/// Plays eight clients that come back 100 us after their answers.
 fn closed_loop(pace: &mut Pace, mut at: Instant) -> Instant {
     for _ in 0..30 {
         at = alone(pace, at, 8, Duration::ZERO, US(300));
@@ -230,8 +230,8 @@ fn rows_that_are_due_are_waited_for_if_that_shortens_the_round() {
     assert_eq!(pace.leaves_at(8, now), now, "all are there");
 }
 
-/// Half of the time the last of eight clients comes back 20 us after the answers, and else 500 us after them: after 260 us in
-/// the mean, and few times after 700.
+/// Half of the time the last of eight clients comes back 20 us after the answers, otherwise 500 us after them: after
+/// 260 us on average, and rarely after 700.
 #[test]
 fn what_is_lost_by_waiting_is_judged_by_when_clients_are_usually_back() {
     let (mut pace, mut at) = two_streams();
@@ -371,8 +371,8 @@ fn a_round_is_shared_between_those_that_run_and_those_that_wait() {
     assert_eq!(pace.worth(13, at), 13, "of 17 clients more");
 }
 
-/// Nine rows leave eight of them, of a size that gains; that of nine does not, and took twice as long beside others before
-/// it became faster alone.
+/// Of nine rows, a batch may take eight, a size that gains side by side. The size for nine does not gain, and took
+/// twice as long beside others before it became faster alone.
 #[test]
 fn a_size_that_became_faster_alone_loses_no_less_than_nothing_by_waiting() {
     let (mut pace, mut at) = two_streams();

@@ -1,11 +1,11 @@
-//! When a batch leaves, and with which rows, by the books alone.
+//! Tests of when a batch leaves, and with which rows, by the books alone.
 
 use super::*;
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 const BOUNDS: Bounds = Bounds { full: 4, in_flight: 3, max_delay: Duration::from_millis(2) };
 
-/// Books of a device that takes 10 ms for a run, which is known.
+/// Books that know that a run of the device takes 10 ms.
 fn books(start: Instant) -> BatcherState {
     let mut state = BatcherState::new(16, &[1, 4], 1);
     for at in [start, start + MS(50)] {
@@ -62,7 +62,7 @@ fn a_row_that_may_not_wait_goes_along() {
     let start = Instant::now();
     let bounds = Bounds { full: 16, ..BOUNDS };
     let now = start + MS(1_000);
-    // Nine rows, of which the last has a deadline; 16 take nine times as long as 8.
+    // Nine rows, of which the last has a deadline. A batch of 16 takes nine times as long as one of 8.
     let picked = |after: Duration| {
         let mut state = BatcherState::new(64, &[8, 16], 1);
         for (rows, run) in [(8, 10), (16, 90)] {
@@ -120,7 +120,7 @@ fn of_a_batch_that_never_reached_the_device_nothing_is_learnt() {
     }
 }
 
-/// What each of the next rows changes.
+/// The effect of each of the next commits.
 fn news_of(state: &mut BatcherState, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<News> {
     let news = |before| {
         commit(state, None, now);
@@ -162,7 +162,7 @@ fn who_commits_sends_a_batch_with_none_beside_it() {
     assert_eq!(news_of(&mut state, 0..1, &BOUNDS, now + MS(29)), [News::Look], "one is in flight");
 }
 
-/// Clients that come back 3 ms after their answers, each alone on a stream of its own.
+/// Clients that come back 3 ms after their answers. Each runs alone on a stream of its own.
 #[test]
 fn who_completes_a_group_sends_it_beside_another() {
     let mut now = Instant::now();
