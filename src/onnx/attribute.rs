@@ -56,7 +56,7 @@ pub enum AttributeValue {
 }
 
 impl AttributeValue {
-    /// The text; `None` if the value is not text.
+    /// The text, if the value is text in UTF-8; else `None`.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(bytes) => std::str::from_utf8(bytes).ok(),
@@ -83,7 +83,7 @@ impl AttributeValue {
         }
     }
 
-    /// What a file means that declares a type and has no value: writers leave out zeros and empty lists.
+    /// The value of an attribute that declares a type and has no value: writers leave out zeros and empty lists.
     fn left_out(number: i64) -> Option<Self> {
         Some(match number {
             1 => Self::Float(0.0),
@@ -99,7 +99,7 @@ impl AttributeValue {
     }
 }
 
-/// The types of attributes by number.
+/// The names of attribute types, by number.
 const TYPES: [&str; 15] = [
     "UNDEFINED",
     "FLOAT",
@@ -131,7 +131,7 @@ pub(super) struct AttributeFields {
 }
 
 impl AttributeFields {
-    /// Takes the only value.
+    /// Takes the attribute's only value; a second one is an error.
     fn one(&mut self, value: AttributeValue, place: Place, reader: &Reader<'_>) -> Result<(), Error> {
         match self.value.replace(value) {
             None => Ok(()),
@@ -144,7 +144,7 @@ impl AttributeFields {
     }
 }
 
-/// The list that a repeated field makes longer; an error where there is a value of another type.
+/// The list that a repeated field extends; an error if the attribute already has a value of another type.
 macro_rules! list {
     ($fields:ident, $kind:ident, $place:expr, $reader:ident) => {
         match $fields.value.get_or_insert_with(|| AttributeValue::$kind(Vec::new())) {
@@ -226,7 +226,7 @@ impl Message for AttributeFields {
         let Some(value) = value.or_else(|| AttributeValue::left_out(number)) else {
             return fail(format!("has no value; its type is {}", type_name(number)));
         };
-        // Files from before version 3 of the format declare no types.
+        // Files older than version 3 of the format declare no types.
         if number != 0 && number != value.number() {
             return fail(format!("is declared as {}, but is {}", type_name(number), type_name(value.number())));
         }

@@ -70,7 +70,8 @@ pub enum DataType {
     Float6E3M2,
 }
 
-/// By number, beginning with 1: the type, its name, the bits of an element, 0 where they have no size.
+/// The types by number, beginning with 1: the type, its name, and the bits of an element, or 0 if elements have no
+/// fixed size.
 const TYPES: [(DataType, &str, usize); 28] = [
     (DataType::Float, "FLOAT", 32),
     (DataType::Uint8, "UINT8", 8),
@@ -124,7 +125,7 @@ impl DataType {
         Some(TYPES[self as usize].2).filter(|bits| *bits > 0)
     }
 
-    /// The field of a tensor's message that holds its elements where `raw_data` does not.
+    /// The field of a tensor's message that holds the elements if `raw_data` does not.
     pub(super) fn field(self) -> &'static str {
         match self {
             Self::Float | Self::Complex64 => "float_data",

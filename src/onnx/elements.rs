@@ -1,4 +1,4 @@
-//! The elements of tensors, read when they are asked for.
+//! Reads the elements of tensors when they are asked for.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl File {
         }
     }
 
-    /// Where the elements of a tensor lie one behind the other, little-endian, if they lie so.
+    /// The source and offset of the elements of a tensor, if they lie together and in little-endian order.
     pub(crate) fn place(&self, tensor: &Tensor) -> Option<(&Arc<Source>, u64)> {
         match &tensor.data {
             Data::External { file, offset } => self.external.get(*file).map(|file| (&file.source, *offset)),
@@ -52,7 +52,7 @@ impl File {
         }
     }
 
-    /// The pieces one behind the other; their lengths add up to that of `out`.
+    /// Copies pieces of the file to `out`, one after the other; their lengths add up to that of `out`.
     fn copy(&self, spans: &[Span], mut out: &mut [u8]) -> Result<(), Error> {
         for span in spans {
             let (piece, rest) = out.split_at_mut(span.bytes() as usize);
@@ -62,7 +62,7 @@ impl File {
         Ok(())
     }
 
-    /// The elements that are stored as varints.
+    /// Reads elements that are stored as varints.
     fn unpack(&self, tensor: &Tensor, spans: &[Span], out: &mut [u8]) -> Result<(), Error> {
         let mut wire = Wire::new(self.path(), &self.source, self.bytes);
         let (expected, mut found) = (entries(tensor.dtype, tensor.elems, tensor.bytes), 0);
@@ -97,7 +97,7 @@ impl File {
     }
 }
 
-/// Bits that a varint stands for: an element's, or a byte of smaller ones.
+/// The bits that a varint holds: those of an element, or of a byte of smaller elements.
 fn entry_bits(dtype: DataType) -> usize {
     match dtype.bits() {
         Some(bits) if bits >= 6 => bits,
@@ -105,7 +105,7 @@ fn entry_bits(dtype: DataType) -> usize {
     }
 }
 
-/// The bits of the element that a varint is; `None` if none of the type is.
+/// The bits of the element that a varint stands for; `None` if the type has no such element.
 fn element(dtype: DataType, varint: u64) -> Option<u64> {
     let value = match dtype.field() {
         "int32_data" => i128::from(varint as i32),
@@ -120,7 +120,7 @@ fn element(dtype: DataType, varint: u64) -> Option<u64> {
     range.contains(&value).then_some((value as u128 & ((1 << bits) - 1)) as u64)
 }
 
-/// Packs elements of any number of bits into bytes, from the lowest bits on.
+/// Packs elements of any number of bits into bytes, the first in the lowest bits.
 struct Packer<'a> {
     out: &'a mut [u8],
     held: u128,
@@ -128,7 +128,7 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Up to 64 bits. What `out` has no room for is left out.
+    /// Adds `bits` bits, at most 64. Bytes that do not fit into `out` are dropped.
     fn push(&mut self, value: u64, bits: usize) {
         self.held |= u128::from(value) << self.bits;
         self.bits += bits;
@@ -138,7 +138,7 @@ impl Packer<'_> {
         }
     }
 
-    /// The last bits, with zeros above them.
+    /// Writes the last bits, with zeros above them.
     fn finish(mut self) {
         if self.bits > 0 {
             self.byte();

@@ -1,6 +1,7 @@
-//! Files beside a model that hold tensors of it.
+//! Files beside a model that hold its tensors.
 //!
-//! A model names them, and it comes from outside: it must not have the reader open a file elsewhere, a device or a pipe.
+//! The model names these files, and the model is not trusted: it must not make the reader open a file elsewhere, a
+//! device or a pipe.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -12,18 +13,18 @@ use crate::files::{Opened, Source};
 
 /// The files that a model has named so far.
 pub(super) struct External<'a> {
-    /// None where the model is in memory, and so has nothing beside it.
+    /// The model's path; `None` if the model is in memory and has no files beside it.
     model: Option<&'a Path>,
-    /// The real folders that files may lie in, once they were asked for.
+    /// The real folders that files may lie in, found on the first use.
     folders: Vec<PathBuf>,
     by_location: BTreeMap<String, usize>,
-    /// Each one open, once.
+    /// The files that are open, each once.
     pub files: Vec<ExternalFile>,
 }
 
 /// A file that holds tensors.
 pub(super) struct ExternalFile {
-    /// Its path without links.
+    /// The file's path without links.
     pub path: PathBuf,
     pub source: Arc<Source>,
     pub bytes: u64,
@@ -34,12 +35,12 @@ impl<'a> External<'a> {
         Self { model, folders: Vec::new(), by_location: BTreeMap::new(), files: Vec::new() }
     }
 
-    /// Whether the model has named it before.
+    /// Whether the model has named this location before.
     pub fn knows(&self, location: &str) -> bool {
         self.by_location.contains_key(location)
     }
 
-    /// Which of the files is at `location`; `fail` makes errors of what is wrong with it.
+    /// The index of the file at `location`. `fail` makes the error for a location that is not allowed.
     pub fn file(&mut self, location: &str, fail: impl Fn(String) -> Error) -> Result<usize, Error> {
         if let Some(&file) = self.by_location.get(location) {
             return Ok(file);
@@ -65,7 +66,7 @@ impl<'a> External<'a> {
         Ok(file)
     }
 
-    /// The file at a path without links, open now if it was not.
+    /// The index of the file at a path without links, which is opened if it was not open.
     fn open(&mut self, path: PathBuf) -> Result<usize, Error> {
         if let Some(file) = self.files.iter().position(|file| file.path == path) {
             return Ok(file);
@@ -75,8 +76,8 @@ impl<'a> External<'a> {
         Ok(self.files.len() - 1)
     }
 
-    /// The model's folder, and that of the file which the model may be a link to: in a cache both model and data are
-    /// links, to files of one folder.
+    /// The model's folder, and, if the model is a link, the folder of its target: in a cache both the model and its
+    /// data are links to files of one folder.
     fn folders(&mut self, model: &Path) -> Result<&[PathBuf], Error> {
         if self.folders.is_empty() {
             self.folders = vec![real(folder(model))?, folder(&real(model)?).to_owned()];
@@ -99,7 +100,7 @@ fn is_below(location: &Path) -> bool {
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
-/// The folder that a file is in.
+/// The folder that contains a file.
 fn folder(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -1,4 +1,4 @@
-//! An ONNX file that is open.
+//! An open ONNX file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct File {
 /// take about 2,000 bytes for each node; a list that grows counts each time it is copied.
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
-/// What stands for the path where a model is not in a file.
+/// The path of a model that is not in a file.
 const IN_MEMORY: &str = "<memory>";
 
 impl File {

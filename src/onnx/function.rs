@@ -1,4 +1,4 @@
-//! Operators that a model defines by other operators.
+//! Operators that a model defines by means of other operators.
 
 use super::attribute::{Attribute, AttributeFields};
 use super::model::{OpsetEntry, Opsets, standard};

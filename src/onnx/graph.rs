@@ -1,4 +1,4 @@
-//! A graph: nodes, constants, and what goes in and comes out.
+//! A graph: its nodes, constants, inputs and outputs.
 
 use super::names;
 use super::node::NodeProto;

@@ -1,4 +1,4 @@
-//! The outermost message of a file.
+//! The model: the outermost message of a file.
 
 use super::function::Function;
 use super::graph::GraphProto;
@@ -55,7 +55,7 @@ impl Opsets {
         self.0.iter().map(|(domain, version)| (domain.as_str(), *version))
     }
 
-    /// Refuses two versions of one domain.
+    /// An error if there are two versions of one domain.
     pub(super) fn check(&self, place: Place, reader: &mut Reader<'_>) -> Result<(), Error> {
         let sorted = names::sorted(self.iter(), place, reader)?;
         match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
@@ -68,7 +68,8 @@ impl Opsets {
     }
 }
 
-/// The domain of the standard operators has two names in the format, and one here.
+/// The domain's name in this module: the format has two names for the domain of the standard operators, here it is
+/// empty.
 pub(super) fn standard(domain: String) -> String {
     if domain == "ai.onnx" { String::new() } else { domain }
 }
@@ -129,7 +130,7 @@ impl Message for ModelFields {
     }
 }
 
-/// Refuses two functions that a node cannot tell apart.
+/// An error if there are two functions that a node cannot tell apart.
 fn check_functions(functions: &[Function], place: Place, reader: &mut Reader<'_>) -> Result<(), Error> {
     let keys = functions.iter().map(|f| (f.domain.as_str(), f.name.as_str(), f.overload.as_str()));
     let keys = names::sorted(keys, place, reader)?;

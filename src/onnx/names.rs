@@ -4,7 +4,7 @@ use super::reader::{NAME, Reader};
 use super::wire::Place;
 use crate::error::{Error, printable};
 
-/// The same in ascending order, in memory out of the budget.
+/// The items in ascending order; their memory is charged to the budget.
 pub(super) fn sorted<T: Ord>(
     items: impl ExactSizeIterator<Item = T>,
     place: Place,
@@ -17,7 +17,7 @@ pub(super) fn sorted<T: Ord>(
     Ok(sorted)
 }
 
-/// Refuses a name that is missing or there twice. `what` says in errors what is named, such as `"an input"`.
+/// An error if a name is missing or occurs twice. `what` says in errors what is named, such as `"an input"`.
 pub(super) fn check<'n>(
     names: impl ExactSizeIterator<Item = &'n str>,
     what: &str,

@@ -1,4 +1,4 @@
-//! Messages become values: how deep they nest, and what memory they may take.
+//! Reads messages into values, within limits of nesting and memory.
 
 use std::fmt;
 use std::mem::size_of;
@@ -7,20 +7,20 @@ use super::external::External;
 use super::wire::{Field, Place, Schema, Span, Value, Wire};
 use crate::error::Error;
 
-/// A message of the format, while its fields are read.
+/// A message of the format whose fields are being read.
 pub(super) trait Message: Default {
-    /// What it becomes.
+    /// The type that the message becomes.
     type Made;
     const SCHEMA: Schema;
 
-    /// Takes one field; those that the schema does not name come as well, without a name.
+    /// Takes one field. A field that the schema does not name comes without a name.
     fn field(&mut self, field: Field, reader: &mut Reader<'_>) -> Result<(), Error>;
 
-    /// Checks the whole, which begins at `place`.
+    /// Checks the whole message, which begins at `place`, and makes its value.
     fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Self::Made, Error>;
 }
 
-/// What reads messages.
+/// The state of reading messages.
 pub(super) struct Reader<'a> {
     pub wire: Wire<'a>,
     pub external: External<'a>,
@@ -28,31 +28,31 @@ pub(super) struct Reader<'a> {
     memory: Memory,
 }
 
-/// A budget: bytes in all, and those that are left.
+/// The memory budget: its size in bytes, and the bytes that are left.
 struct Memory {
     bytes: u64,
     left: u64,
 }
 
-/// Messages within messages, as in Google's implementations: an `If` within an `If` takes three.
+/// The most nested messages, as in Google's implementations: an `If` within an `If` takes three.
 const MOST_DEPTH: usize = 100;
 
-/// Characters of a name in an error: names come from files, and may be all of one.
+/// The most characters of a name in an error: names come from files, and may be as long as the file.
 pub(super) const NAME: usize = 100;
 
-/// What an allocator takes beside what it was asked for.
+/// The bytes that an allocator takes in addition to those that were asked for.
 const ALLOCATION_BYTES: usize = 32;
 
-/// What an external file takes beside its path.
+/// The bytes that an external file takes in addition to its path.
 const EXTERNAL_BYTES: usize = 512;
 
 impl<'a> Reader<'a> {
-    /// With a budget of this many bytes.
+    /// A reader with a budget of this many bytes.
     pub fn new(wire: Wire<'a>, external: External<'a>, memory_bytes: u64) -> Self {
         Self { wire, external, depth: 0, memory: Memory { bytes: memory_bytes, left: memory_bytes } }
     }
 
-    /// The message that all of `span` is.
+    /// Reads the message that fills `span`.
     pub fn all<M: Message>(&mut self, span: Span, place: Place) -> Result<M::Made, Error> {
         if self.depth == MOST_DEPTH {
             return Err(self.fail(place, format_args!("expected at most {MOST_DEPTH} messages within one another")));
@@ -66,25 +66,25 @@ impl<'a> Reader<'a> {
         message.finish(Place { at: place.at, message: M::SCHEMA.message, number: 0, name: "" }, self)
     }
 
-    /// The message in a field.
+    /// Reads the message in a field.
     pub fn message<M: Message>(&mut self, field: &Field) -> Result<M::Made, Error> {
         let span = self.delimited(field)?;
         self.all::<M>(span, field.place)
     }
 
-    /// The message in a field that a list is made of.
+    /// Reads the message in a repeated field, and adds it to the list.
     pub fn push_message<M: Message>(&mut self, list: &mut Vec<M::Made>, field: &Field) -> Result<(), Error> {
         let made = self.message::<M>(field)?;
         self.push(list, made, field.place)
     }
 
-    /// The text in a field that a list is made of.
+    /// Reads the text in a repeated field, and adds it to the list.
     pub fn push_string(&mut self, list: &mut Vec<String>, field: &Field) -> Result<(), Error> {
         let text = self.string(field)?;
         self.push(list, text, field.place)
     }
 
-    /// An integer, or an enumeration's value.
+    /// Reads an integer, or the value of an enumeration.
     pub fn int(&self, field: &Field) -> Result<i64, Error> {
         match field.value {
             Value::Varint(value) => Ok(value as i64),
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// One integer, or many packed, at the end of `list`.
+    /// Adds one integer, or many packed ones, to the end of `list`.
     pub fn ints(&mut self, list: &mut Vec<i64>, field: &Field) -> Result<(), Error> {
         let mut rest = field.payload;
         match field.value {
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One number, or many packed, at the end of `list`.
+    /// Adds one number, or many packed ones, to the end of `list`.
     pub fn floats(&mut self, list: &mut Vec<f32>, field: &Field) -> Result<(), Error> {
         let mut rest = field.payload;
         match field.value {
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Where the bytes of a value are that has a length.
+    /// The place of the bytes of a value that has a length.
     pub fn delimited(&self, field: &Field) -> Result<Span, Error> {
         match field.value {
             Value::Bytes => Ok(field.payload),
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `item` at the end of `list`.
+    /// Adds `item` to the end of `list`, within the budget.
     pub fn push<T>(&mut self, list: &mut Vec<T>, item: T, place: Place) -> Result<(), Error> {
         if list.len() == list.capacity() {
             self.reserve(list, list.len().max(1), place)?;
@@ -164,21 +164,21 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// `item` in memory of its own.
+    /// Puts `item` into memory of its own, within the budget.
     pub fn boxed<T>(&mut self, item: T, place: Place) -> Result<Box<T>, Error> {
         self.charge(size_of::<T>() + ALLOCATION_BYTES, place)?;
         Ok(Box::new(item))
     }
 
-    /// Room for so many more items, out of the budget; what the list had before counts twice, as both are there while it
-    /// is copied.
+    /// Makes room for `more` items, within the budget. The old items count twice, because both copies exist while they
+    /// are moved.
     pub fn reserve<T>(&mut self, list: &mut Vec<T>, more: usize, place: Place) -> Result<(), Error> {
         let items = list.len().saturating_add(more);
         self.charge(items.saturating_mul(size_of::<T>()).saturating_add(ALLOCATION_BYTES), place)?;
         list.try_reserve_exact(more).map_err(|e| self.fail(place, e))
     }
 
-    /// The external file at `location`: which one, and its bytes.
+    /// The index of the external file at `location`, and its bytes.
     pub fn external(&mut self, location: &str, place: Place) -> Result<(usize, u64), Error> {
         if !self.external.knows(location) {
             self.charge(EXTERNAL_BYTES + location.len(), place)?;

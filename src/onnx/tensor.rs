@@ -1,4 +1,4 @@
-//! Constants: type, dimensions, and where the elements lie.
+//! Constants: type, dimensions, and the place of the elements.
 
 use super::data_type::DataType;
 use super::model::KeyValue;
@@ -30,24 +30,24 @@ pub struct Tensor {
     pub(super) data: Data,
 }
 
-/// Where the elements of a tensor lie.
+/// The place of a tensor's elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Data {
-    /// In the file, as little-endian elements in pieces one behind the other; of text each one in a piece.
+    /// In the file, as little-endian elements, in consecutive pieces; each text is a piece.
     Bytes(Vec<Span>),
     /// In the file, as varints.
     Varints(Vec<Span>),
-    /// In another file.
+    /// In an external file, by its index.
     External { file: usize, offset: u64 },
 }
 
 impl Tensor {
-    /// Elements: the product of the dimensions.
+    /// The number of elements: the product of the dimensions.
     pub fn elems(&self) -> usize {
         self.elems
     }
 
-    /// Bytes of all elements, the last one padded where elements are smaller; 0 for text.
+    /// The bytes of all elements, with the last byte padded if elements are smaller; 0 for text.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -58,7 +58,7 @@ pub(super) struct TensorFields {
     name: String,
     dims: Vec<i64>,
     dtype: i64,
-    /// Where elements are, and the name of the field that has them.
+    /// The places of the elements, and the name of the field that has them.
     stored: Vec<Span>,
     stored_in: &'static str,
     is_external: bool,
@@ -131,7 +131,7 @@ impl Message for TensorFields {
     }
 }
 
-/// Elements and bytes; `None` if there is no number for them.
+/// The numbers of elements and bytes; `None` if one of them overflows.
 fn size(dims: &[usize], dtype: DataType) -> Option<(usize, usize)> {
     let elems = match dims.contains(&0) {
         true => 0,
@@ -141,7 +141,7 @@ fn size(dims: &[usize], dtype: DataType) -> Option<(usize, usize)> {
     Some((elems, usize::try_from(bits.div_ceil(8)).ok()?))
 }
 
-/// Dimensions for an error: of many the first ones.
+/// The dimensions for an error; if there are many, only the first ones.
 fn shape(dims: &[usize]) -> String {
     match dims.get(..MANY_DIMS) {
         Some(first) if dims.len() > MANY_DIMS => format!("{first:?} and {} more", dims.len() - MANY_DIMS),
@@ -151,7 +151,7 @@ fn shape(dims: &[usize]) -> String {
 
 const MANY_DIMS: usize = 8;
 
-/// Where `spans` are as the field has them.
+/// The place of elements that are stored in a field of this name.
 fn data(spans: Vec<Span>, stored_in: &str) -> Data {
     match stored_in {
         "int32_data" | "int64_data" | "uint64_data" => Data::Varints(spans),
@@ -160,7 +160,7 @@ fn data(spans: Vec<Span>, stored_in: &str) -> Data {
 }
 
 impl TensorFields {
-    /// Takes elements of one field; writers repeat the others without any.
+    /// Takes the elements of one field. Writers may repeat the other fields without elements.
     fn store(&mut self, field: &Field, reader: &mut Reader<'_>) -> Result<(), Error> {
         let (place, span) = (field.place, field.payload);
         if span.bytes() == 0 && place.name != "string_data" {
@@ -184,7 +184,7 @@ impl TensorFields {
         Ok(Ok(dims))
     }
 
-    /// Checks what is stored against type and size; of varints how many there can be.
+    /// Checks the stored bytes against type and size; for varints, whether there can be enough.
     fn stored(&self, dtype: DataType, elems: usize, bytes: usize) -> Result<(), String> {
         let found: u64 = self.stored.iter().map(|span| span.bytes()).sum();
         let is_raw = self.stored_in == "raw_data" && dtype != DataType::String;
@@ -207,7 +207,7 @@ impl TensorFields {
         }
     }
 
-    /// The elements in another file.
+    /// The place of elements in another file.
     fn external(&self, bytes: usize, place: Place, reader: &mut Reader<'_>) -> Result<Data, Error> {
         let entry = |key| self.external.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str());
         let name = printable(&self.name, NAME);
@@ -243,7 +243,7 @@ impl TensorFields {
     }
 }
 
-/// Varints that hold so many elements: one each, or one a byte of smaller elements.
+/// The number of varints for these elements: one for each element, or one for each byte of smaller elements.
 pub(super) fn entries(dtype: DataType, elems: usize, bytes: usize) -> usize {
     if dtype.bits() < Some(6) { bytes } else { elems }
 }

@@ -19,7 +19,7 @@ pub struct ValueInfo {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum ValueType {
-    /// The file does not say.
+    /// A type that the file does not give.
     #[default]
     Unknown,
     /// A tensor.

@@ -1,7 +1,7 @@
-//! Protobuf's wire format, read at positions of a file.
+//! Reads Protobuf's wire format at positions of a file.
 //!
-//! A message is a row of fields: a varint that holds the field's number and how its value is stored, then the value. What
-//! has a length says so before it, and no length reaches beyond the message around it.
+//! A message is a sequence of fields: a varint with the field's number and the kind of its value, then the value. A
+//! value of variable length begins with its length, which must not reach beyond the message around it.
 
 use std::fmt;
 use std::path::Path;
@@ -22,13 +22,13 @@ impl Span {
     }
 }
 
-/// What a message is called, and the fields of it that are read, by number; all others are skipped.
+/// A message's name, and the fields that are read, by number; all others are skipped.
 pub(super) struct Schema {
     pub message: &'static str,
     pub fields: &'static [(u32, &'static str)],
 }
 
-/// Where in a file something is, for errors.
+/// A place in a file, for errors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub at: u64,
@@ -50,7 +50,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// How a value is stored, and the number where that is all there is to read.
+/// The kind of a value, with the number if the value is a single number.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     Varint(u64),
@@ -68,7 +68,7 @@ pub(super) struct Field {
     pub payload: Span,
 }
 
-/// A file, read in pieces.
+/// A file that is read in pieces.
 pub(super) struct Wire<'a> {
     path: &'a Path,
     source: &'a Source,
@@ -77,19 +77,19 @@ pub(super) struct Wire<'a> {
     piece_at: u64,
 }
 
-/// Bytes read at a time. Longer values are skipped, or read where they are wanted.
+/// The bytes that are read at a time. Longer values are skipped, or read when they are needed.
 const PIECE_BYTES: u64 = 16 << 10;
 
-/// 64 bits at seven a byte.
+/// The most bytes of a varint: 64 bits at seven per byte.
 pub(super) const VARINT_BYTES: u64 = 10;
 
 impl<'a> Wire<'a> {
-    /// Of the file at `path`, which has this many bytes.
+    /// The file at `path`, which has this many bytes.
     pub fn new(path: &'a Path, source: &'a Source, file_bytes: u64) -> Self {
         Self { path, source, file_bytes, piece: Vec::new(), piece_at: 0 }
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &'a Path {
         self.path
     }
@@ -99,7 +99,7 @@ impl<'a> Wire<'a> {
         Error::format(self.path, format!("{place}: {what}"))
     }
 
-    /// The next field of `rest`, the rest of a message, which then begins behind it; `None` at its end.
+    /// The next field of `rest`, the rest of a message, which then begins after this field; `None` at its end.
     pub fn next(&mut self, rest: &mut Span, schema: &Schema) -> Result<Option<Field>, Error> {
         if rest.at == rest.end {
             return Ok(None);
@@ -131,7 +131,7 @@ impl<'a> Wire<'a> {
         Ok(Some(Field { place, value, payload }))
     }
 
-    /// The varint at the beginning of `rest`, which then begins behind it.
+    /// The varint at the beginning of `rest`, which then begins after it.
     pub fn varint(&mut self, rest: &mut Span, place: Place) -> Result<u64, Error> {
         let most = rest.bytes().min(VARINT_BYTES);
         let bytes = &self.at_least(rest.at, most)?[..most as usize];
@@ -150,7 +150,7 @@ impl<'a> Wire<'a> {
         })
     }
 
-    /// The `N` bytes at the beginning of `rest`, which then begins behind them.
+    /// The `N` bytes at the beginning of `rest`, which then begins after them.
     pub fn fixed<const N: usize>(&mut self, rest: &mut Span, place: Place) -> Result<[u8; N], Error> {
         if rest.bytes() < N as u64 {
             return Err(self.fail(place, format_args!("expected {N} bytes, found {}", rest.bytes())));
@@ -161,7 +161,7 @@ impl<'a> Wire<'a> {
         Ok(bytes)
     }
 
-    /// The bytes behind the length at the beginning of `rest`, which then begins behind them.
+    /// The bytes after the length at the beginning of `rest`, which then begins after them.
     fn delimited(&mut self, rest: &mut Span, place: Place) -> Result<Span, Error> {
         let length = self.varint(rest, place)?;
         if length > rest.bytes() {
@@ -180,7 +180,7 @@ impl<'a> Wire<'a> {
         Ok(payload)
     }
 
-    /// Fills `out` with the bytes of `span`, which is as long.
+    /// Fills `out` with the bytes of `span`, which has the same length.
     pub fn read(&mut self, span: Span, out: &mut [u8]) -> Result<(), Error> {
         if span.bytes() <= PIECE_BYTES {
             out.copy_from_slice(&self.at_least(span.at, span.bytes())?[..out.len()]);
@@ -189,7 +189,7 @@ impl<'a> Wire<'a> {
         self.read_at(out, span.at)
     }
 
-    /// The piece from byte `at` on: at least `bytes` of it, which the file has and a piece holds.
+    /// The piece from byte `at` on, with at least `bytes` bytes, which the file has and a piece can hold.
     fn at_least(&mut self, at: u64, bytes: u64) -> Result<&[u8], Error> {
         let held = Span { at: self.piece_at, end: self.piece_at + self.piece.len() as u64 };
         if at < held.at || at + bytes > held.end {
@@ -212,7 +212,7 @@ mod tests {
 
     const SCHEMA: Schema = Schema { message: "M", fields: &[(1, "one"), (16, "sixteen")] };
 
-    /// All fields of a message, or what is said.
+    /// All fields of a message, or the error text.
     fn fields(bytes: &[u8]) -> Result<Vec<Field>, String> {
         let source = Source::Memory(bytes.to_vec());
         let mut wire = Wire::new(Path::new("m"), &source, bytes.len() as u64);

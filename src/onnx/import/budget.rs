@@ -6,7 +6,7 @@ use super::context::Outcome;
 use crate::graph::{Op, ValueType};
 use crate::loops;
 
-/// What is left of it.
+/// The part of the budget that is left.
 pub(super) struct Budget {
     steps: Cell<usize>,
     is_spent: Cell<bool>,
@@ -15,24 +15,26 @@ pub(super) struct Budget {
     folded_ops: f64,
 }
 
-/// Nodes, trips of loops, calls of functions, operations, and elements of sequences together.
+/// The most steps of an import: nodes, trips of loops, calls of functions, operations, and elements of sequences
+/// together.
 const STEPS: usize = 1 << 21;
 
-/// Bytes of tensors that are read, because shapes depend on them or because nodes hold them, beyond what the files have.
+/// The most bytes of tensors that are read because shapes depend on them or because nodes hold them, in addition to the
+/// size of the files.
 const READ_BYTES: usize = 256 << 20;
 
-/// Bytes of constants that are computed while importing; what takes more is left to the graph.
+/// The most bytes of all constants that are computed during the import; further ones are left to the graph.
 const FOLDED_BYTES: usize = 256 << 20;
 
-/// Bytes of one.
+/// The most bytes of one such constant.
 const MOST_FOLDED_BYTES: usize = 16 << 20;
 
-/// Operations and bytes moved that computing constants takes, and that one of them does.
+/// The most work, in operations and bytes moved, for all constants that are computed, and for one of them.
 const FOLDED_OPS: f64 = (1_u64 << 31) as f64;
 const MOST_FOLDED_OPS: f64 = (1_u64 << 27) as f64;
 
 impl Budget {
-    /// For a model whose files have so many bytes.
+    /// The budget for a model whose files have this many bytes.
     pub fn new(file_bytes: u64) -> Self {
         Self {
             steps: Cell::new(STEPS),
@@ -43,7 +45,7 @@ impl Budget {
         }
     }
 
-    /// Takes so many steps.
+    /// Takes `count` steps; an error if fewer are left.
     pub fn step(&self, count: usize) -> Outcome<()> {
         let left = self.steps.get().checked_sub(count);
         match left {
@@ -57,18 +59,18 @@ impl Budget {
         })
     }
 
-    /// Whether something asked for more steps than were left: nothing more is imported.
+    /// Whether more steps were asked for than were left; then no more is imported.
     pub fn is_spent(&self) -> bool {
         self.is_spent.get()
     }
 
-    /// Ends importing.
+    /// Ends the import.
     pub fn spend(&self) {
         self.steps.set(0);
         self.is_spent.set(true);
     }
 
-    /// Takes so many bytes of tensors.
+    /// Takes `bytes` bytes of tensors; an error if fewer are left.
     pub fn read(&self, bytes: usize) -> Outcome<()> {
         let left = self.read_bytes.get().checked_sub(bytes).ok_or_else(|| {
             format!("tensors that are read here have {READ_BYTES} bytes more than the files: expected fewer, or smaller ones")
@@ -77,7 +79,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether an operation on constants is computed now; if so, takes what that costs.
+    /// Whether an operation on constants is computed now; if so, takes its cost.
     pub fn folds(&mut self, op: &Op, inputs: &[Option<&ValueType>], written: &[ValueType]) -> bool {
         let bytes: usize = written.iter().map(ValueType::bytes).sum();
         if bytes > MOST_FOLDED_BYTES.min(self.folded_bytes) {

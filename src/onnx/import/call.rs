@@ -1,4 +1,4 @@
-//! One node that is imported: its inputs and attributes.
+//! The inputs and attributes of a node that is imported.
 
 use std::ops::{Deref, DerefMut};
 
@@ -8,11 +8,11 @@ use super::shapes::axis_of;
 use crate::graph::ValueId;
 use crate::onnx::{AttributeValue, GraphProto, NodeProto, Tensor};
 
-/// A node, and what stands around it.
+/// A node that is imported, and its surroundings.
 pub(in crate::onnx) struct Call<'c, 'm> {
     pub cx: &'c mut Context<'m>,
     pub node: &'m NodeProto,
-    /// The version of the operators of its domain.
+    /// The version of the operators in the node's domain.
     pub version: i64,
     pub inputs: Vec<Option<Item>>,
     pub scope: &'c Scope<'c, 'm>,
@@ -33,12 +33,12 @@ impl DerefMut for Call<'_, '_> {
 }
 
 impl<'m> Call<'_, 'm> {
-    /// An input that has to be there.
+    /// An input, which must be there.
     pub fn x(&self, index: usize) -> Outcome<ValueId> {
         self.maybe(index).ok_or_else(|| format!("input {index} is not a tensor, or left out"))
     }
 
-    /// An input, if it is there.
+    /// An input; `None` if it is left out or is no tensor.
     pub fn maybe(&self, index: usize) -> Option<ValueId> {
         match self.inputs.get(index)? {
             Some(Item::Tensor(value)) => Some(*value),
@@ -46,22 +46,22 @@ impl<'m> Call<'_, 'm> {
         }
     }
 
-    /// Every input, all of which have to be there.
+    /// All inputs, which must be there.
     pub fn all(&self) -> Outcome<Vec<ValueId>> {
         (0..self.inputs.len()).map(|index| self.x(index)).collect()
     }
 
-    /// An output is wanted.
+    /// Whether an output is wanted.
     pub fn wants(&self, index: usize) -> bool {
         self.node.outputs.get(index).is_some_and(|name| !name.is_empty())
     }
 
-    /// Integers of an input, if it is there.
+    /// The integers of an input; `None` if the input is left out.
     pub fn ints_at(&self, index: usize, what: &str) -> Outcome<Option<Vec<i64>>> {
         self.maybe(index).map(|value| self.ints(value, what)).transpose()
     }
 
-    /// The one integer of an input, if it is there.
+    /// The single integer of an input; `None` if the input is left out.
     pub fn int_at(&self, index: usize, what: &str) -> Outcome<Option<i64>> {
         match self.ints_at(index, what)?.as_deref() {
             None => Ok(None),
@@ -89,7 +89,7 @@ impl<'m> Call<'_, 'm> {
         self.int_or(name, 0) != 0
     }
 
-    /// A size that is an attribute.
+    /// The attribute of this name as a size; `None` if it is absent.
     pub fn size(&self, name: &str) -> Outcome<Option<usize>> {
         self.int(name).map(|value| super::shapes::size_of_dim(value, name)).transpose()
     }
@@ -146,12 +146,12 @@ impl<'m> Call<'_, 'm> {
         }
     }
 
-    /// An axis that is an attribute.
+    /// The attribute of this name, or its default, as an axis.
     pub fn axis_attr(&self, name: &str, default: i64, rank: usize) -> Outcome<usize> {
         axis_of(self.int_or(name, default), rank)
     }
 
-    /// What a body gives for these inputs.
+    /// Imports a body for these inputs; returns its outputs.
     pub fn body(&mut self, graph: &'m GraphProto, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
         self.scope.body(self.cx, graph, inputs)
     }

@@ -1,4 +1,4 @@
-//! The graph that is being made from a model.
+//! The graph that is made from a model, with what is known of its values.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,22 +13,22 @@ use crate::loops;
 use crate::onnx::{self, DataType, File, Function, NodeProto};
 use crate::tensor::Dtype;
 
-/// Why something cannot be imported, as the end of a sentence.
+/// A result of the importer. The error is the reason, as the end of a sentence.
 pub(in crate::onnx) type Outcome<T> = Result<T, String>;
 
-/// What a name of the model stands for.
+/// The meaning of a name of the model.
 #[derive(Clone, Debug)]
 pub(in crate::onnx) enum Item {
     Tensor(ValueId),
     Sequence(Vec<ValueId>),
-    /// An optional that is empty.
+    /// An empty optional.
     Nothing,
-    /// What a node would have written that cannot be imported.
+    /// An output of a node that cannot be imported.
     Broken,
 }
 
 impl Item {
-    /// Values in it.
+    /// The number of values in it.
     pub fn len(&self) -> usize {
         match self {
             Self::Sequence(all) => all.len(),
@@ -49,33 +49,33 @@ pub(in crate::onnx) struct Context<'m> {
     pub builder: GraphBuilder,
     pub functions: HashMap<[&'m str; 3], &'m Function>,
     pub problems: Vec<Problem>,
-    /// What values are that hold the bits of a type which no graph has.
+    /// For values with the bits of a type that no graph has, this type.
     pub stored: HashMap<ValueId, DataType>,
-    /// Values of which only so many elements are meant.
+    /// The values of which only a number of elements is in use that depends on the data.
     pub counted: HashMap<ValueId, Counted>,
-    /// The node that is being imported, with the functions and bodies around it.
+    /// The name of the node that is imported, after those of the functions and bodies around it.
     pub path: String,
     pub(super) budget: Budget,
-    /// The problem at which importing ended was told.
+    /// Whether the problem at which the import ended was recorded.
     pub(super) has_ended: bool,
-    /// Tensors of the file that are constants already, by their addresses.
+    /// The constants of tensors of the file, by the tensors' addresses.
     pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
-    /// In which order the nodes of a graph are imported, by the address of the first.
+    /// The import order of each graph, by the address of its first node.
     pub(super) orders: HashMap<*const NodeProto, Rc<NodeOrder>>,
-    /// Names of nodes, and how often each was asked for.
+    /// The names of nodes, and how often each was asked for.
     names: HashMap<String, usize>,
 }
 
-/// Most bytes of a weight that is read here, because a shape depends on it.
+/// The most bytes of a weight that is read because a shape depends on it.
 const READ_BYTES: usize = 64 << 20;
 
-/// Most bytes of any value.
+/// The most bytes of any value.
 const VALUE_BYTES: usize = 1 << 36;
 
-/// Most elements along an axis: sizes that are computed of two such do not overflow.
+/// The most elements along an axis: sizes that are computed from two of these do not overflow.
 const MOST_OF_AN_AXIS: usize = 1 << 32;
 
-/// Most axes of any value.
+/// The most axes of any value.
 const MOST_AXES: usize = 64;
 
 impl<'m> Context<'m> {
@@ -119,7 +119,7 @@ impl<'m> Context<'m> {
         self.of(value).rank()
     }
 
-    /// A value that is known, without reading weights.
+    /// The elements of a constant, if they are known without reading weights.
     fn folded(&self, value: ValueId) -> Option<Tensor> {
         match self.builder.graph().constant(value)? {
             Constant::Bytes(bytes) => Some(Tensor::from_bytes(self.of(value).clone(), bytes)),
@@ -127,7 +127,8 @@ impl<'m> Context<'m> {
         }
     }
 
-    /// A value that is the same for all requests, if it is one.
+    /// The elements of a value that is the same for all requests; `None` for other values, and for weights that are too
+    /// large.
     pub fn known(&self, value: ValueId) -> Outcome<Option<Tensor>> {
         match self.builder.graph().constant(value) {
             Some(Constant::Weight(name)) if self.of(value).bytes() <= READ_BYTES => {
@@ -138,54 +139,55 @@ impl<'m> Context<'m> {
         }
     }
 
-    /// Takes so many steps of what importing may take in all.
+    /// Takes `count` steps of the import's budget.
     pub fn step(&self, count: usize) -> Outcome<()> {
         self.budget.step(count)
     }
 
-    /// The elements of a value that the shape of others depends on.
+    /// The elements of a value that shapes of other values depend on.
     pub fn ints(&self, value: ValueId, what: &str) -> Outcome<Vec<i64>> {
         let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
         let known = self.known(value)?.ok_or_else(unknown)?;
         known.to_i64s().ok_or_else(|| format!("{what}: expected whole numbers, found {}", self.of(value)))
     }
 
-    /// The elements of a value that attributes are made of.
+    /// The elements of a value that attributes are made from.
     pub fn floats(&self, value: ValueId, what: &str) -> Outcome<Vec<f64>> {
         let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
         Ok(self.known(value)?.ok_or_else(unknown)?.to_f64s())
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant(&mut self, value: &Tensor) -> ValueId {
         let of = value.value_type().clone();
         self.builder.constant(of.dtype, &of.dims, value.bytes())
     }
 
-    /// A constant of integers in one dimension.
+    /// Adds a constant of integers in one dimension.
     pub fn vector(&mut self, elems: &[i64]) -> ValueId {
         self.constant(&Tensor::of(&[elems.len()], elems))
     }
 
-    /// A number of a type.
+    /// Adds a constant of one number, without dimensions.
     pub fn scalar(&mut self, dtype: Dtype, value: f64) -> Outcome<ValueId> {
         self.filled(dtype, &[], value)
     }
 
-    /// A number everywhere.
+    /// Adds a value of these dimensions whose elements are all `value`.
     pub fn filled(&mut self, dtype: Dtype, dims: &[usize], value: f64) -> Outcome<ValueId> {
         let one = self.constant(&Tensor::of(&[], &[0_u8]));
         let number = self.op(Op::Map(number(dtype, value)), &[one])?;
         self.broadcast(number, dims)
     }
 
-    /// An operation of one output whose operands are all there.
+    /// Adds an operation of one output whose operands are all there.
     pub fn op(&mut self, op: Op, inputs: &[ValueId]) -> Outcome<ValueId> {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         Ok(self.emit(op, &inputs, 1)?[0])
     }
 
-    /// An operation: its first operand where it changes nothing, a constant where everything is known, or a node.
+    /// The results of an operation: its first operand if the operation changes nothing, constants if all operands are
+    /// known, else a new node.
     pub fn emit(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Outcome<Vec<ValueId>> {
         self.step(1 + inputs.len())?;
         let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.builder.value(id))).collect();
@@ -204,7 +206,7 @@ impl<'m> Context<'m> {
         Ok(values)
     }
 
-    /// An operation on constants, computed now.
+    /// Computes an operation on constants now.
     fn fold(&mut self, op: &Op, inputs: &[Option<ValueId>], written: &[ValueType]) -> Outcome<Vec<ValueId>> {
         let known: Vec<_> = inputs.iter().map(|id| id.and_then(|id| self.folded(id))).collect();
         let known: Vec<_> = known.iter().map(Option::as_ref).collect();
@@ -221,7 +223,7 @@ impl<'m> Context<'m> {
         self.builder.node_with(&name, op, &inputs, outputs)
     }
 
-    /// A map whose operands of one known element are numbers in its expression.
+    /// A map whose operands with one known element are replaced by numbers in its expression.
     fn with_numbers(&self, expr: Expr, inputs: &[Option<ValueId>]) -> (Op, Vec<Option<ValueId>>) {
         let rank = inputs.iter().flatten().filter(|id| self.of(**id).elems() != 1).map(|id| self.rank(*id)).max();
         let number = |id: &Option<ValueId>| {
@@ -239,7 +241,7 @@ impl<'m> Context<'m> {
         (Op::Map(expr.with_args(&args)), kept)
     }
 
-    /// A name for a node that no other has.
+    /// A name for a node that no other node has.
     fn fresh(&mut self) -> String {
         loop {
             let count = self.names.entry(self.path.clone()).or_default();
@@ -256,12 +258,12 @@ impl<'m> Context<'m> {
     }
 }
 
-/// Whether a graph may have a value of this type.
+/// Checks that a graph may have a value of this type.
 pub(super) fn check_value(of: &ValueType) -> Outcome<()> {
     if of.rank() > MOST_AXES {
         return Err(format!("a value of {} axes: expected {MOST_AXES} at most", of.rank()));
     }
-    // Of an empty value too, so that the product of any of its sizes is below that.
+    // The limit holds for empty values too, so that no product of their sizes exceeds it.
     let bytes = of.dims.iter().try_fold(of.dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim.max(1)));
     match bytes.is_some_and(|bytes| bytes <= VALUE_BYTES) && of.dims.iter().all(|&dim| dim <= MOST_OF_AN_AXIS) {
         true => Ok(()),
@@ -269,12 +271,12 @@ pub(super) fn check_value(of: &ValueType) -> Outcome<()> {
     }
 }
 
-/// A constant of a type in an expression: what it is truncated to, of a whole type.
+/// A constant of a type in an expression; for a type of whole numbers it is truncated.
 pub(in crate::onnx) fn number(dtype: Dtype, value: f64) -> Expr {
     if dtype.is_float() { Expr::float(dtype, value) } else { Expr::int(dtype, value as i128) }
 }
 
-/// The first element.
+/// The first element, if there is one.
 fn element(value: &Tensor) -> Option<Number> {
     match value.value_type().dtype {
         Dtype::U64 => value.elems::<u64>().first().map(|&elem| Number::Int(elem.into())),
@@ -283,7 +285,7 @@ fn element(value: &Tensor) -> Option<Number> {
     }
 }
 
-/// Whether an operation of one operand gives that operand.
+/// Whether an operation of one operand returns the operand unchanged.
 fn changes_nothing(op: &Op, operand: Option<&ValueType>, written: &ValueType) -> bool {
     let same = operand == Some(written);
     match op {

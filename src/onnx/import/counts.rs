@@ -1,22 +1,22 @@
-//! Values of which only some elements along an axis are in use, as many as the data decide.
+//! Values of which only some elements along an axis are in use, a number that depends on the data.
 
 use super::context::{Context, Outcome};
 use crate::graph::{Binary, Contract, Cumulate, Expr, Op, ReduceOp, Slice, ValueId};
 use crate::tensor::Dtype;
 
-/// How many elements along an axis a value has: the others fill it up to its bound.
+/// The number of elements of a value along an axis that are in use. The others fill it up to its largest size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::onnx) struct Counted {
     pub axis: usize,
-    /// An i64.
+    /// The number, a value of type i64.
     pub count: ValueId,
 }
 
 impl Context<'_> {
-    /// What of the result of an operation is counted.
+    /// The axis and number of elements in use of an operation's result.
     ///
     /// # Errors
-    /// If it combines counted elements with those that fill.
+    /// If the operation combines elements in use with those that fill.
     pub(super) fn counted_of(&self, op: &Op, inputs: &[Option<ValueId>], dims: &[usize]) -> Outcome<Option<Counted>> {
         let mut found: Option<Counted> = None;
         for (operand, id) in inputs.iter().enumerate() {
@@ -34,7 +34,8 @@ impl Context<'_> {
         Ok(found)
     }
 
-    /// The axis of the result that a counted axis of an operand is, if each of its elements stands alone.
+    /// The axis of the result that corresponds to the counted axis of an operand, if elements along this axis are
+    /// computed separately.
     fn moved(&self, op: &Op, operand: usize, inputs: &[Option<ValueId>], of: Counted, dims: &[usize]) -> Option<usize> {
         let (axis, x) = (of.axis, self.of(inputs[operand]?));
         let other_than = |reduced: usize| (axis != reduced).then_some(axis);
@@ -73,13 +74,13 @@ impl Context<'_> {
         }
     }
 
-    /// Whether an operand that is broadcast has one element along an axis of the result of this rank.
+    /// Whether an operand has one element along an axis of the result, which has `rank` axes, so that it is broadcast.
     fn is_one_along(&self, id: ValueId, axis: usize, rank: usize) -> bool {
         let dims = &self.of(id).dims;
         (axis + dims.len()).checked_sub(rank).is_none_or(|axis| dims[axis] == 1)
     }
 
-    /// A value of whose elements along an axis so many are meant; without the others if the count is known.
+    /// Marks a value as one with `count` elements in use along an axis; if the count is known, returns only those.
     pub fn count(&mut self, value: ValueId, axis: usize, count: ValueId) -> Outcome<ValueId> {
         match self.known(count)?.and_then(|count| count.to_i64s()).as_deref() {
             Some([known]) => self.slice(value, axis, 0, *known as usize),
@@ -91,7 +92,7 @@ impl Context<'_> {
         }
     }
 
-    /// The numbers of the flags, `[n]`, that hold, and -1 behind them.
+    /// The indices of the flags, `[n]`, that are set, followed by -1.
     pub fn places(&mut self, flags: ValueId) -> Outcome<ValueId> {
         let [elems] = self.dims(flags)[..] else { return Err(format!("expected one axis, found {}", self.of(flags))) };
         let flags = self.cast(flags, Dtype::I64)?;
@@ -114,7 +115,7 @@ impl Context<'_> {
     }
 }
 
-/// The axis of other dimensions that an axis is, where no element changes its index along it.
+/// The axis of dimensions `to` that is the axis `axis` of dimensions `from`, if all elements keep their index along it.
 fn same_axis(from: &[usize], axis: usize, to: &[usize]) -> Option<usize> {
     let outer: usize = from[..axis].iter().product();
     (0..to.len()).find(|&at| to[at] == from[axis] && to[..at].iter().product::<usize>() == outer)

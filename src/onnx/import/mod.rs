@@ -1,9 +1,9 @@
-//! A model's file as a graph of values.
+//! Imports a model's file as a graph of values.
 //!
-//! Sizes are bound first, so that every dimension is a number and what a model computes of shapes is known here. Functions
-//! are inlined, loops unrolled, branches on what is known are taken; each operator becomes a few operations of the graph,
-//! with the attributes of the version that the model uses. Whatever cannot be imported is one error with all nodes
-//! concerned.
+//! Sizes are bound first, so that every dimension is a number, and computations on shapes are done during the import.
+//! Functions are inlined, loops are unrolled, and branches on known conditions are taken. Each operator becomes a few
+//! operations of the graph, with the attributes of the version that the model uses. All nodes that cannot be imported
+//! are reported in one error.
 
 mod budget;
 mod call;
@@ -97,7 +97,7 @@ impl File {
         all.filter(|name| known.insert(name.clone())).collect()
     }
 
-    /// Every free dimension has a size, and every size a dimension.
+    /// Checks that every free dimension has a size, and every size a dimension.
     fn check(&self, sizes: &Sizes) -> Result<(), Error> {
         let inputs = self.free_inputs().filter(|input| sizes.value(&input.name).is_none());
         let missing: Vec<String> = inputs
@@ -121,7 +121,7 @@ impl File {
         }
     }
 
-    /// Inputs without a default.
+    /// The inputs without a default.
     fn free_inputs(&self) -> impl Iterator<Item = &ValueInfo> {
         let graph = &self.model().graph;
         let constants: HashSet<&str> = graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -129,7 +129,7 @@ impl File {
     }
 }
 
-/// Dimensions of an input: their sizes, or names.
+/// The dimensions of an input, each with its size or its name; `None` if the file does not say.
 fn dims(input: &ValueInfo) -> Option<Vec<Result<usize, String>>> {
     let ValueType::Tensor { dims: Some(dims), .. } = &input.kind else { return None };
     let dim = |(axis, dim): (usize, &Dim)| match dim {
@@ -140,7 +140,7 @@ fn dims(input: &ValueInfo) -> Option<Vec<Result<usize, String>>> {
     Some(dims.iter().enumerate().map(dim).collect())
 }
 
-/// An input of the graph, or the constant that it is bound to.
+/// Adds an input of the graph, or the constant that it is bound to.
 fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueId, Error> {
     let fail = |what: &str| Error::graph(&input.name, format!("an input {what}"));
     let ValueType::Tensor { dtype: Some(stored), .. } = &input.kind else {

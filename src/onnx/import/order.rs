@@ -1,24 +1,26 @@
-//! In which order the nodes of a graph are imported.
+//! The order in which the nodes of a graph are imported.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use crate::onnx::{AttributeValue, NodeProto};
 
-/// Indices of the nodes of a graph.
+/// The indices of a graph's nodes, in import order.
 pub(super) struct NodeOrder {
-    /// Each behind those that it reads from, and otherwise as the file has them.
+    /// The nodes that depend on no cycle. Each comes after those that it reads from, otherwise they are in the order of
+    /// the file.
     pub sorted: Vec<usize>,
-    /// Those that read what depends on them.
+    /// The nodes of cycles, and all nodes that depend on them.
     pub cyclic: Vec<usize>,
 }
 
-/// What is still to be sorted.
+/// The state of the sort.
 struct Sorter<'m> {
     nodes: &'m [NodeProto],
-    /// By name the nodes that write it and are not sorted yet, and all that read it.
+    /// For each name, the number of nodes that write it and are not sorted yet, and the indices of all nodes that read
+    /// it.
     names: HashMap<&'m str, (usize, Vec<usize>)>,
-    /// For each node the names that it waits for.
+    /// For each node, the number of names that it waits for.
     waits: Vec<usize>,
     ready: BinaryHeap<Reverse<usize>>,
 }
@@ -53,7 +55,8 @@ impl<'m> Sorter<'m> {
         Self { nodes, names, waits, ready }
     }
 
-    /// What waits for the last of the nodes that write a name waits for it no longer.
+    /// Records that a node is sorted. When it is the last one that writes a name, nodes that read the name no longer
+    /// wait for it.
     fn done(&mut self, index: usize) {
         for name in written(&self.nodes[index]) {
             let (writers, readers) = self.names.get_mut(name).expect("every name that is written was counted");
@@ -74,7 +77,7 @@ fn written(node: &NodeProto) -> impl Iterator<Item = &str> {
     node.outputs.iter().map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// The names that a node reads, and its bodies read from around them.
+/// The names that a node reads, with those that its bodies read from the graphs around them.
 fn read(node: &NodeProto) -> HashSet<&str> {
     let mut names: HashSet<&str> = node.inputs.iter().map(String::as_str).collect();
     for attribute in &node.attributes {

@@ -1,4 +1,4 @@
-//! Which names are there where a node stands, and the nodes one after the other.
+//! Looks up names at a node, and imports nodes one after the other.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,12 +10,12 @@ use crate::error::{Problem, printable};
 use crate::onnx::operators;
 use crate::onnx::{AttributeValue, Function, GraphProto, NodeProto, Opsets};
 
-/// What holds for a graph and its bodies, or for one call of a function.
+/// The surroundings of a graph and its bodies, or of one call of a function.
 pub(in crate::onnx) struct Frame<'m> {
     pub opsets: &'m Opsets,
-    /// Attributes that a function was called with.
+    /// The attributes that a function was called with.
     pub attributes: HashMap<&'m str, &'m AttributeValue>,
-    /// Calls of functions around it.
+    /// The number of calls of functions and bodies around it.
     pub depth: usize,
 }
 
@@ -26,18 +26,18 @@ pub(in crate::onnx) struct Scope<'s, 'm> {
     pub frame: &'s Frame<'m>,
 }
 
-/// Most problems that are told: a file may be full of them.
+/// The most problems that are reported: a file may be full of them.
 const MOST_PROBLEMS: usize = 1000;
 
-/// Most operands of a node that a problem shows.
+/// The most operands of a node that a problem shows.
 const MOST_OPERANDS: usize = 16;
 
-/// Most characters of a node's name, of the names around it, and of a reason.
+/// The most characters of a node's name, of a node's name with those around it, and of a reason.
 const MOST_OF_A_NAME: usize = 300;
 const MOST_OF_A_PATH: usize = 1000;
 const MOST_OF_A_REASON: usize = 1000;
 
-/// Most functions that call one another, and bodies within bodies.
+/// The most functions and bodies that are nested.
 const DEPTH: usize = 32;
 
 impl<'m> Scope<'_, 'm> {
@@ -49,7 +49,7 @@ impl<'m> Scope<'_, 'm> {
         self.frame.depth + std::iter::successors(self.outer, |scope| scope.outer).count()
     }
 
-    /// The nodes of a graph, each after those that it reads from.
+    /// Imports the nodes of a graph, each after those that it reads from.
     pub fn run(&mut self, cx: &mut Context<'m>, nodes: &'m [NodeProto]) {
         let order = cx.orders.entry(nodes.as_ptr()).or_insert_with(|| Rc::new(NodeOrder::of(nodes))).clone();
         for &index in &order.cyclic {
@@ -77,7 +77,7 @@ impl<'m> Scope<'_, 'm> {
         }
     }
 
-    /// What a node writes; nothing if it is a problem.
+    /// Imports a node; returns its outputs, or `None` if there is a problem.
     fn written(&self, cx: &mut Context<'m>, node: &'m NodeProto) -> Option<Vec<Item>> {
         let mut inputs = Vec::new();
         for name in &node.inputs {
@@ -114,7 +114,7 @@ impl<'m> Scope<'_, 'm> {
         operator.import(&mut call)
     }
 
-    /// The nodes of a function.
+    /// Imports the nodes of a function for a call; returns the function's outputs.
     fn inline(
         &self,
         cx: &mut Context<'m>,
@@ -138,7 +138,7 @@ impl<'m> Scope<'_, 'm> {
         function.outputs.iter().map(output).collect()
     }
 
-    /// What a body gives for these inputs.
+    /// Imports a body for these inputs; returns its outputs.
     pub fn body(&self, cx: &mut Context<'m>, graph: &'m GraphProto, inputs: Vec<Item>) -> Outcome<Vec<Item>> {
         if inputs.len() != graph.inputs.len() {
             return Err(format!("its body has {} inputs: expected {}", graph.inputs.len(), inputs.len()));
@@ -156,7 +156,7 @@ impl<'m> Scope<'_, 'm> {
         graph.outputs.iter().map(|value| output(&value.name)).collect()
     }
 
-    /// An attribute's value, by way of the function's call if it refers to that.
+    /// The value of an attribute. A reference is replaced by the attribute of the function's call.
     pub fn resolve(&self, value: &'m AttributeValue) -> Option<&'m AttributeValue> {
         match value {
             AttributeValue::Reference(name) => self.frame.attributes.get(name.as_str()).copied(),
@@ -164,7 +164,7 @@ impl<'m> Scope<'_, 'm> {
         }
     }
 
-    /// Keeps a problem in mind; with the last one that is told, importing ends.
+    /// Records a problem; with the last one that is reported, the import ends.
     fn problem(&self, cx: &mut Context<'m>, node: &NodeProto, inputs: &[Option<Item>], reason: String) {
         if cx.problems.len() == MOST_PROBLEMS || cx.has_ended {
             return;
@@ -201,7 +201,7 @@ fn described(cx: &Context<'_>, item: &Option<Item>) -> String {
     }
 }
 
-/// The name of a node behind those of the nodes around it.
+/// The name of a node after those of the nodes around it.
 fn joined(outer: &str, node: &NodeProto) -> String {
     let name = printable(name_of(node), MOST_OF_A_NAME);
     if outer.is_empty() { name } else { printable(&format!("{outer}/{name}"), MOST_OF_A_PATH) }

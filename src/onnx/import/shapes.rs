@@ -1,4 +1,4 @@
-//! Operations that importing needs all the time.
+//! Operations that many operators need.
 
 use super::context::{Context, Outcome, number};
 use crate::graph::{Binary, Contract, Expr, Op, Reduce, ReduceOp, Slice, ValueId};
@@ -37,7 +37,7 @@ impl Context<'_> {
         self.binary(Binary::Mul, a, b)
     }
 
-    /// The value times a number.
+    /// A value times a number.
     pub fn scaled(&mut self, value: ValueId, by: f64) -> Outcome<ValueId> {
         let dtype = self.dtype(value);
         if by == 1.0 { Ok(value) } else { self.map(Expr::arg(0) * number(dtype, by), &[value]) }
@@ -47,18 +47,18 @@ impl Context<'_> {
         if self.dtype(value) == dtype { Ok(value) } else { self.map(Expr::arg(0).cast(dtype), &[value]) }
     }
 
-    /// `len` indices along an axis.
+    /// `len` indices along an axis, from `start`.
     pub fn slice(&mut self, value: ValueId, axis: usize, start: usize, len: usize) -> Outcome<ValueId> {
         self.stepped(value, axis, start, 1, len)
     }
 
-    /// Elements along an axis.
+    /// The number of elements along an axis.
     pub fn dim(&self, value: ValueId, axis: usize) -> Outcome<usize> {
         let of = self.of(value);
         of.dims.get(axis).copied().ok_or_else(|| format!("expected {} axes or more, found {of}", axis + 1))
     }
 
-    /// Every `step`th of the indices along an axis.
+    /// `len` indices along an axis, from `start` in steps of `step`.
     pub fn stepped(&mut self, value: ValueId, axis: usize, start: usize, step: isize, len: usize) -> Outcome<ValueId> {
         self.dim(value, axis)?;
         let mut dims = self.dims(value);
@@ -69,13 +69,13 @@ impl Context<'_> {
         self.op(Op::Slice(of), &[value])
     }
 
-    /// One index along an axis, which goes.
+    /// The elements at one index along an axis; the axis is removed.
     pub fn at(&mut self, value: ValueId, axis: usize, index: usize) -> Outcome<ValueId> {
         let one = self.slice(value, axis, index, 1)?;
         self.squeeze(one, axis)
     }
 
-    /// Without an axis of 1.
+    /// A value without one of its axes, of size 1.
     pub fn squeeze(&mut self, value: ValueId, axis: usize) -> Outcome<ValueId> {
         self.dim(value, axis)?;
         let mut dims = self.dims(value);
@@ -83,7 +83,7 @@ impl Context<'_> {
         self.reshape(value, &dims)
     }
 
-    /// With a new axis of 1.
+    /// A value with a new axis of size 1.
     pub fn unsqueeze(&mut self, value: ValueId, axis: usize) -> Outcome<ValueId> {
         if axis > 0 {
             self.dim(value, axis - 1)?;
@@ -97,7 +97,7 @@ impl Context<'_> {
         self.op(Op::Reduce(Reduce { op, axes: axes.to_vec(), keep }), &[value])
     }
 
-    /// The product of matrices in the last two axes.
+    /// The product of the matrices in the last two axes.
     pub fn matmul(&mut self, a: ValueId, b: ValueId) -> Outcome<ValueId> {
         let contract = Contract::matmul(self.rank(a), self.rank(b));
         self.op(Op::Contract(contract), &[a, b])
@@ -117,14 +117,14 @@ impl Context<'_> {
         self.transpose(value, &order)
     }
 
-    /// The indices along an axis of these dimensions: i64.
+    /// A value of type i64 with these dimensions; each element is its index along an axis.
     pub fn indices(&mut self, dims: &[usize], axis: usize) -> Outcome<ValueId> {
         let zeros = self.filled(Dtype::I64, dims, 0.0)?;
         self.map(Expr::arg(0) + Expr::Axis(axis), &[zeros])
     }
 }
 
-/// An axis that may be counted from the end.
+/// An axis; a negative one counts from the end.
 pub(in crate::onnx) fn axis_of(axis: i64, rank: usize) -> Outcome<usize> {
     let counted = if axis < 0 { axis + rank as i64 } else { axis };
     usize::try_from(counted)
@@ -133,7 +133,7 @@ pub(in crate::onnx) fn axis_of(axis: i64, rank: usize) -> Outcome<usize> {
         .ok_or_else(|| format!("axis {axis}: expected -{rank} to {}", rank as i64 - 1))
 }
 
-/// Axes that may be counted from the end, ascending.
+/// Axes in ascending order; negative ones count from the end.
 pub(in crate::onnx) fn axes_of(axes: &[i64], rank: usize) -> Outcome<Vec<usize>> {
     let mut all = axes.iter().map(|&axis| axis_of(axis, rank)).collect::<Outcome<Vec<_>>>()?;
     all.sort_unstable();
@@ -143,7 +143,7 @@ pub(in crate::onnx) fn axes_of(axes: &[i64], rank: usize) -> Outcome<Vec<usize>>
     }
 }
 
-/// A size that a tensor or attribute has as i64.
+/// A size that a tensor or an attribute gives as i64.
 pub(in crate::onnx) fn size_of_dim(size: i64, what: &str) -> Outcome<usize> {
     let found = usize::try_from(size).map_err(|_| format!("{what}: expected 0 or more, found {size}"))?;
     match found <= MOST {
@@ -152,7 +152,7 @@ pub(in crate::onnx) fn size_of_dim(size: i64, what: &str) -> Outcome<usize> {
     }
 }
 
-/// Most of a size: none that is larger fits into memory, and products of two do not overflow.
+/// The largest size: no larger one fits into memory, and products of two do not overflow.
 const MOST: usize = 1 << 31;
 
 /// The product of sizes.

@@ -1,4 +1,4 @@
-//! What is fixed when a model becomes a graph.
+//! The values that are fixed when a model becomes a graph: sizes and constants.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl Sizes {
         self.dims.get(name).copied()
     }
 
-    /// The sizes that it has.
+    /// All sizes, by the name of the dimension.
     pub(crate) const fn dims(&self) -> &BTreeMap<String, usize> {
         &self.dims
     }
@@ -54,7 +54,7 @@ impl Sizes {
         self.constants.get(input)
     }
 
-    /// All names of dimensions and inputs.
+    /// The names of all dimensions and inputs.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.dims.keys().chain(self.constants.keys()).map(String::as_str)
     }

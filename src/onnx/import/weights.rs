@@ -1,4 +1,4 @@
-//! The elements of a file's tensors.
+//! Reads the elements of a file's tensors.
 
 use super::context::{Context, Outcome, check_value};
 use crate::error::Error;
@@ -49,7 +49,7 @@ impl File {
 }
 
 impl Context<'_> {
-    /// A tensor of the file as a constant, one and the same each time.
+    /// A tensor of the file as a constant, which is made once.
     pub fn tensor(&mut self, tensor: &onnx::Tensor) -> Outcome<ValueId> {
         if let Some(&known) = self.tensors.get(&std::ptr::from_ref(tensor)) {
             return Ok(known);
@@ -63,7 +63,7 @@ impl Context<'_> {
         Ok(value)
     }
 
-    /// An initializer: a constant if it is small, else a weight that is read later.
+    /// An initializer: a constant if it is small, otherwise a weight that is read later.
     pub fn initializer(&mut self, tensor: &onnx::Tensor) -> Outcome<ValueId> {
         match dtype_of(tensor.dtype) {
             Some(dtype) if tensor.bytes() > SMALL_BYTES => {
@@ -76,7 +76,7 @@ impl Context<'_> {
         }
     }
 
-    /// Keeps in mind what a value is whose type no graph has.
+    /// Records the type of a value if no graph has this type.
     pub fn store(&mut self, value: ValueId, dtype: DataType) {
         if is_storage(dtype) {
             self.stored.insert(value, dtype);
@@ -84,16 +84,16 @@ impl Context<'_> {
     }
 }
 
-/// Whether a graph may have a value like it.
+/// Checks that a graph may have a value with this tensor's type and dimensions.
 fn check(tensor: &onnx::Tensor) -> Outcome<()> {
     let dtype = dtype_of(tensor.dtype).unwrap_or(Dtype::U8);
     check_value(&ValueType::new(dtype, &tensor.dims))
 }
 
-/// An initializer of as many bytes is a constant that shapes may be computed with.
+/// The most bytes of an initializer that becomes a constant, which shapes may be computed from.
 const SMALL_BYTES: usize = 4096;
 
-/// The type that a graph has for a type of ONNX: one of as many bits, or a byte of fewer.
+/// The type that a graph has for a type of ONNX: a type of the same number of bits, or a byte for types of fewer bits.
 pub(crate) fn dtype_of(dtype: DataType) -> Option<Dtype> {
     Some(match dtype {
         DataType::Float => Dtype::F32,
@@ -115,13 +115,13 @@ pub(crate) fn dtype_of(dtype: DataType) -> Option<Dtype> {
     })
 }
 
-/// Whether a graph has only a byte for it.
+/// Whether a graph can only store a type, as bytes, and not compute with it.
 pub(in crate::onnx) fn is_storage(dtype: DataType) -> bool {
     let byte = matches!(dtype, DataType::Uint8 | DataType::Int8 | DataType::Bool);
     !byte && matches!(dtype_of(dtype), Some(Dtype::U8 | Dtype::I8))
 }
 
-/// Elements of `bits` bits, the first in the lowest, as bytes.
+/// Unpacks elements of `bits` bits, the first in the lowest bits, to one byte each.
 fn unpack(packed: &[u8], bits: usize, signed: bool, out: &mut [u8]) {
     for (index, byte) in out.iter_mut().enumerate() {
         let at = index * bits;

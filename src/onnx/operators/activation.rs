@@ -1,4 +1,4 @@
-//! Activations: functions of one element with attributes.
+//! Activations: functions of single elements, with attributes.
 
 use super::Operator::One;
 use super::{Outcome, Table};
@@ -30,7 +30,8 @@ pub(super) const TABLE: Table = &[
     ("Hardmax", One(hardmax)),
 ];
 
-/// An expression of one operand, computed in f32 or more: of the operand and of numbers in its type.
+/// Applies an expression to one operand, computed in f32 or a wider type. `of` gets the operand and a function that
+/// makes numbers of its type.
 pub(super) fn wide(
     c: &mut Context<'_>,
     x: ValueId,
@@ -49,7 +50,7 @@ pub(super) fn sigmoid_of(x: Expr, one: impl Fn(f64) -> Expr) -> Expr {
     one(1.0) / (one(1.0) + (-x).unary(Unary::Exp))
 }
 
-/// log(1 + exp(x)), which does not overflow.
+/// log(1 + exp(x)), in a form that does not overflow.
 fn softplus_of(x: &dyn Fn() -> Expr, k: &dyn Fn(f64) -> Expr) -> Expr {
     x().binary(Binary::Max, k(0.0)) + (k(1.0) + (-x().unary(Unary::Abs)).unary(Unary::Exp)).unary(Unary::Log)
 }
@@ -63,7 +64,7 @@ fn relu(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.map(Expr::arg(0).binary(Binary::Max, number(c.dtype(x), 0.0)), &[x])
 }
 
-/// Bounds are attributes up to version 10, then inputs.
+/// The bounds are attributes up to version 10, inputs later.
 fn clip(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let mut x = c.x(0)?;
     let dtype = c.dtype(x);
@@ -182,12 +183,12 @@ fn shrink(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     })
 }
 
-/// The dimensions as `[before the axis, from the axis on]`, as operators had them up to version 12.
+/// The dimensions as `[before the axis, from the axis on]`, as operators used them up to version 12.
 fn flattened(dims: &[usize], axis: usize) -> [usize; 2] {
     [dims[..axis].iter().product(), dims[axis..].iter().product()]
 }
 
-/// A function along an axis: of everything from the axis on up to version 12.
+/// A function along an axis; up to version 12, along all axes from this one on.
 fn along_axis(
     c: &mut Call<'_, '_>,
     op: impl Fn(&mut Context<'_>, ValueId, usize) -> Outcome<ValueId>,

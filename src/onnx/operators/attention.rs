@@ -1,4 +1,4 @@
-//! Attention, and what goes around it.
+//! Attention and related operators.
 
 use super::Operator::{Items, Many, One};
 use super::cast::graph_type;
@@ -10,7 +10,7 @@ use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[("Attention", Many(attention)), ("RotaryEmbedding", One(rotary))];
 
-/// Of the domain `ai.onnx.preview`.
+/// Operators of the domain `ai.onnx.preview`.
 pub(super) const PREVIEW: Table = &[("FlexAttention", Items(flex))];
 
 /// `[B, S, heads x D]` as `[B, heads, S, D]`.
@@ -32,7 +32,7 @@ struct Heads {
     q: ValueId,
     k: ValueId,
     v: ValueId,
-    /// B, heads of queries, and their length.
+    /// The batch, the number of query heads, and the number of queries.
     of: [usize; 3],
     kv_heads: usize,
     kv_len: usize,
@@ -50,7 +50,7 @@ fn heads(c: &Context<'_>, [q, k, v]: [ValueId; 3]) -> Outcome<Heads> {
 }
 
 impl Heads {
-    /// Queries times keys: `[B, heads, S, T]`, several heads of queries on one of keys.
+    /// Queries times keys, `[B, heads, S, T]`; several query heads may share one key head.
     fn scores(&self, c: &mut Context<'_>, scale: f64) -> Outcome<ValueId> {
         let [b, heads, len] = self.of;
         let q = c.scaled(self.q, scale)?;
@@ -72,7 +72,7 @@ impl Heads {
     }
 }
 
-/// Four axes, or three with the heads side by side; older keys and values may come in front.
+/// Imports attention of four axes, or of three with the heads side by side. Earlier keys and values may come first.
 fn attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let mut all = [c.x(0)?, c.x(1)?, c.x(2)?];
     let together = c.rank(all[0]) == 3;
@@ -109,7 +109,7 @@ fn attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let wide = c.cast(masked, at)?;
     let mut weights = c.op(Op::Softmax { axis: 3, log: false }, &[wide])?;
     if may_be_empty {
-        // A query that may attend to nothing reads nothing.
+        // A query that may attend to no key gets zeros.
         let best = c.reduce(wide, ReduceOp::Max, &[3], true)?;
         let none = Expr::arg(1).binary(Binary::Equal, number(at, f64::NEG_INFINITY));
         weights = c.map(none.select(number(at, 0.0), Expr::arg(0)), &[weights, best])?;
@@ -123,7 +123,8 @@ fn attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![y, of.k, of.v, shown])
 }
 
-/// Scores with minus infinity where a query may not attend, and whether there may be a query that may attend to nothing.
+/// The scores, with minus infinity where a query may not attend, and whether a query may exist that can attend to no
+/// key.
 fn mask(c: &mut Call<'_, '_>, of: &Heads, mut scores: ValueId, past: usize) -> Outcome<(ValueId, bool)> {
     let dtype = c.dtype(scores);
     let never = || number(dtype, f64::NEG_INFINITY);
@@ -172,7 +173,7 @@ fn mask(c: &mut Call<'_, '_>, of: &Heads, mut scores: ValueId, past: usize) -> O
     Ok((c.map(rule.select(Expr::arg(0), never()), &operands)?, may_be_empty))
 }
 
-/// A mask for the first keys as one for all: the others are not attended to.
+/// Extends a mask for the first keys to all keys: the others are not attended to.
 fn padded(c: &mut Context<'_>, mask: ValueId, len: usize) -> Outcome<ValueId> {
     let dims = c.dims(mask);
     let Some(&last) = dims.last().filter(|&&last| last < len && last > 1) else { return Ok(mask) };
@@ -182,7 +183,7 @@ fn padded(c: &mut Context<'_>, mask: ValueId, len: usize) -> Outcome<ValueId> {
     c.op(Op::Pad(of), &[mask])
 }
 
-/// Pairs of elements turned by the angle of their place: halves of a head, or neighbours.
+/// Turns pairs of elements by the angle of their position: the halves of a head, or neighbours.
 fn rotary(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (mut x, mut cos, mut sin) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let together = c.rank(x) == 3;
@@ -221,7 +222,7 @@ fn rotary(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if together { heads_together(c, y) } else { Ok(y) }
 }
 
-/// Attention whose scores and weights go through graphs of their own.
+/// Attention whose scores and weights pass through graphs of the model.
 fn flex(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let of = heads(c, [c.x(0)?, c.x(1)?, c.x(2)?])?;
     let (dtype, size) = (c.dtype(of.v), c.dim(of.q, 3)? as f64);
@@ -241,7 +242,8 @@ fn flex(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![c.cast(y, dtype)?.into()])
 }
 
-/// What a graph makes of a value, if there is one; none if the graph cannot be imported.
+/// The result of a graph attribute for a value; the value itself if there is no such graph, `None` if the graph cannot
+/// be imported.
 fn modified(c: &mut Call<'_, '_>, name: &str, value: ValueId) -> Outcome<Option<ValueId>> {
     if c.attribute(name).is_none() {
         return Ok(Some(value));

@@ -1,4 +1,4 @@
-//! Conversions between types, also to and from those that are only stored.
+//! Conversions between types, also to and from types that are only stored.
 
 use super::Operator::Items;
 use super::storage::{decode, encode};
@@ -26,7 +26,7 @@ fn to(c: &Call<'_, '_>) -> Outcome<DataType> {
     c.int("to").and_then(DataType::from_number).ok_or_else(|| "to: expected the number of a type".into())
 }
 
-/// The type of ONNX that a value has.
+/// The ONNX type of a value.
 pub(super) fn data_type(c: &Context<'_>, value: ValueId) -> DataType {
     let of = |dtype| match dtype {
         Dtype::Bool => DataType::Bool,
@@ -46,12 +46,12 @@ pub(super) fn data_type(c: &Context<'_>, value: ValueId) -> DataType {
     c.stored.get(&value).copied().unwrap_or_else(|| of(c.dtype(value)))
 }
 
-/// The type of graphs that a type of ONNX is, unless it is only stored.
+/// The graph type of an ONNX type, unless the type is only stored.
 pub(super) fn graph_type(of: DataType) -> Outcome<Dtype> {
     dtype_of(of).filter(|_| !is_storage(of)).ok_or_else(|| format!("{of}: no graph computes with this type"))
 }
 
-/// By way of f32 where both are only stored.
+/// Converts to a type; by way of f32 if both types are only stored.
 fn cast_to(c: &mut Call<'_, '_>, x: ValueId, to: DataType) -> Outcome<Vec<Item>> {
     let from = data_type(c, x);
     if from == to {
@@ -71,13 +71,13 @@ fn cast_to(c: &mut Call<'_, '_>, x: ValueId, to: DataType) -> Outcome<Vec<Item>>
     Ok(vec![codes.into()])
 }
 
-/// A value that no other name has: what is only stored is told by its value.
+/// A value that no other name has: the type of values that are only stored is recorded by value.
 fn own(c: &mut Call<'_, '_>, value: ValueId) -> Outcome<ValueId> {
     let known = c.known(value)?;
     Ok(known.map_or(value, |known| c.constant(&known)))
 }
 
-/// The bits of what is known as another type of as many bits.
+/// The bits of a known value as another type of the same number of bits.
 fn bit_cast(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let x = c.x(0)?;
     let dtype = graph_type(to(c)?)?;

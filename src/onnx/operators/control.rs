@@ -7,10 +7,10 @@ use crate::onnx::import::{Call, axis_of};
 
 pub(super) const TABLE: Table = &[("If", Items(branch)), ("Loop", Items(repeat)), ("Scan", Items(scan))];
 
-/// Most times that a body is unrolled.
+/// The most trips of a body that are unrolled.
 const TRIPS: usize = 4096;
 
-/// The branch of a known condition; else both, of whose values one is selected.
+/// The branch of a known condition; otherwise both branches, whose results are selected from.
 fn branch(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let condition = c.x(0)?;
     if let Some(known) = c.known(condition)? {
@@ -41,7 +41,7 @@ fn select(c: &mut Call<'_, '_>, condition: ValueId, both: (Item, Item)) -> Outco
     }
 }
 
-/// The one truth that a value holds, if it is known.
+/// The single boolean that a value holds, if it is known.
 fn truth(c: &Call<'_, '_>, item: &Item) -> Outcome<Option<bool>> {
     match item {
         Item::Tensor(value) => {
@@ -52,7 +52,7 @@ fn truth(c: &Call<'_, '_>, item: &Item) -> Outcome<Option<bool>> {
     }
 }
 
-/// A body as often as is known: a condition that depends on the data is none.
+/// Repeats a body a known number of times; a condition that depends on the data is refused.
 fn repeat(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let body = c.graph_attr("body")?;
     let most = c.int_at(0, "the trip count")?;
@@ -99,7 +99,7 @@ fn goes_on(c: &Call<'_, '_>, condition: Option<&Item>) -> Outcome<bool> {
     condition.map_or(Ok(true), |condition| truth(c, condition)?.ok_or_else(unknown))
 }
 
-/// A body for each index along an axis of some inputs, stacked again on the way out.
+/// Applies a body at each index along an axis of some inputs, and stacks its outputs.
 fn scan(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let old = c.version < 9; // has sequence lengths and a batch
     let body = c.graph_attr("body")?;
@@ -146,7 +146,7 @@ fn stack(c: &mut Call<'_, '_>, all: &[ValueId], axis: usize) -> Outcome<ValueId>
     c.concat(&parts, axis)
 }
 
-/// The state behind the last trip, and what each trip gave beside it.
+/// The state after the last trip, and the further outputs of each trip.
 type Trips = (Vec<Item>, Vec<Vec<ValueId>>);
 
 fn trips<'m>(
@@ -176,7 +176,7 @@ fn trips<'m>(
     Ok((state, scanned))
 }
 
-/// Version 8: the first input is how long each sequence is, and the first axis of all others is the batch.
+/// Version 8 of `scan`: the first input has the length of each sequence, and the first axis of all others is the batch.
 fn batched(c: &mut Call<'_, '_>, count: usize) -> Outcome<Vec<Item>> {
     let body = c.graph_attr("body")?;
     if c.maybe(0).is_some() {

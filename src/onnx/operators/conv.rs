@@ -7,13 +7,13 @@ use crate::onnx::import::{Call, Context, size_of_dim};
 
 pub(super) const TABLE: Table = &[("Conv", One(conv)), ("ConvTranspose", One(conv_transpose))];
 
-/// Attributes of a window over so many spatial axes.
+/// The attributes of a window over the spatial axes.
 pub(super) struct Sliding {
     pub window: Window,
     pub ceil: bool,
 }
 
-/// Numbers of an attribute for each spatial axis, or a default.
+/// The numbers of an attribute for each spatial axis, or a default.
 pub(super) fn each(c: &Call<'_, '_>, name: &str, axes: usize, default: usize) -> Outcome<Vec<usize>> {
     let Some(all) = c.ints_attr(name) else { return Ok(vec![default; axes]) };
     if all.len() != axes {
@@ -22,7 +22,7 @@ pub(super) fn each(c: &Call<'_, '_>, name: &str, axes: usize, default: usize) ->
     all.iter().map(|&value| size_of_dim(value, name)).collect()
 }
 
-/// The window of a node over these spatial dimensions, its size being an attribute, or the filter's.
+/// The window of a node over these spatial dimensions. Its size is an attribute, or that of the filter.
 pub(super) fn sliding(c: &Call<'_, '_>, spatial: &[usize], filter: Option<&[usize]>) -> Outcome<Sliding> {
     let axes = spatial.len();
     let size = match (c.ints_attr("kernel_shape"), filter) {
@@ -75,7 +75,7 @@ fn conv(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     convolve(c, x, filter, bias)
 }
 
-/// The convolution that a node's attributes tell, of these operands.
+/// The convolution of these operands with a node's attributes.
 pub(super) fn convolve(c: &mut Call<'_, '_>, x: ValueId, filter: ValueId, bias: Option<ValueId>) -> Outcome<ValueId> {
     let (dims, taps) = (spatial(c, x)?, spatial(c, filter)?);
     let window = sliding(c, &dims, Some(&taps))?.window;
@@ -85,7 +85,8 @@ pub(super) fn convolve(c: &mut Call<'_, '_>, x: ValueId, filter: ValueId, bias: 
     c.channels_first(y)
 }
 
-/// The result's size is (size - 1) x stride + reach + output padding - padding, or an attribute, which tells the padding.
+/// Each size of the result is (size - 1) x stride + reach + output padding - padding, or an attribute, which then
+/// determines the padding.
 fn conv_transpose(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, filter, bias) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let (dims, taps) = (spatial(c, x)?, spatial(c, filter)?);
@@ -105,7 +106,7 @@ fn conv_transpose(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let extra = each(c, "output_padding", axes, 0)?;
     let auto = c.text_or("auto_pad", "NOTSET");
     let wanted = match c.ints_attr("output_shape") {
-        // Some exporters give the whole shape, with batch and channels.
+        // Some exporters write the whole shape, with batch and channels.
         Some(all) if all.len() == axes + 2 => {
             Some(all[2..].iter().map(|&size| size_of_dim(size, "output_shape")).collect::<Outcome<Vec<_>>>()?)
         }

@@ -1,5 +1,5 @@
-//! What is found in the data: values whose size depends on it. They have room for as many elements as there can be, and
-//! behind those that are found -1 for indices and 0 for others.
+//! Values whose size depends on the data. They have room for the most elements that there can be. After the elements in
+//! use, indices are -1 and other elements are 0.
 
 use super::Operator::{Many, One};
 use super::{Outcome, Table};
@@ -13,12 +13,12 @@ fn index(value: usize) -> Expr {
     Expr::int(Dtype::I64, value as i128)
 }
 
-/// The expression where operand 0, an index, is one; elsewhere -1.
+/// The expression where operand 0 is an index, else -1 where operand 0 is -1.
 pub(super) fn where_found(of: Expr) -> Expr {
     index(0).binary(Binary::LessEqual, Expr::arg(0)).select(of, Expr::int(Dtype::I64, -1))
 }
 
-/// Indices along each axis where elements are not 0: `[rank, elements]`.
+/// The indices along each axis of elements that are not 0: `[rank, elements]`.
 fn non_zero(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let (dims, elems) = (c.dims(x), c.of(x).elems());
@@ -38,7 +38,7 @@ fn non_zero(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.concat(&rows, 0)
 }
 
-/// The indices along an axis of which a condition holds.
+/// The slices along an axis at which a condition holds.
 fn compress(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, condition) = (c.x(0)?, c.x(1)?);
     let (x, axis) = along(c, x)?;
@@ -46,7 +46,7 @@ fn compress(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     gathered(c, x, axis, at)
 }
 
-/// The operand and its axis, or all its elements in one.
+/// The operand and its axis; without an axis, all elements in one dimension.
 fn along(c: &mut Call<'_, '_>, x: ValueId) -> Outcome<(ValueId, usize)> {
     match c.int("axis") {
         Some(axis) => Ok((x, axis_of(axis, c.rank(x))?)),
@@ -54,7 +54,7 @@ fn along(c: &mut Call<'_, '_>, x: ValueId) -> Outcome<(ValueId, usize)> {
     }
 }
 
-/// Slices along an axis, and zeros for an index of -1.
+/// The slices along an axis at these indices, with zeros for an index of -1.
 fn gathered(c: &mut Context<'_>, x: ValueId, axis: usize, at: ValueId) -> Outcome<ValueId> {
     let slices = c.op(Op::Gather(axis), &[x, at])?;
     let mut dims = vec![1; c.rank(x)];
@@ -64,7 +64,8 @@ fn gathered(c: &mut Context<'_>, x: ValueId, axis: usize, at: ValueId) -> Outcom
     c.map(index(0).binary(Binary::LessEqual, Expr::arg(0)).select(Expr::arg(1), nothing), &[at, slices])
 }
 
-/// The different slices along an axis, where each was first, which one each is, and how often it is.
+/// The distinct slices along an axis, the index at which each first occurs, the number of each slice, and how often
+/// each occurs.
 fn unique(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let (x, axis) = along(c, x)?;
@@ -84,7 +85,8 @@ fn unique(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![gathered(c, x, axis, at)?, at, which, times])
 }
 
-/// How many different slices come before each: smaller ones, or those that are first before its own first.
+/// The number of distinct slices that come before each slice: smaller ones, or, without an order, those that occur
+/// earlier.
 fn numbered(c: &mut Context<'_>, first: ValueId, less: Option<ValueId>) -> Outcome<ValueId> {
     let size = c.of(first).elems();
     let [own, other] = [c.reshape(first, &[size, 1])?, c.reshape(first, &[1, size])?];
@@ -102,7 +104,7 @@ fn numbered(c: &mut Context<'_>, first: ValueId, less: Option<ValueId>) -> Outco
     c.reduce(before, ReduceOp::Sum, &[1], false)
 }
 
-/// For each number the index of the first element that has it, of so many numbers; -1 behind them.
+/// For each number the index of the first element that has it, followed by -1 from `count` on.
 fn found_at(c: &mut Context<'_>, which: ValueId, is_first: ValueId, count: ValueId) -> Outcome<ValueId> {
     let size = c.of(which).elems();
     let numbers = c.indices(&[size, 1], 0)?;
@@ -113,8 +115,8 @@ fn found_at(c: &mut Context<'_>, which: ValueId, is_first: ValueId, count: Value
     c.map(is_there.select(Expr::arg(0), Expr::int(Dtype::I64, -1)), &[at, count])
 }
 
-/// Which slices along an axis are equal, and which are smaller than which, `[size, size]`: compared by their first elements
-/// that differ, NaN being larger than every number and equal to nothing but itself in its place.
+/// Which slices along an axis are equal, and which are smaller than which, `[size, size]`. They are compared by their
+/// first elements that differ. NaN is larger than every number, and equal only to itself in the same slice.
 fn compared(c: &mut Context<'_>, x: ValueId, axis: usize) -> Outcome<[ValueId; 2]> {
     let (dims, rank) = (c.dims(x), c.rank(x));
     let x = if c.dtype(x) == Dtype::Bool { c.cast(x, Dtype::U8)? } else { x };

@@ -1,4 +1,4 @@
-//! Interpolation, and windows taken apart and put together.
+//! Interpolation of images, and windows that are taken apart and put together.
 
 use super::Operator::One;
 use super::conv::{each, spatial};
@@ -10,7 +10,7 @@ use crate::tensor::Dtype;
 pub(super) const TABLE: Table =
     &[("Resize", One(resize)), ("Upsample", One(upsample)), ("Col2Im", One(col2im)), ("MaxUnpool", One(max_unpool))];
 
-/// The axes that a node resizes, and sizes or scales of them.
+/// The axes that a node resizes, with their sizes or scales.
 struct Wanted {
     axes: Vec<usize>,
     scales: Option<Vec<f64>>,
@@ -72,7 +72,7 @@ fn coordinates(c: &Call<'_, '_>) -> Outcome<ResizeCoordinates> {
     })
 }
 
-/// Scales of version 7 are an attribute, then an input; from version 11 on sizes may be told instead.
+/// Up to version 7 scales are an attribute, later an input; from version 11 on sizes may be given instead.
 fn resize(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = c.dims(x);
@@ -113,7 +113,7 @@ fn resize(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.op(Op::Resize(of), &[x])
 }
 
-/// The one scale where the sizes told are bounds that keep the aspect.
+/// The scale for all axes if the sizes are bounds that keep the aspect ratio.
 fn kept_aspect(c: &Call<'_, '_>, dims: &[usize], told: &Wanted) -> Outcome<Option<f64>> {
     let Some(sizes) = &told.sizes else { return Ok(None) };
     let scales = told.axes.iter().zip(sizes).map(|(&axis, &size)| size as f64 / dims[axis] as f64);
@@ -129,7 +129,7 @@ fn upsample(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     resize(c)
 }
 
-/// Windows as columns, added up where they overlap.
+/// Sums columns, which are windows, into an image where they overlap.
 fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let sizes = |all: Vec<i64>| all.into_iter().map(|size| size_of_dim(size, "shape")).collect::<Outcome<Vec<_>>>();
@@ -153,7 +153,7 @@ fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if product(&along)? != places || channels * taps != columns {
         return Err(format!("{} does not fit blocks {block:?} of an image of {image:?}", c.of(x)));
     }
-    // Each column's tap goes to an element of the image, or to one behind it if that is padding.
+    // Each column's tap goes to an element of the image, or to an element behind the image if it is padding.
     let plane = product(&image)?;
     c.step(product(&[taps, places])?)?;
     let mut at = Vec::with_capacity(taps * places);
@@ -177,7 +177,7 @@ fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.reshape(inside, &[&[n, channels], &image[..]].concat())
 }
 
-/// Zeros but for the maxima, which go back to where they were.
+/// Zeros, except for the maxima, which return to their places.
 fn max_unpool(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let dims = spatial(c, x)?;

@@ -1,4 +1,4 @@
-//! Elements that are picked or replaced by index.
+//! Elements that are selected or replaced by index.
 
 use super::Operator::One;
 use super::{Outcome, Table};
@@ -16,7 +16,7 @@ pub(super) const TABLE: Table = &[
     ("TensorScatter", One(tensor_scatter)),
 ];
 
-/// Indices as i64, which others may not be.
+/// The indices as i64.
 fn index(c: &mut Context<'_>, at: ValueId) -> Outcome<ValueId> {
     match c.dtype(at) {
         Dtype::I32 | Dtype::I64 => Ok(at),
@@ -69,7 +69,7 @@ fn scatter_nd(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.op(Op::ScatterNd(how), &[x, at, from])
 }
 
-/// Updates are written to a cache from an index of each row on, which wraps around if the cache is circular.
+/// Writes updates to a cache, from an index of each row on; in a circular cache they wrap around.
 fn tensor_scatter(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (cache, update) = (c.x(0)?, c.x(1)?);
     let (dims, new) = (c.dims(cache), c.dims(update));

@@ -1,4 +1,4 @@
-//! Attention with a state instead of all keys, and the short convolution in front of it.
+//! Attention with a state instead of all keys, and the short convolution before it.
 
 use super::Operator::Many;
 use super::activation::{sigmoid_of, wide};
@@ -11,7 +11,7 @@ use crate::tensor::Dtype;
 pub(super) const TABLE: Table =
     &[("LinearAttention", Many(linear_attention)), ("CausalConvWithState", Many(causal_conv))];
 
-/// One place after the other: the state decays, takes up the place's key and value, and is read by its query.
+/// One position after the other: the state decays, adds the position's key and value, and is read by its query.
 fn linear_attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let (q, k, v, past) = (c.x(0)?, c.x(1)?, c.x(2)?, c.maybe(3));
     let dtype = c.dtype(q);
@@ -84,7 +84,7 @@ fn linear_attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![c.cast(y, dtype)?, c.cast(state, state_dtype)?])
 }
 
-/// A depthwise convolution over what was before and what comes; its end is the next state.
+/// A depthwise convolution over the past state and the input; its last elements are the next state.
 fn causal_conv(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let (x, filter, bias) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let [b, channels, _] = c.dims(x)[..] else { return Err(format!("expected three axes, found {}", c.of(x))) };

@@ -1,4 +1,4 @@
-//! How far predictions are from what they should be.
+//! Losses: how far predictions are from their targets.
 
 use super::Operator::{Many, One};
 use super::{Outcome, Table};
@@ -21,7 +21,7 @@ fn cross_entropy(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![loss(c, log)?, log])
 }
 
-/// The weighted logarithms, `[N, C, …]`, of the classes that operand 1, `[N, …]`, has, negated.
+/// The negated, weighted logarithms of the probabilities, `[N, C, …]`, at the classes in operand 1, `[N, …]`.
 fn loss(c: &mut Call<'_, '_>, log: ValueId) -> Outcome<ValueId> {
     let class = c.x(1)?;
     let class = c.cast(class, Dtype::I64)?;

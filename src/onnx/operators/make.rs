@@ -1,4 +1,4 @@
-//! Values that nodes make of nothing, or hand on.
+//! Values that nodes make without operands, or pass on.
 
 use super::Operator::{Items, Many, One};
 use super::cast::{data_type, graph_type};
@@ -48,7 +48,7 @@ fn identity(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![c.inputs.first().cloned().flatten().ok_or("expected an operand")?])
 }
 
-/// What training leaves out is not left out here.
+/// Inference drops no elements.
 fn dropout(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let training = c.int_at(2, "the training mode")?.unwrap_or(0) != 0;
@@ -64,7 +64,7 @@ fn dropout(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![x, c.filled(mask, &dims, 1.0)?])
 }
 
-/// start, start + delta, …: as many as are before the limit.
+/// start, start + delta, …, up to but without the limit.
 fn range(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let all = [c.x(0)?, c.x(1)?, c.x(2)?];
     let dtype = c.dtype(all[0]);
@@ -81,7 +81,7 @@ fn range(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.map(number(dtype, start) + Expr::arg(0).cast(dtype) * number(dtype, delta), &[at])
 }
 
-/// Most elements of a range.
+/// The most elements of a range.
 const MOST: f64 = 4e9;
 
 fn eye_like(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
@@ -100,7 +100,7 @@ fn eye_like(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.map(on.binary(Binary::Equal, diagonal).cast(dtype), &[zeros])
 }
 
-/// Indices as vectors along a new axis, which have one value at the index and another elsewhere.
+/// Indices as vectors along a new axis, with one value at the index and another elsewhere.
 fn one_hot(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (at, values) = (c.x(0)?, c.x(2)?);
     let depth = c.maybe(1).map(|depth| c.floats(depth, "the depth")).transpose()?;

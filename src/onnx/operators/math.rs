@@ -1,4 +1,4 @@
-//! Arithmetic, comparisons, logic: functions of the elements at one place.
+//! Arithmetic, comparisons and logic: functions of the operands' elements at the same place.
 
 use super::Operator::{Binary as Two, One, Unary as Of};
 use super::{Outcome, Table};
@@ -88,7 +88,7 @@ fn reciprocal(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.map(number(c.dtype(x), 1.0) / Expr::arg(0), &[x])
 }
 
-/// The result has the base's type, whatever the exponent's is.
+/// The result has the type of the base, whatever the type of the exponent.
 fn pow(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (base, exponent) = (c.x(0)?, c.x(1)?);
     let (of, by) = (c.dtype(base), c.dtype(exponent));
@@ -113,7 +113,7 @@ fn greater_or_equal(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.binary(Binary::LessEqual, b, a)
 }
 
-/// Signed integers keep their sign when they are shifted right.
+/// Signed integers keep their sign in a right shift.
 fn bit_shift(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let dtype = c.dtype(a);
@@ -132,7 +132,7 @@ fn bit_shift(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.map(shifted, &[a, b])
 }
 
-/// The type of as many bits without a sign.
+/// The unsigned type with the same number of bits.
 fn unsigned(dtype: Dtype) -> Dtype {
     match dtype {
         Dtype::I8 => Dtype::U8,

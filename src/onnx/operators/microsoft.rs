@@ -1,4 +1,4 @@
-//! Operators of `com.microsoft`: those that onnxruntime's quantizer writes.
+//! Operators of `com.microsoft` that onnxruntime's quantizer writes.
 
 use super::Operator::{Items, One};
 use super::product::rows_by_columns;
@@ -22,7 +22,8 @@ pub(super) const TABLE: Table = &[
     ("DequantizeLinear", Items(dequantize)),
 ];
 
-/// Bytes with a scale and a zero point, or none, behind them; last the scale and the zero point of the result.
+/// Operands are bytes, each followed by a scale and a zero point, or none; the last two inputs are the scale and zero
+/// point of the result.
 fn of_floats(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let operands = c.inputs.len().saturating_sub(1) / 3;
     let expected = if matches!(&*c.node.op_type, "QLinearAdd" | "QLinearMul") { 2 } else { 1 };
@@ -33,13 +34,13 @@ fn of_floats(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     computed(c, (0..result).step_by(3), result)
 }
 
-/// The same with the result's scale and zero point in front.
+/// Concatenates operands as `of_floats` has them, with the scale and zero point of the result as the first inputs.
 fn concat(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let operands = (2..c.inputs.len()).step_by(3);
     computed(c, operands, 0)
 }
 
-/// What the standard operator, whose name follows `QLinear`, gives of the floats that operands stand for, as bytes.
+/// Applies the standard operator whose name follows `QLinear` to the floats that the operands stand for; returns bytes.
 fn computed(c: &mut Call<'_, '_>, operands: impl Iterator<Item = usize>, result: usize) -> Outcome<ValueId> {
     if c.flag("channels_last") {
         return Err("channels_last: expected 0".into());
@@ -57,10 +58,10 @@ fn computed(c: &mut Call<'_, '_>, operands: impl Iterator<Item = usize>, result:
     Ok(c.emit(Op::Quantize { dtype, axis: None }, &[Some(real), Some(scale), zero], 1)?[0])
 }
 
-/// The first version of the operators whose softmax is along its axis alone.
+/// The first version of the operators whose softmax is only along its axis.
 const AXIS_ALONE: i64 = 13;
 
-/// The floats that an input and the two behind it stand for.
+/// The floats that an input stands for, with the scale and zero point in the next two inputs.
 fn floats(c: &mut Call<'_, '_>, at: usize) -> Outcome<ValueId> {
     let (x, scale, zero) = (c.x(at)?, scalar(c, at + 1)?, scalar_or_none(c, at + 2)?);
     Ok(c.emit(Op::Dequantize { axis: None }, &[Some(x), Some(scale), zero], 1)?[0])
@@ -75,7 +76,8 @@ fn scalar_or_none(c: &mut Call<'_, '_>, at: usize) -> Outcome<Option<ValueId>> {
     c.maybe(at).map(|x| c.reshape(x, &[])).transpose()
 }
 
-/// A x B + C in whole numbers, times alpha and the scales of A and B: bytes if the result has a scale, else floats.
+/// A x B + C in whole numbers, times alpha and the scales of A and B: bytes if the result has a scale, otherwise
+/// floats.
 fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (a, b, [a_zero, b_zero]) = (c.x(0)?, c.x(3)?, [2, 5].map(|index| c.maybe(index)));
     let is_turned = c.flag("transB");

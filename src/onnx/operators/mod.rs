@@ -1,6 +1,7 @@
-//! Operators of ONNX, by families: one table from a domain and a name to what imports it.
+//! The operators of ONNX, by families, in tables by domain and name.
 //!
-//! A function reads its node's attributes as the version says that the model uses; there is no conversion between versions.
+//! The function of an operator reads the node's attributes as the model's version defines them; there is no conversion
+//! between versions.
 
 mod activation;
 mod attention;
@@ -38,13 +39,13 @@ pub(super) enum Operator {
     Unary(Unary),
     /// A function of two numbers.
     Binary(Binary),
-    /// One output.
+    /// Any operands, one output.
     One(fn(&mut Call<'_, '_>) -> Outcome<ValueId>),
-    /// Several outputs.
+    /// Any operands, several outputs.
     Many(fn(&mut Call<'_, '_>) -> Outcome<Vec<ValueId>>),
-    /// Something else than tensors goes in or comes out.
+    /// Operands or outputs that need not be tensors.
     Items(fn(&mut Call<'_, '_>) -> Outcome<Vec<Item>>),
-    /// One output, of operands whose bits are not computed with: types that are only stored are fine.
+    /// One output, without a computation on the operands' bits, so that types that are only stored are allowed.
     Moves(fn(&mut Call<'_, '_>) -> Outcome<ValueId>),
 }
 
@@ -77,7 +78,7 @@ const STANDARD: [Table; 23] = [
     suppression::TABLE,
 ];
 
-/// Versions of the standard operators that are known.
+/// The known versions of the standard operators.
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=28;
 
 /// The operator of this domain and name.

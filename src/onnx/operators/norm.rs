@@ -17,7 +17,7 @@ pub(super) const TABLE: Table = &[
     ("LRN", One(lrn)),
 ];
 
-/// A vector with an index for each channel, as `[C, 1, …]`: broadcast to `[N, C, …]`.
+/// A vector with an element for each channel as `[C, 1, …]`, which is broadcast to `[N, C, …]`.
 pub(super) fn per_channel(c: &mut Context<'_>, value: ValueId, rank: usize) -> Outcome<ValueId> {
     let elems = c.of(value).elems();
     let dims: Vec<usize> = [elems].into_iter().chain(std::iter::repeat_n(1, rank.saturating_sub(2))).collect();
@@ -67,7 +67,7 @@ fn instance(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     in_groups(c, x, channels, scale, bias, false)
 }
 
-/// Scale and bias have an element for each group up to version 20, then for each channel.
+/// Up to version 20 scale and bias have an element for each group, later for each channel.
 fn group(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, scale, bias) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let groups = c.size("num_groups")?.filter(|&groups| groups > 0).ok_or("num_groups: expected 1 or more")?;
@@ -98,14 +98,14 @@ fn in_groups(
     c.reshape(y, &dims)
 }
 
-/// The axis, and the dimensions with all from it on as 1.
+/// The axis, and the dimensions with 1 from this axis on.
 fn from_axis(c: &Call<'_, '_>, x: ValueId) -> Outcome<(usize, Vec<usize>)> {
     let rank = c.rank(x);
     let axis = c.axis_attr("axis", -1, rank)?;
     Ok((axis, (axis..rank).collect()))
 }
 
-/// The mean and 1 / deviation are further outputs.
+/// The mean and 1 / deviation are optional further outputs.
 fn layer(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let (x, scale, bias) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let (axis, axes) = from_axis(c, x)?;
@@ -176,7 +176,7 @@ fn lrn(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let wide = widened(c, x)?;
     let square = c.map(Expr::arg(0) * Expr::arg(0), &[wide])?;
     let rest: usize = dims[2..].iter().product();
-    // Channels are the one spatial axis of a pooling whose channels are all places.
+    // A pooling computes the sums: channels are its only spatial axis, and all positions are its channels.
     let flat = c.reshape(square, &[dims[0], dims[1], rest])?;
     let (before, after) = ((size - 1) / 2, size - 1 - (size - 1) / 2);
     let pad = |n: usize| vec![0, n as isize, 0];

@@ -17,7 +17,7 @@ pub(super) const TABLE: Table = &[
     ("GlobalLpPool", One(global_lp)),
 ];
 
-/// The window with padding behind as far as the last place reaches, which rounding up adds.
+/// The window, with padding at the end up to the last position, which rounding up adds.
 fn window(c: &Call<'_, '_>, dims: &[usize]) -> Outcome<Window> {
     let Sliding { mut window, ceil } = sliding(c, dims, None)?;
     for (axis, &size) in dims.iter().enumerate().filter(|_| ceil) {
@@ -47,7 +47,8 @@ fn max(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![y, indices(c, x, at, &dims)?])
 }
 
-/// Indices within a plane as indices within the whole operand, whose planes are row by row or column by column.
+/// Converts indices within a plane to indices within the whole operand, whose planes are row by row or column by
+/// column.
 fn indices(c: &mut Call<'_, '_>, x: ValueId, mut at: ValueId, dims: &[usize]) -> Outcome<ValueId> {
     let int = |value: usize| Expr::int(Dtype::I64, value as i128);
     if let (1, [h, w]) = (c.int_or("storage_order", 0), dims) {
@@ -59,7 +60,7 @@ fn indices(c: &mut Call<'_, '_>, x: ValueId, mut at: ValueId, dims: &[usize]) ->
     c.map(Expr::arg(0) + (Expr::Axis(0) * int(channels) + Expr::Axis(1)) * int(plane), &[at])
 }
 
-/// The number of what is counted in each window: taps in the operand, or also those in the padding that the node tells.
+/// The mean of each window, over its taps in the operand, or also over those in the node's padding.
 fn average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = spatial(c, x)?;
@@ -69,7 +70,7 @@ fn average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window: wanted }), &[inner])?;
         return c.channels_first(y);
     }
-    // Zeros that are counted are put there; what rounding up adds behind them is not counted.
+    // Padding that counts is added as zeros; padding that rounding up adds does not count.
     let told = sliding(c, &dims, None)?.window.pad;
     let mut window = wanted;
     let (mut before, mut after) = (vec![0], vec![0]);

@@ -1,4 +1,4 @@
-//! Products of matrices, and of tensors.
+//! Products of matrices and of tensors.
 
 use super::Operator::One;
 use super::{Outcome, Table};
@@ -13,7 +13,7 @@ fn matmul(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     matrices(c, a, b)
 }
 
-/// A product of matrices, none of whose operands is a scalar.
+/// A product of matrices; no operand may be a scalar.
 pub(super) fn matrices(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Outcome<ValueId> {
     if c.rank(a) == 0 || c.rank(b) == 0 {
         return Err("expected operands with axes, found a scalar".into());
@@ -21,7 +21,7 @@ pub(super) fn matrices(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Outcome<V
     c.matmul(a, b)
 }
 
-/// alpha x A x B + beta x C, where A and B may be turned.
+/// alpha x A x B + beta x C, where A and B may be transposed.
 fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let product = rows_by_columns(c, a, b)?;
@@ -35,7 +35,7 @@ fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     }
 }
 
-/// The product of two matrices, each of which may be turned.
+/// The product of two matrices, each of which may be transposed.
 pub(super) fn rows_by_columns(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Outcome<ValueId> {
     let labels = |turned, [row, column]: [usize; 2]| if turned { vec![column, row] } else { vec![row, column] };
     let contract = Contract {
@@ -46,7 +46,8 @@ pub(super) fn rows_by_columns(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> O
     c.op(Op::Contract(contract), &[a, b])
 }
 
-/// Labels of a term's axes; an ellipsis is so many labels behind all letters, the last ones.
+/// The labels of a term's axes. The axes of an ellipsis have labels after those of all letters, so that the last axes
+/// match.
 fn labels(term: &str, rank: usize) -> Outcome<Vec<usize>> {
     let letters: Vec<char> = term.chars().filter(|letter| !letter.is_whitespace()).collect();
     let dots = letters.iter().position(|&letter| letter == '.');
@@ -70,10 +71,10 @@ fn labels(term: &str, rank: usize) -> Outcome<Vec<usize>> {
     Ok([left, (0..outer).map(|axis| ELLIPSIS - outer + axis).collect(), right].concat())
 }
 
-/// Labels of an ellipsis's axes end here, behind all letters.
+/// The end of the labels for the axes of an ellipsis, which are larger than those of letters.
 const ELLIPSIS: usize = 1000;
 
-/// Operands are contracted one after the other, each label for as long as a later operand or the result has it.
+/// Contracts the operands one after the other. A label is kept while a later operand or the result has it.
 fn einsum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let equation = c.text_or("equation", "");
     let (terms, result) = match equation.split_once("->") {
@@ -110,7 +111,8 @@ fn einsum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.transpose(value, &order)
 }
 
-/// Labels of the result; without one all that occur once, in alphabetical order, behind those of the ellipsis.
+/// The labels of the result. Without a result term, these are all labels that occur once, in alphabetical order, after
+/// those of the ellipsis.
 fn result_labels(result: Option<&str>, operands: &[(ValueId, Vec<usize>)]) -> Outcome<Vec<usize>> {
     let mut all: Vec<usize> = operands.iter().flat_map(|(_, labels)| labels.iter().copied()).collect();
     all.sort_unstable();
@@ -130,7 +132,7 @@ fn result_labels(result: Option<&str>, operands: &[(ValueId, Vec<usize>)]) -> Ou
     }
 }
 
-/// An operand with each label once: of a repeated one the diagonal.
+/// An operand with each label once: a repeated label stands for the diagonal.
 fn diagonal(c: &mut Context<'_>, mut value: ValueId, mut labels: Vec<usize>) -> Outcome<(ValueId, Vec<usize>)> {
     use crate::graph::Binary::Equal;
     while let Some(second) = (1..labels.len()).find(|&axis| labels[..axis].contains(&labels[axis])) {
@@ -144,7 +146,7 @@ fn diagonal(c: &mut Context<'_>, mut value: ValueId, mut labels: Vec<usize>) -> 
     Ok((value, labels))
 }
 
-/// The determinant by cofactors of the first row: of matrices up to 4 x 4.
+/// The determinant of matrices up to 4 x 4, by cofactors of the first row.
 fn det(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = c.dims(x);

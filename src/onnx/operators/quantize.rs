@@ -20,13 +20,13 @@ pub(super) const TABLE: Table = &[
     ("QLinearConv", One(conv)),
 ];
 
-/// How scales go along a value.
+/// How the scales are distributed over a value.
 enum Along {
-    /// One for all.
+    /// One scale for all elements.
     All,
-    /// One for each index of an axis.
+    /// One scale for each index of an axis.
     Axis(usize),
-    /// One for so many indices of an axis.
+    /// One scale for each block of indices of an axis: the axis, and the indices of a block.
     Blocks(usize, usize),
 }
 
@@ -41,7 +41,7 @@ fn along(c: &Call<'_, '_>, x: ValueId, scale: ValueId) -> Outcome<Along> {
     }
 }
 
-/// Scales (or zero points) in the shape in which they are broadcast to a value of these dimensions.
+/// Scales or zero points in a shape that is broadcast to a value of these dimensions.
 fn spread(c: &mut Context<'_>, value: ValueId, dims: &[usize], along: &Along) -> Outcome<ValueId> {
     match along {
         Along::All => c.reshape(value, &[]),
@@ -58,7 +58,7 @@ fn spread(c: &mut Context<'_>, value: ValueId, dims: &[usize], along: &Along) ->
     }
 }
 
-/// Scales of a vector or a scalar, as the operation has them.
+/// Scales, a vector or a scalar, in the shape that the operation needs.
 fn flat(c: &mut Context<'_>, value: ValueId, along: &Along) -> Outcome<ValueId> {
     if let Along::All = along { c.reshape(value, &[]) } else { Ok(value) }
 }
@@ -142,7 +142,7 @@ pub(super) fn quantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![y.into()])
 }
 
-/// Bytes whose scale and zero point are of the operand's own range, which has 0 in it.
+/// Quantises to bytes whose scale and zero point follow from the operand's range, extended to contain 0.
 fn dynamic(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let axes: Vec<usize> = (0..c.rank(x)).collect();
@@ -158,7 +158,7 @@ fn dynamic(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     Ok(vec![y, scale, zero])
 }
 
-/// Integers as i32 without their zero point: one for all, or one for each row (of the last axis but one) or column.
+/// Integers as i32, minus their zero point: one for all, or one for each row (of the last axis but one) or column.
 pub(super) fn centred(c: &mut Context<'_>, x: ValueId, zero: Option<ValueId>, rows: bool) -> Outcome<ValueId> {
     let wide = c.cast(x, Dtype::I32)?;
     let Some(zero) = zero else { return Ok(wide) };
@@ -167,7 +167,7 @@ pub(super) fn centred(c: &mut Context<'_>, x: ValueId, zero: Option<ValueId>, ro
     c.binary(Binary::Sub, wide, zero)
 }
 
-/// A vector with an element for each row as a column; what is one for all as a scalar.
+/// A vector with an element for each row as a column; one element for all rows as a scalar.
 fn by_rows(c: &mut Context<'_>, value: ValueId, rows: bool) -> Outcome<ValueId> {
     match (c.of(value).elems(), c.rank(value)) {
         (1, _) => c.reshape(value, &[]),
@@ -183,7 +183,7 @@ fn matmul_integer(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     super::product::matrices(c, a, b)
 }
 
-/// Integers of a filter as i32 without their zero point: one for all, or one for each output channel.
+/// The integers of a filter as i32, minus their zero point: one for all, or one for each output channel.
 fn centred_filter(c: &mut Context<'_>, filter: ValueId, zero: Option<ValueId>) -> Outcome<ValueId> {
     let wide = c.cast(filter, Dtype::I32)?;
     let Some(zero) = zero else { return Ok(wide) };
@@ -205,7 +205,7 @@ fn conv_integer(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     convolve(c, x, filter, None)
 }
 
-/// An exact sum of integers as what its scale makes of it, quantised.
+/// An exact sum of integers, multiplied by its scale and quantised.
 pub(super) fn requantised(
     c: &mut Context<'_>,
     sum: ValueId,

@@ -1,4 +1,4 @@
-//! Recurrent layers, one step after the other.
+//! Recurrent layers, unrolled one step after the other.
 
 use super::Operator::Many;
 use super::{Outcome, Table};
@@ -8,10 +8,10 @@ use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[("RNN", Many(rnn)), ("GRU", Many(gru)), ("LSTM", Many(lstm))];
 
-/// Most steps that are unrolled.
+/// The most steps that are unrolled.
 const STEPS: usize = 4096;
 
-/// An activation, and its two numbers.
+/// An activation with its two parameters.
 #[derive(Clone)]
 struct Activation {
     name: String,
@@ -43,22 +43,23 @@ impl Activation {
     }
 }
 
-/// What one direction of a layer computes with.
+/// The parameters of one direction of a layer.
 struct Cell {
     activations: Vec<Activation>,
     clip: Option<f64>,
     /// Recurrent weights `[gates x H, H]`.
     recurrent: ValueId,
-    /// Bias of the recurrent products `[gates x H]`, where it is not added to that of the inputs.
+    /// The bias of the recurrent products `[gates x H]`, if it is not added to the bias of the inputs.
     bias: Option<ValueId>,
-    /// Weights of the state in the gates `[3 x H]`.
+    /// The weights of the state in the gates `[3 x H]`.
     peepholes: Option<ValueId>,
     hidden: usize,
     dtype: Dtype,
     flag: bool,
 }
 
-/// One step: what the inputs give the gates `[B, gates x H]`, and the state, of which the first is the output.
+/// Computes one step from the inputs' products `[B, gates x H]` and the state. Returns the new state, whose first value
+/// is the output.
 type Step = fn(&mut Context<'_>, &Cell, ValueId, &[ValueId]) -> Outcome<Vec<ValueId>>;
 
 struct Layer {
@@ -80,7 +81,7 @@ fn lstm(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     layer(c, &Layer { gates: 4, states: 2, activations: &["Sigmoid", "Tanh", "Tanh"], step: lstm_step })
 }
 
-/// `[B, H]` by the transposed `[gates x H, H]`.
+/// The state `[B, H]` times the transposed weights `[gates x H, H]`.
 fn times(c: &mut Context<'_>, state: ValueId, weights: ValueId) -> Outcome<ValueId> {
     let contract = Contract { left: vec![0, 2], right: vec![1, 2], result: vec![0, 1] };
     c.op(Op::Contract(contract), &[state, weights])
@@ -100,7 +101,7 @@ impl Cell {
         self.activations[index].of(self.clipped(x), self.dtype)
     }
 
-    /// The part of a gate.
+    /// The part of `all` that belongs to a gate.
     fn gate(&self, c: &mut Context<'_>, all: ValueId, index: usize) -> Outcome<ValueId> {
         let axis = c.rank(all) - 1;
         c.slice(all, axis, index * self.hidden, self.hidden)
@@ -113,7 +114,7 @@ fn rnn_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> 
     Ok(vec![c.map(h, &[x, product])?])
 }
 
-/// Gates z, r, h.
+/// The gates are z, r, h.
 fn gru_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> Outcome<Vec<ValueId>> {
     let (h, size) = (state[0], cell.hidden);
     let [xz, xr, xh] = [cell.gate(c, x, 0)?, cell.gate(c, x, 1)?, cell.gate(c, x, 2)?];
@@ -127,7 +128,7 @@ fn gru_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> 
     let bias = cell.bias.ok_or("expected a bias")?;
     let bias = cell.gate(c, bias, 2)?;
     let hidden = match cell.flag {
-        // The reset gate is applied behind the product.
+        // The reset gate is applied after the product.
         true => {
             let product = times(c, h, own)?;
             let sum = cell.activate(1, Expr::arg(0) + Expr::arg(1) * (Expr::arg(2) + Expr::arg(3)))?;
@@ -145,7 +146,7 @@ fn gru_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> 
     Ok(vec![c.map(mixed, &[z, hidden, h])?])
 }
 
-/// Gates i, o, f, c; the state is h and c.
+/// The gates are i, o, f, c; the state is h and c.
 fn lstm_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> Outcome<Vec<ValueId>> {
     let [h, old] = [state[0], state[1]];
     let product = times(c, h, cell.recurrent)?;
@@ -160,7 +161,7 @@ fn lstm_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) ->
     };
     let i = gate(c, i, 0, old)?;
     let f = match cell.flag {
-        // Input and forget gate are one.
+        // The input and forget gates are coupled.
         true => c.map(number(cell.dtype, 1.0) - Expr::arg(0), &[i])?,
         false => gate(c, f, 2, old)?,
     };
@@ -171,7 +172,7 @@ fn lstm_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) ->
     Ok(vec![c.map(Expr::arg(0) * shown, &[o, now])?, now])
 }
 
-/// Activations of all directions, with their numbers.
+/// The activations of all directions, with their parameters.
 fn activations(c: &Call<'_, '_>, layer: &Layer, directions: usize) -> Outcome<Vec<Vec<Activation>>> {
     let each = layer.activations.len();
     let given = c.texts_attr("activations");
@@ -192,7 +193,7 @@ fn activations(c: &Call<'_, '_>, layer: &Layer, directions: usize) -> Outcome<Ve
     Ok(all.chunks(each).take(directions).map(<[Activation]>::to_vec).collect())
 }
 
-/// The numbers of an activation, where it has some.
+/// The default parameters of an activation, if it has some.
 fn defaults(name: &str) -> (Option<f64>, Option<f64>) {
     match &name.to_lowercase()[..] {
         "affine" | "scaledtanh" => (Some(1.0), Some(1.0)),
@@ -203,7 +204,7 @@ fn defaults(name: &str) -> (Option<f64>, Option<f64>) {
     }
 }
 
-/// `[T, B, I]`, or `[B, T, I]` where the layout is 1; outputs `[T, directions, B, H]` and the last states.
+/// The input is `[T, B, I]`, or `[B, T, I]` with layout 1; the outputs are `[T, directions, B, H]` and the last states.
 fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
     let batch_first = c.flag("layout");
     let turned =
@@ -261,7 +262,7 @@ fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
     finish(c, &outputs, &last, batch_first)
 }
 
-/// The bias that is added to the inputs' products, and that of the recurrent ones where a layer adds it later.
+/// The bias that is added to the inputs' products, and the bias of the recurrent products if the layer adds it later.
 fn biases(
     c: &mut Call<'_, '_>,
     layer: &Layer,
@@ -279,7 +280,7 @@ fn biases(
     if layer.gates != 3 {
         return Ok((c.add(inputs, recurrent)?, None));
     }
-    // Of the last gate the recurrent bias stays with the recurrent product.
+    // The recurrent bias of the last gate stays with the recurrent product.
     let gate = rows / 3;
     let early = c.slice(recurrent, 0, 0, 2 * gate)?;
     let zeros = c.filled(dtype, &[gate], 0.0)?;
@@ -287,7 +288,7 @@ fn biases(
     Ok((c.add(inputs, early)?, Some(recurrent)))
 }
 
-/// Outputs of all steps in the order of time, and the state behind the last one.
+/// The outputs of all steps in the order of time, and the state after the last step.
 fn steps(
     c: &mut Call<'_, '_>,
     layer: &Layer,
@@ -307,7 +308,7 @@ fn steps(
         state = match lens {
             None => next,
             Some(lens) => {
-                // Behind its end a sequence keeps its state, and shows 0.
+                // After its end a sequence keeps its state, and outputs 0.
                 let runs = || Expr::int(Dtype::I64, time as i128).binary(Binary::Less, Expr::arg(0));
                 let zero = number(cell.dtype, 0.0);
                 shown = c.map(runs().select(Expr::arg(1), zero), &[lens, shown])?;
@@ -325,7 +326,7 @@ fn steps(
     Ok((outputs, state))
 }
 
-/// Outputs by direction as one, and the states.
+/// Joins the outputs of all directions, and the states.
 fn finish(
     c: &mut Call<'_, '_>,
     outputs: &[Vec<ValueId>],

@@ -1,4 +1,4 @@
-//! Sums and the like along axes.
+//! Sums and other reductions along axes.
 
 use super::Operator::{Many, One};
 use super::{Outcome, Table};
@@ -24,7 +24,8 @@ pub(super) const TABLE: Table = &[
     ("TopK", Many(top_k)),
 ];
 
-/// The axes, and whether they stay. Axes are an attribute up to version 17 (of sums 12), then an input; none are all.
+/// The axes, and whether the result keeps them. Axes are an attribute up to version 17 (of sums: 12), an input later;
+/// without axes all are reduced.
 fn along(c: &Call<'_, '_>) -> Outcome<(Vec<usize>, bool)> {
     let rank = c.rank(c.x(0)?);
     let attribute_before = if c.node.op_type == "ReduceSum" { 13 } else { 18 };
@@ -51,7 +52,7 @@ fn sum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     plain(c, ReduceOp::Sum)
 }
 
-/// Of integers the sum divided by their number.
+/// The mean; for integers it is the sum divided by the number of elements.
 fn mean(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dtype = c.dtype(x);
@@ -76,7 +77,7 @@ fn prod(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     plain(c, ReduceOp::Prod)
 }
 
-/// The sum of a function of the elements, computed in f32 or more, and a function of the sum.
+/// A function of the sum of a function of the elements, computed in f32 or a wider type.
 fn sum_of(c: &mut Call<'_, '_>, before: impl Fn(Expr) -> Expr, after: impl Fn(Expr) -> Expr) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let (axes, keep) = along(c)?;
@@ -88,7 +89,7 @@ fn sum_of(c: &mut Call<'_, '_>, before: impl Fn(Expr) -> Expr, after: impl Fn(Ex
     c.cast(result, dtype)
 }
 
-/// Halves as f32.
+/// Halves are converted to f32; other types stay.
 pub(super) fn widened(c: &mut Context<'_>, x: ValueId) -> Outcome<ValueId> {
     match c.dtype(x) {
         Dtype::F16 | Dtype::Bf16 => c.cast(x, Dtype::F32),
@@ -165,7 +166,7 @@ fn cum_prod(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     cumulate(c, ReduceOp::Prod)
 }
 
-/// How many is an attribute up to version 9, then an input.
+/// The number k is an attribute up to version 9, an input later.
 fn top_k(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let axis = c.axis_attr("axis", -1, c.rank(x))?;

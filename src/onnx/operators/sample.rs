@@ -1,4 +1,4 @@
-//! Images read at places between their elements.
+//! Samples images at positions between their elements.
 
 use super::Operator::One;
 use super::conv::{each, spatial};
@@ -14,20 +14,20 @@ pub(super) const TABLE: Table = &[
     ("DeformConv", One(deform_conv)),
 ];
 
-/// What a place outside of an axis reads.
+/// The value at positions outside of an axis.
 #[derive(Clone, Copy, PartialEq)]
 enum Outside {
     Zero,
     /// The nearest element.
     Border,
-    /// The axis mirrored at these ends.
+    /// The axis is mirrored at these ends.
     Mirror([f64; 2]),
 }
 
-/// An index along an axis for each place, and its weight.
+/// The index along an axis for each position, and its weight.
 type Tap = [ValueId; 2];
 
-/// A coordinate brought inside an axis of this size, whose ends are these.
+/// A coordinate moved inside an axis of this size, with these ends.
 fn inside(x: Expr, size: usize, outside: Outside, k: &dyn Fn(f64) -> Expr) -> Expr {
     match outside {
         Outside::Zero => x,
@@ -41,7 +41,7 @@ fn inside(x: Expr, size: usize, outside: Outside, k: &dyn Fn(f64) -> Expr) -> Ex
     }
 }
 
-/// The tap at a whole coordinate, weighted; an index outside weighs nothing, or is brought inside.
+/// The tap at a whole coordinate, with its weight. An index outside has weight 0, or is moved inside.
 fn tap(c: &mut Context<'_>, at: Expr, weight: Expr, from: ValueId, size: usize, outside: Outside) -> Outcome<Tap> {
     let dtype = c.dtype(from);
     let k = |value| number(dtype, value);
@@ -52,7 +52,7 @@ fn tap(c: &mut Context<'_>, at: Expr, weight: Expr, from: ValueId, size: usize, 
     Ok([c.map(nearest.unary(Unary::Round).cast(Dtype::I64), &[from])?, c.map(weight, &[from])?])
 }
 
-/// The taps of an interpolation along an axis, at the coordinates of a value.
+/// The taps of an interpolation along an axis, at the coordinates in a value.
 fn taps(c: &mut Context<'_>, mode: &str, from: ValueId, size: usize, outside: Outside) -> Outcome<Vec<Tap>> {
     let dtype = c.dtype(from);
     let k = |value| number(dtype, value);
@@ -75,7 +75,7 @@ fn taps(c: &mut Context<'_>, mode: &str, from: ValueId, size: usize, outside: Ou
     }
 }
 
-/// Data `[B, plane, C]`, whose plane has these dimensions, read at places `[B, P]`: `[B, P, C]`.
+/// Samples data `[B, plane, C]`, with a plane of these dimensions, at positions `[B, P]`: `[B, P, C]`.
 fn read(c: &mut Context<'_>, data: ValueId, dims: &[usize], axes: &[Vec<Tap>]) -> Outcome<ValueId> {
     let mut combined: Vec<Tap> = axes[0].clone();
     for (taps, &size) in axes[1..].iter().zip(&dims[1..]) {
@@ -141,7 +141,7 @@ fn grid_sample(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.channels_first(y)
 }
 
-/// Where each place of an image is before a linear map: in coordinates from -1 to 1, the last axis first.
+/// For each position of an image, its coordinates before a linear map: from -1 to 1, the last axis first.
 fn affine_grid(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let theta = c.x(0)?;
     let size = c.ints_at(1, "the size")?.ok_or("expected a size")?;
@@ -172,7 +172,8 @@ fn affine_grid(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.reshape(y, &[&[*n], spatial, &[rank]].concat())
 }
 
-/// Where a region's samples are along one axis: `[R, places x samples]`, and how many each region has: `[R, 1]`.
+/// The samples of the regions along one axis: their taps `[R, places x samples]`, and the number of samples of each
+/// region `[R, 1]`.
 struct Samples {
     taps: [Tap; 2],
     each: usize,
@@ -180,7 +181,8 @@ struct Samples {
     used: ValueId,
 }
 
-/// Without a ratio a region has as many samples as it has elements in a place, but not more than the image has.
+/// Without a ratio, a place of a region has one sample for each element that it covers, but not more than the image has
+/// elements.
 fn samples(
     c: &mut Call<'_, '_>,
     [low, high]: [ValueId; 2],
@@ -283,7 +285,7 @@ fn roi_align(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.channels_first(y)
 }
 
-/// A convolution whose taps are moved by offsets, and weighted by a mask.
+/// A convolution whose taps are moved by offsets and weighted by a mask.
 fn deform_conv(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, filter, offset) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let [n, channels, h, w] = c.dims(x)[..] else { return Err(format!("expected four axes, found {}", c.of(x))) };

@@ -37,7 +37,7 @@ fn empty(_: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![Item::Sequence(Vec::new())])
 }
 
-/// A place in a sequence, counted from the end if negative; the default is behind the last one.
+/// A position in a sequence; a negative one counts from the end. The default is after the last element.
 fn place(c: &Call<'_, '_>, index: usize, len: usize, most: usize) -> Outcome<usize> {
     let at = c.int_at(index, "the place")?.unwrap_or(len as i64);
     let counted = if at < 0 { at + len as i64 } else { at };
@@ -69,7 +69,7 @@ fn erase(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(vec![Item::Sequence(all)])
 }
 
-/// A body for each place of the sequences; tensors are the same for all.
+/// Applies a body at each position of the sequences; tensors are the same for all positions.
 fn map(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let body = c.graph_attr("body")?;
     let len = sequence(c, 0)?.len();
@@ -93,7 +93,7 @@ fn map(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     Ok(outputs.into_iter().map(Item::Sequence).collect())
 }
 
-/// Parts of sizes, or of a size, or of 1 each.
+/// Splits into parts of given sizes, of one size, or of size 1.
 fn split(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let x = c.x(0)?;
     let axis = axis_of(c.int_or("axis", 0), c.rank(x))?;

@@ -1,4 +1,4 @@
-//! Elements in other dimensions, parts of them, and what is known of dimensions.
+//! Elements in other dimensions, parts of values, and the dimensions as values.
 
 use super::Operator::{Items, Many, Moves, One};
 use super::{Item, Outcome, Table};
@@ -55,7 +55,7 @@ fn size(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     }
 }
 
-/// 0 stays as the operand has it unless `allowzero`, -1 is what is left over.
+/// A size of 0 stands for the operand's size unless `allowzero` is set; -1 stands for the remaining size.
 fn reshape(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let wanted = c.ints_at(1, "the new shape")?.ok_or("expected a shape")?;
@@ -90,7 +90,7 @@ fn flatten(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.reshape(x, &[dims[..axis].iter().product(), dims[axis..].iter().product()])
 }
 
-/// Axes are an attribute up to version 12, then an input.
+/// Axes are an attribute up to version 12, an input later.
 fn axes(c: &Call<'_, '_>) -> Outcome<Option<Vec<i64>>> {
     match c.version < 13 {
         true => Ok(c.ints_attr("axes").map(<[i64]>::to_vec)),
@@ -176,7 +176,8 @@ fn concat(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.concat(&all, axis)
 }
 
-/// Sizes are an attribute up to version 12, then an input; without them the parts are equal, the last one perhaps smaller.
+/// Sizes are an attribute up to version 12, an input later. Without sizes the parts are equal; the last one may be
+/// smaller.
 fn split(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
@@ -197,13 +198,13 @@ fn split(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     pieces(c, x, axis, &sizes)
 }
 
-/// So many sizes, all equal but the last, which may be smaller.
+/// `parts` sizes, all equal except the last one, which may be smaller.
 fn equal_parts(size: usize, parts: usize) -> Vec<usize> {
     let each = size.div_ceil(parts);
     (0..parts).map(|part| each.min(size.saturating_sub(part * each))).collect()
 }
 
-/// Parts of these sizes along an axis, one behind the other.
+/// Parts of these sizes along an axis, one after the other.
 pub(super) fn pieces(c: &mut Call<'_, '_>, x: ValueId, axis: usize, sizes: &[usize]) -> Outcome<Vec<ValueId>> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(sizes.len());
@@ -214,7 +215,7 @@ pub(super) fn pieces(c: &mut Call<'_, '_>, x: ValueId, axis: usize, sizes: &[usi
     Ok(parts)
 }
 
-/// Starts and ends are attributes up to version 9, then inputs, with steps.
+/// Starts and ends are attributes up to version 9; later they are inputs, and there are steps.
 fn slice(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = c.dims(x);
@@ -238,7 +239,8 @@ fn slice(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.op(Op::Slice(of), &[x])
 }
 
-/// The first index, the step and the number of indices of a slice: bounds are counted from the end if negative, and clamped.
+/// The first index, the step and the number of indices of a slice. Negative bounds count from the end; bounds are
+/// clamped.
 fn range(start: i64, end: i64, step: i64, size: usize) -> Outcome<(usize, isize, usize)> {
     let size = i64::try_from(size).map_err(|e| e.to_string())?;
     let counted = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
@@ -250,12 +252,12 @@ fn range(start: i64, end: i64, step: i64, size: usize) -> Outcome<(usize, isize,
         step => (start - end).max(0).unsigned_abs().div_ceil(step.unsigned_abs()),
     };
     let len = if size == 0 { 0 } else { len };
-    // One index needs no step, and an empty slice no start; a step of any size is legal then.
+    // With one index the step does not matter, with none the start does not either; a step of any size is then legal.
     let step = if len > 1 { step as isize } else { 1 };
     Ok((if len == 0 { 0 } else { start as usize }, step, len as usize))
 }
 
-/// Sizes and the constant are attributes up to version 10, then inputs; axes are an input from version 18 on.
+/// Sizes and the constant are attributes up to version 10, inputs later; axes are an input from version 18 on.
 fn pad(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let (rank, dtype) = (c.rank(x), c.dtype(x));
@@ -311,7 +313,7 @@ fn center_crop_pad(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.op(Op::Pad(of), &[x])
 }
 
-/// `[N, C, H, W]` and the block's size.
+/// The operand `[N, C, H, W]`, its dimensions, and the size of a block.
 fn blocks(c: &Call<'_, '_>) -> Outcome<(ValueId, [usize; 4], usize)> {
     let x = c.x(0)?;
     let dims = <[usize; 4]>::try_from(c.dims(x)).map_err(|dims| format!("expected four axes, found {}", dims.len()))?;
@@ -344,7 +346,7 @@ fn space_to_depth(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.reshape(turned, &[n, channels * b * b, h / b, w / b])
 }
 
-/// The first elements along the time axis back to front, as many as each entry of the batch says.
+/// Reverses the first elements along the time axis, a number that each entry of the batch gives.
 fn reverse_sequence(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, lens) = (c.x(0)?, c.x(1)?);
     let dims = c.dims(x);

@@ -19,10 +19,10 @@ pub(super) const TABLE: Table = &[
     ("MelWeightMatrix", One(mel)),
 ];
 
-/// Most elements of a matrix of a transform.
+/// The most elements of the matrix of a transform.
 const MOST_ELEMS: usize = 1 << 22;
 
-/// The matrix of a function of index and frequency, of so many of each.
+/// The matrix of a function of index and frequency.
 fn matrix(
     c: &mut Context<'_>,
     dtype: Dtype,
@@ -37,7 +37,7 @@ fn matrix(
     c.cast(value, dtype)
 }
 
-/// The transform of real and imaginary parts along the last axis: `[…, n]` to `[…, frequencies, 2]`, for each of `len`.
+/// The transform of real and imaginary parts along the last axis: `[…, n]` to `[…, frequencies, 2]`, of length `len`.
 fn transform(
     c: &mut Context<'_>,
     [re, im]: [Option<ValueId>; 2],
@@ -66,7 +66,7 @@ fn transform(
     c.concat(&parts, rank)
 }
 
-/// The axis with the first `len` elements, or with zeros behind.
+/// The first `len` elements along an axis, with zeros if it has fewer.
 fn resized(c: &mut Context<'_>, x: ValueId, axis: usize, len: usize) -> Outcome<ValueId> {
     let dims = c.dims(x);
     let mut of =
@@ -75,7 +75,7 @@ fn resized(c: &mut Context<'_>, x: ValueId, axis: usize, len: usize) -> Outcome<
     c.op(Op::Pad(of), &[x])
 }
 
-/// The axis is an attribute up to version 19, then an input.
+/// The axis is an attribute up to version 19, an input later.
 fn dft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let rank = c.rank(x);
@@ -98,7 +98,7 @@ fn dft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     } else {
         x = resized(c, x, axis, len)?;
     }
-    // The axis goes behind all others, and comes back in front of the parts.
+    // The axis is moved behind all others, and moved back afterwards.
     let others: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
     let order = [&others[..], &[axis, rank - 1]].concat();
     let turned = c.transpose(x, &order)?;
@@ -112,7 +112,7 @@ fn dft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if inverse && onesided { c.slice(y, rank - 1, 0, 1) } else { Ok(y) }
 }
 
-/// Half of the frequencies with the other half, which are conjugates of them.
+/// Adds the second half of the frequencies, which are conjugates of the first half.
 fn mirrored(c: &mut Context<'_>, x: ValueId, axis: usize, len: usize) -> Outcome<ValueId> {
     let half = resized(c, x, axis, len / 2 + 1)?;
     let count = len - (len / 2 + 1);
@@ -128,7 +128,7 @@ fn mirrored(c: &mut Context<'_>, x: ValueId, axis: usize, len: usize) -> Outcome
     c.concat(&[half, rest], axis)
 }
 
-/// Transforms of frames `[batch, frames, frequencies, 2]`, each weighted by a window.
+/// Transforms of frames, `[batch, frames, frequencies, 2]`, each weighted by a window.
 fn stft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let mut x = c.x(0)?;
     let step = c.int_at(1, "the step")?.filter(|&step| step > 0).ok_or("expected a step of 1 or more")? as usize;
@@ -156,7 +156,7 @@ fn stft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     transform(c, [all.first().copied(), all.get(1).copied()], len, frequencies, false)
 }
 
-/// A sum of cosines.
+/// A window that is a sum of cosines.
 fn window(c: &mut Call<'_, '_>, [a, b, d]: [f64; 3]) -> Outcome<ValueId> {
     let size = size_of_dim(c.int_at(0, "the size")?.ok_or("expected a size")?, "size")?;
     let dtype =
@@ -181,7 +181,7 @@ fn blackman(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     window(c, [0.42, 0.5, 0.08])
 }
 
-/// Triangles over the frequencies of a transform, evenly spaced on the scale of mel.
+/// Triangles over the frequencies of a transform, evenly spaced on the mel scale.
 fn mel(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let size = |c: &Call<'_, '_>, index, what| -> Outcome<usize> {
         size_of_dim(c.int_at(index, what)?.ok_or("expected sizes")?, what)

@@ -1,11 +1,11 @@
-//! Types that are only stored: floats of 8, 6 and 4 bits, as codes in bytes, and integers of 4 and 2 bits.
+//! Types that are only stored: floats of 8, 6 and 4 bits as codes in bytes, and integers of 4 and 2 bits.
 
 use crate::graph::{Binary, Expr, Op, Tensor, Unary, ValueId};
 use crate::onnx::DataType;
 use crate::onnx::import::{Context, Outcome};
 use crate::tensor::Dtype;
 
-/// A floating-point type of few bits: a sign, if it has one, then exponent and mantissa.
+/// A floating-point type of few bits: a sign, if it has one, then exponent, then mantissa.
 struct Format {
     exponent: u32,
     mantissa: u32,
@@ -14,15 +14,15 @@ struct Format {
     specials: Specials,
 }
 
-/// Which codes are no numbers.
+/// The codes that are not numbers.
 #[derive(Clone, Copy, PartialEq)]
 enum Specials {
     None,
     /// The last code is NaN.
     Nan,
-    /// The highest exponent is infinity and NaN.
+    /// Codes with the highest exponent are infinity and NaN.
     InfinityAndNan,
-    /// Minus zero is NaN.
+    /// The code of minus zero is NaN.
     MinusZero,
 }
 
@@ -54,12 +54,12 @@ pub(super) fn integer_range(of: DataType) -> Option<[i64; 2]> {
 }
 
 impl Format {
-    /// Codes without the sign.
+    /// The number of codes without the sign.
     fn codes(&self) -> usize {
         1 << (self.exponent + self.mantissa)
     }
 
-    /// What a code without the sign stands for.
+    /// The value of a code without the sign.
     fn value(&self, code: usize) -> f64 {
         let highest = code >> self.mantissa == (1 << self.exponent) - 1;
         let fraction = (code & ((1 << self.mantissa) - 1)) as f64 / f64::from(1 << self.mantissa);
@@ -79,17 +79,17 @@ impl Format {
         (0..self.codes()).rev().find(|&code| self.value(code).is_finite()).expect("0 is a number")
     }
 
-    /// The code of NaN; minus zero where there is none, as ONNX's reference has it.
+    /// The code of NaN; that of minus zero if there is no NaN, as in ONNX's reference.
     fn nan(&self) -> usize {
         match self.specials {
             Specials::None | Specials::MinusZero => self.codes(),
             Specials::Nan => self.codes() - 1,
-            // The quiet one: the mantissa's highest bit.
+            // The quiet NaN: the highest bit of the mantissa is set.
             Specials::InfinityAndNan => self.codes() - (1 << (self.mantissa - 1)),
         }
     }
 
-    /// What every code of a byte stands for.
+    /// The value of every code of a byte.
     fn table(&self) -> Vec<f32> {
         let of = |code: usize| match (code / self.codes(), code % self.codes()) {
             (1, 0) if self.specials == Specials::MinusZero => f32::NAN,
@@ -99,8 +99,8 @@ impl Format {
         (0..self.codes() * if self.signed { 2 } else { 1 }).map(of).collect()
     }
 
-    /// For each code but the first the least number that is rounded to it or to a later one: ties to the even code. What
-    /// has no mantissa is rounded up.
+    /// For each code except the first, the least number that is rounded to it or to a later code. Ties go to the even
+    /// code. A type without a mantissa rounds up.
     fn steps(&self) -> Vec<f32> {
         let step = |code: usize| {
             let middle = ((self.value(code - 1) + self.value(code)) / 2.0) as f32;
@@ -114,7 +114,7 @@ impl Format {
     }
 }
 
-/// Numbers that codes stand for, in a type of graphs.
+/// The numbers that codes stand for, in a type that graphs have.
 pub(super) fn decode(c: &mut Context<'_>, x: ValueId, from: DataType, to: Dtype) -> Outcome<ValueId> {
     let Some(format) = format(from) else { return c.cast(x, to) };
     let table = format.table();
@@ -124,7 +124,8 @@ pub(super) fn decode(c: &mut Context<'_>, x: ValueId, from: DataType, to: Dtype)
     c.cast(value, to)
 }
 
-/// The codes of numbers: the nearest; what is too large is the largest if it is to saturate, else infinity or NaN.
+/// The codes of the nearest numbers. A number that is too large becomes the largest one if `saturate`, else infinity or
+/// NaN.
 pub(super) fn encode(c: &mut Context<'_>, x: ValueId, to: DataType, saturate: bool) -> Outcome<ValueId> {
     if let Some([low, high]) = integer_range(to) {
         return integers(c, x, [low, high]);
@@ -133,7 +134,7 @@ pub(super) fn encode(c: &mut Context<'_>, x: ValueId, to: DataType, saturate: bo
     let x = c.cast(x, Dtype::F32)?;
     let size = c.map(Expr::arg(0).unary(Unary::Abs), &[x])?;
     let steps = format.steps();
-    // A number's code is found bit by bit.
+    // The code of a number is found bit by bit.
     let codes = (steps.len() + 1).next_power_of_two();
     let padded: Vec<f32> = steps.iter().copied().chain(std::iter::repeat(f32::INFINITY)).take(codes).collect();
     let table = c.constant(&Tensor::of(&[codes], &padded));
@@ -150,7 +151,7 @@ pub(super) fn encode(c: &mut Context<'_>, x: ValueId, to: DataType, saturate: bo
     c.map(finished(&format, saturate), &[x, code])
 }
 
-/// The sign, and the codes of what is no number.
+/// Adds the sign, and replaces the codes of numbers that are infinite, NaN or too large.
 fn finished(format: &Format, saturate: bool) -> Expr {
     let int = |code: usize| Expr::int(Dtype::I32, code as i128);
     let (x, k) = (|| Expr::arg(0), |value: f64| Expr::float(Dtype::F32, value));
@@ -188,7 +189,7 @@ fn finished(format: &Format, saturate: bool) -> Expr {
     x().unary(Unary::IsNan).select(int(format.nan()), code).cast(Dtype::U8)
 }
 
-/// The lowest bits of whole numbers; of floats those of what they are truncated to.
+/// The lowest bits of whole numbers; floats are truncated first.
 fn integers(c: &mut Context<'_>, x: ValueId, [low, high]: [i64; 2]) -> Outcome<ValueId> {
     let to = if low < 0 { Dtype::I8 } else { Dtype::U8 };
     let int = |value: i64| Expr::int(Dtype::I64, value.into());

@@ -1,4 +1,4 @@
-//! Boxes that do not overlap a better one.
+//! Non-maximum suppression: selects boxes that do not overlap a better one.
 
 use super::Operator::One;
 use super::found::where_found;
@@ -9,11 +9,11 @@ use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[("NonMaxSuppression", One(non_max_suppression))];
 
-/// Most boxes of a class: each is found by a step of its own.
+/// The most boxes of a class: each box is found by a step of its own.
 const MOST_STEPS: usize = 1024;
 
-/// The best boxes of each class as rows of image, class and box. A box is left out that overlaps a better one; behind the
-/// last row are rows of -1.
+/// The best boxes of each class, as rows of image, class and box. A box that overlaps a better one is left out. After
+/// the last row, rows are -1.
 fn non_max_suppression(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (boxes, scores) = (c.x(0)?, c.x(1)?);
     let (box_dims, dims) = (c.dims(boxes), c.dims(scores));
@@ -48,8 +48,8 @@ fn non_max_suppression(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     rows(c, best, found)
 }
 
-/// The lower and upper corners of boxes along their last axis, which are two of their corners or their middle and size:
-/// four values of these dimensions.
+/// The lower and upper corners of boxes, four values of these dimensions. Along their last axis boxes have two corners,
+/// or their middle and size.
 fn corners(c: &mut Context<'_>, boxes: ValueId, centred: bool, dims: &[usize]) -> Outcome<[ValueId; 4]> {
     let mut all = [boxes; 4];
     for (corner, to) in all.iter_mut().enumerate() {
@@ -68,14 +68,15 @@ fn corners(c: &mut Context<'_>, boxes: ValueId, centred: bool, dims: &[usize]) -
     Ok(all)
 }
 
-/// The first of the best boxes that are left, `[images, classes, 1]`.
+/// The best of the remaining boxes, the first of equal ones: `[images, classes, 1]`.
 fn next(c: &mut Context<'_>, scores: ValueId, alive: ValueId) -> Outcome<ValueId> {
     let lowest = number(Dtype::F32, f64::NEG_INFINITY);
     let scores = c.map(Expr::arg(0).select(Expr::arg(1), lowest), &[alive, scores])?;
     c.op(Op::ArgReduce(ArgReduce { largest: true, axis: 2, keep: true, last: false }), &[scores])
 }
 
-/// Which boxes are left behind one that is chosen: not itself, and none that overlaps it by more than a limit.
+/// The boxes that remain after one is chosen: without the chosen one, and without those that overlap it by more than a
+/// limit.
 fn left(c: &mut Context<'_>, alive: ValueId, chosen: ValueId, corners: [ValueId; 4], iou: ValueId) -> Outcome<ValueId> {
     let mut operands = vec![alive, chosen, iou];
     operands.extend(corners);
@@ -89,7 +90,7 @@ fn left(c: &mut Context<'_>, alive: ValueId, chosen: ValueId, corners: [ValueId;
     c.map(Expr::arg(0).binary(Binary::And, stays), &operands)
 }
 
-/// What two boxes have in common of what they cover together.
+/// The common area of two boxes as a part of the area that they cover together.
 fn overlap(a: [Expr; 4], b: [Expr; 4]) -> Expr {
     let zero = || number(Dtype::F32, 0.0);
     let area =
@@ -104,7 +105,7 @@ fn overlap(a: [Expr; 4], b: [Expr; 4]) -> Expr {
     zero().binary(Binary::Less, union.clone()).select(common / union, zero())
 }
 
-/// The rows of the boxes that were found, `[images, classes, steps]`, in this order.
+/// The rows of the boxes that were found, `[images, classes, steps]`, in their order.
 fn rows(c: &mut Context<'_>, best: ValueId, found: ValueId) -> Outcome<ValueId> {
     let dims = c.dims(best);
     let elems = c.of(best).elems();
