@@ -1,4 +1,4 @@
-//! Batches being filled.
+//! Batches that the program fills.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::ticket::Flying;
 use crate::engine::Engine;
 use crate::ring::Batch;
 
-/// A batch, and where its rows begin.
+/// A batch, and the address of its first row.
 pub(super) struct Filling {
     pub batch: Batch,
     rows: Memory,
@@ -21,7 +21,7 @@ pub(super) struct Filling {
 object!(Filling, Batch);
 
 impl Filling {
-    /// Refuses a count of rows that cannot be submitted.
+    /// An error if this number of rows cannot be submitted.
     pub fn holds(&self, rows: usize) -> Answer {
         match self.batch.capacity() {
             capacity if (1..=capacity).contains(&rows) => Ok(()),
@@ -29,7 +29,7 @@ impl Filling {
         }
     }
 
-    /// Where a row begins.
+    /// The address of a row.
     pub(super) fn row(&self, index: usize) -> Answer<*mut u8> {
         let capacity = self.batch.capacity();
         if index >= capacity {

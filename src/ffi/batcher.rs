@@ -1,4 +1,4 @@
-//! Batchers: single rows from many threads.
+//! Batchers: they form batches of single rows from many threads.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::ring::{Batcher, Request, Row, RowPriority, WhenFull};
 use crate::tensor::RowSpec;
 
-/// A row, and where it is.
+/// A row, and its address.
 pub(super) struct Writing {
     pub(super) row: Row,
     pub(super) memory: Memory,
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn trefoil_batcher_submit_rows(
     })
 }
 
-/// A row's bytes.
+/// The bytes of one row from outside; an error for null or another length.
 ///
 /// # Safety
 /// `pixels` is null or can be read.

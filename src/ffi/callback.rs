@@ -1,12 +1,12 @@
-//! Callbacks: a ticket whose waker is a handle.
+//! Callbacks: a ticket with a callback has a waker that is a handle.
 //!
-//! The ring's completion thread, or a batcher's, wakes the waker with no lock held. Its data is the handle of the
-//! [`Pending`] ticket and nothing else, so that it is copied freely, never dangles, and allocates nothing; a wake that
-//! comes too late finds that the handle was given up.
+//! The ring's completion thread, or a batcher's, wakes the waker with no lock held. The waker's data is only the handle
+//! of the [`Pending`] ticket, so that it is copied freely, never dangles, and allocates nothing. A wake that comes too
+//! late finds that the handle was given up.
 //!
 //! A wake only puts the result into a queue. One thread, `trefoil-callback`, calls all callbacks, so that a callback
-//! that waits for a lock of its program keeps no ring and no batcher from going on. While a callback runs, nothing
-//! waits: no limit is longer than zero, for what it would wait for may need the callbacks behind it.
+//! that waits for a lock of its program delays no ring and no batcher. No call waits while a callback runs: every limit
+//! is zero, because the event that the call would wait for may need later callbacks.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use crate::sync::{Condvar, Mutex, after, lock, spawn, wait, wait_until};
 pub type trefoil_callback =
     Option<unsafe extern "C" fn(user: *mut c_void, status: trefoil_status, output: trefoil_output)>;
 
-/// The same, and there.
+/// The callback, which is not null.
 type Callback = unsafe extern "C" fn(*mut c_void, trefoil_status, trefoil_output);
 
 /// A ticket with a callback.
@@ -42,7 +42,7 @@ object!(Pending, Pending);
 struct Call {
     function: Callback,
     user: *mut c_void,
-    /// Whose result it is told.
+    /// The ring and batcher of the result.
     origin: Origin,
 }
 
@@ -53,37 +53,37 @@ unsafe impl Sync for Call {}
 
 type Result = std::result::Result<Landed, Error>;
 
-/// Results whose callbacks are to be called, in order, and what is known of all callbacks.
+/// The results whose callbacks are to be called, in order, and the counts of all callbacks.
 struct Queue {
     ready: VecDeque<(Call, Result)>,
-    /// How many callbacks of each ring and batcher have not returned.
+    /// For each ring and batcher, the number of callbacks that have not returned.
     outstanding: Vec<(Origin, usize)>,
     /// Whether `trefoil-callback` was started.
     served: bool,
 }
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { ready: VecDeque::new(), outstanding: Vec::new(), served: false });
-/// Tells `trefoil-callback` of results.
+/// Notifies `trefoil-callback` of results.
 static READY: Condvar = Condvar::new();
-/// Tells [`drained`] of callbacks that have returned.
+/// Notifies [`drained`] of callbacks that have returned.
 static RETURNED: Condvar = Condvar::new();
 
 thread_local! {
     static RUNNING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a callback.
+/// Whether the calling thread runs a callback.
 pub(super) fn running() -> bool {
     RUNNING.get()
 }
 
-/// How long a call may wait: in a callback not at all.
+/// The longest wait of a call: zero in a callback.
 pub(super) fn limit(nanoseconds: u64) -> Duration {
     if running() { Duration::ZERO } else { Duration::from_nanos(nanoseconds) }
 }
 
-/// Has `function` called when the result is there, by `trefoil-callback`, which is started where it does not run yet.
-/// What fails gives the ticket back.
+/// Registers `function` to be called by `trefoil-callback` when the result is there. Starts this thread if it does not
+/// run yet. An error gives the ticket back.
 pub(super) fn register(
     flying: Flying,
     function: Callback,
@@ -107,7 +107,8 @@ pub(super) fn register(
     Ok(())
 }
 
-/// Waits, up to `limit`, until no callback is outstanding that `concerns` the caller; in a callback it waits for none.
+/// Waits, up to `limit`, until no callback is outstanding whose origin `concerns` the caller; does not wait in a
+/// callback.
 pub(super) fn drained(limit: Duration, concerns: impl Fn(&Origin) -> bool) -> Answer {
     if running() {
         return Ok(());
@@ -127,11 +128,12 @@ pub(super) fn drained(limit: Duration, concerns: impl Fn(&Origin) -> bool) -> An
     }
 }
 
-/// Looks for the result of a pending ticket, once; if it is there, its callback is next.
+/// Looks once for the result of a pending ticket; if it is there, queues its callback.
 fn attempt(pending: u64) {
     let waker = waker(pending);
-    // Polled with its place locked, so that a wake meanwhile waits until the ticket is back there. Nobody who has the
-    // ring's lock waits for a place: wakers are woken without it, and cloning or dropping one here touches nothing.
+    // The ticket is polled with its place locked, so that a wake meanwhile waits until the ticket is back in its place.
+    // No thread that has the ring's lock waits for a place: wakers are woken without it, and cloning or dropping one
+    // touches nothing here.
     let resolved = resolve(pending, |pending: &mut Pending| {
         let poll = || pending.flying.poll(&mut Context::from_waker(&waker));
         match catch_unwind(AssertUnwindSafe(poll)) {
@@ -147,7 +149,7 @@ fn attempt(pending: u64) {
 }
 
 impl Queue {
-    /// Starts the thread for callbacks, unless it runs.
+    /// Starts the thread for callbacks, unless it was started.
     fn serve(&mut self) -> Answer {
         if !self.served {
             spawn("trefoil-callback", serve).map_err(Failure::from)?;
@@ -156,7 +158,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Notes a callback.
+    /// Counts a callback that was registered.
     fn registered(&mut self, origin: Origin) {
         match self.outstanding.iter_mut().find(|(other, _)| *other == origin) {
             Some((_, count)) => *count += 1,
@@ -164,7 +166,7 @@ impl Queue {
         }
     }
 
-    /// Forgets a callback that is over.
+    /// Counts off a callback that has returned.
     fn returned(&mut self, origin: Origin) {
         let at = self.outstanding.iter().position(|(other, _)| *other == origin).expect("it was registered");
         self.outstanding[at].1 -= 1;
@@ -175,7 +177,7 @@ impl Queue {
     }
 }
 
-/// The thread `trefoil-callback`. It never ends.
+/// The loop of the thread `trefoil-callback`, which never ends.
 fn serve() {
     let mut queue = lock(&QUEUE);
     loop {
@@ -242,7 +244,7 @@ mod tests {
         CALLED.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// In a process of its own, where no other test has started the thread.
+    /// The test runs in a process of its own, in which no other test has started the thread.
     #[test]
     fn without_its_thread_a_callback_is_refused_and_the_ticket_stays() {
         const CHILD: &str = "TREFOIL_WITHOUT_CALLBACK_THREAD";

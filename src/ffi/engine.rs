@@ -1,4 +1,4 @@
-//! Engines: how they are built, and what they say of themselves.
+//! Engines: their builds, properties and states.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,7 +133,7 @@ fn precision(of: u32) -> Answer<Precision> {
     })
 }
 
-/// A member for later, which must be zero so that it can become something.
+/// Checks that a reserved member is zero, so that a later version can give it a meaning.
 pub(super) fn unused(reserved: u32) -> Answer {
     if reserved != 0 {
         return Err(Failure::argument(format!("reserved is {reserved}: expected 0")));
@@ -141,12 +141,12 @@ pub(super) fn unused(reserved: u32) -> Answer {
     Ok(())
 }
 
-/// How to close.
+/// The way to close that `abort` stands for.
 pub(super) fn how(abort: u32) -> Answer<Close> {
     Ok(if flag("abort", abort)? { Close::Abort } else { Close::Drain })
 }
 
-/// A truth value of a struct.
+/// A boolean member or argument, which must be 0 or 1.
 pub(super) fn flag(name: &str, value: u32) -> Answer<bool> {
     match value {
         0 | 1 => Ok(value == 1),

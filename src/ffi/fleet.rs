@@ -1,4 +1,4 @@
-//! Fleets: the same engine on several devices, which is built again on a device that failed.
+//! Fleets: the same engine on several devices, which is built again if a device fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,24 +1,25 @@
-//! Structs that programs share with the library. They grow at their end: `size` says which members a program knows.
+//! Structs that programs share with the library. New members are added at the end: `size` says which members a program
+//! knows.
 //!
-//! A struct ages better than a function for each option here: it is one call, in C a designated initialiser names what
-//! differs from the default, and zeros mean the default, also for members that a program has never heard of. Old
-//! programs on a new library and new programs on an old one are both defined; only what an old library cannot do is
-//! an error, and only if it is asked for.
+//! For options, a struct ages better than one function for each option: there is one call, a designated initialiser of
+//! C names only the members that differ from the default, and zeros mean the default, also for members that the program
+//! does not know. So an old program may use a new library, and a new program an old library: only an option that the
+//! old library does not have is an error, and only if the program sets it.
 
 use std::mem::{MaybeUninit, size_of};
 
 use super::pointers::Out;
 use super::status::{Answer, Failure, trefoil_status};
 
-/// A struct that grows at its end.
+/// A struct whose later versions have more members at the end.
 ///
 /// # Safety
 /// It is `repr(C)`, its first member is `size: usize`, all others are integers, raw pointers or arrays of them, and
 /// there is no padding at its end.
 pub(super) unsafe trait Growing: Copy {}
 
-/// Declares growing structs, with where each member is and how long the whole is on a machine of 64 bits: what was
-/// released keeps its place for ever, and what is added goes behind it.
+/// Declares growing structs, with the offset of each member and the size of the struct on a machine of 64 bits:
+/// released members keep their offsets for ever, and new ones come after them.
 macro_rules! growing {
     ($($type:ident { $($member:ident: $offset:literal,)* } $size:literal)*) => { $(
         // SAFETY: as its definition shows; the assertions see the first member.
@@ -34,7 +35,7 @@ macro_rules! growing {
 }
 pub(super) use growing;
 
-/// No struct is larger, so that garbage in place of a size is told.
+/// The largest size that is accepted, so that an uninitialised size is an error.
 const MOST_BYTES: usize = 1 << 12;
 
 /// Reads options; null means the defaults.
@@ -61,7 +62,7 @@ pub(super) unsafe fn read<T: Growing>(from: *const T) -> Answer<T> {
     Ok(unsafe { options.assume_init() })
 }
 
-/// Writes what the caller's struct has room for, and zeros where it is newer than this library.
+/// Writes as much as the caller's struct has room for, and zeros to members that this library does not know.
 ///
 /// # Safety
 /// `to` is null, or its first `size` bytes can be read and written, where `size` is its first member.
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
     use crate::ffi::layout::trefoil_row_options;
 
-    /// A struct of an older and of a newer header.
+    /// A newer version of a struct, with a member that this library does not know.
     #[repr(C)]
     struct Newer {
         known: trefoil_row_options,

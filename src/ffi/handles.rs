@@ -1,10 +1,10 @@
-//! Handles: numbers that name objects here, so that no number from outside can do harm.
+//! Handles: numbers that name objects of the library, so that no number from outside can do harm.
 //!
-//! A handle is 4 bits of kind, 40 bits of generation, 20 bits of place, and never 0. Each kind has a table of places.
-//! Giving up a place counts its generation up, so an old handle is told from the new one; a place whose generations
-//! are used up is not used again. Finding an object takes the lock of its own place and of no other; the list of free
-//! places is locked to push or pop one number. No lock is held over a wait or over a caller's code. A table grows
-//! to the most objects there ever were at once, and allocates nothing after that.
+//! A handle has 4 bits of kind, 40 bits of generation and 20 bits of place, and is never 0. Each kind has a table of
+//! places. When a place is given up, its generation is increased, so that an old handle differs from a new one; a place
+//! whose generations are used up is not used again. To find an object takes only the lock of its own place; the list of
+//! free places is locked to push or pop one number. No lock is held during a wait or during code of the caller. A table
+//! grows to the most objects that existed at the same time, and allocates nothing after that.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -57,7 +57,7 @@ pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
             Kind::Batch => drop(take::<super::batch::Filling>(handle)?),
             Kind::Ticket => drop(take::<super::ticket::Flying>(handle)?),
             Kind::Output => drop(take::<super::output::Landed>(handle)?),
-            // Other calls may hold it still, and wait in it for room.
+            // Other calls may still hold the batcher, and may wait in it for room.
             Kind::Batcher => take::<Arc<Batcher>>(handle)?.object().stop(),
             Kind::Row => drop(take::<super::batcher::Writing>(handle)?),
             Kind::DeviceOutput => drop(take::<DeviceOutput>(handle)?),
@@ -68,7 +68,7 @@ pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
     })
 }
 
-/// What handles name. The numbers are the topmost bits of a handle; 0 is not among them.
+/// The kind of an object. Its number is the topmost bits of a handle, and is never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Device = 1,
@@ -79,7 +79,7 @@ pub(super) enum Kind {
     Output = 6,
     Batcher = 7,
     Row = 8,
-    /// A ticket with a callback; nobody outside has its handle.
+    /// A ticket with a callback; its handle is never given out.
     Pending = 9,
     DeviceOutput = 10,
     Fleet = 11,
@@ -114,7 +114,7 @@ fn invalid(handle: u64) -> Failure {
     Failure::new(trefoil_status::InvalidHandle, format!("{handle:#x} is not a handle"))
 }
 
-/// An object that handles name.
+/// An object that a handle can name.
 pub(super) trait Object: Send + Sync + Sized + 'static {
     const KIND: Kind;
     fn table() -> &'static Table<Self>;
@@ -141,7 +141,7 @@ object!(Arc<Batcher>, Batcher);
 object!(DeviceOutput, DeviceOutput);
 object!(Arc<Fleet>, Fleet);
 
-/// The places of one kind, in chunks that double, so that none ever moves.
+/// The places of one kind, in chunks of doubling sizes, so that no place ever moves.
 pub(super) struct Table<T> {
     chunks: [OnceLock<Box<[Place<T>]>>; CHUNKS],
     free: Mutex<Free>,
@@ -153,17 +153,17 @@ const PLACES: usize = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 const _: () = assert!(PLACES <= 1 << PLACE_BITS);
 
 struct Free {
-    /// Places given up.
+    /// The places that were given up.
     vacant: Vec<usize>,
-    /// Places that were ever used are those below.
+    /// All places below this one were used at some time.
     used: usize,
 }
 
-/// A place. Its lock is held for a few instructions, or to read an object.
+/// A place. Its lock is held for a few instructions, or while an object is read.
 struct Place<T>(RwLock<HandleState<T>>);
 
 struct HandleState<T> {
-    /// Of the object that is here, or of the next one.
+    /// The generation of the object here, or of the next one.
     generation: u64,
     content: Content<T>,
 }
@@ -171,7 +171,7 @@ struct HandleState<T> {
 enum Content<T> {
     Vacant,
     Held(T),
-    /// A call uses the object and will give it up or put it back.
+    /// The object is in use by a call that will give it up or put it back.
     Busy,
 }
 
@@ -180,7 +180,7 @@ impl<T> Table<T> {
         Self { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::new(Free { vacant: Vec::new(), used: 0 }) }
     }
 
-    /// A place nobody has.
+    /// Takes a free place; `None` if all are taken.
     fn claim(&self) -> Option<usize> {
         let mut free = lock(&self.free);
         if let Some(place) = free.vacant.pop() {
@@ -206,7 +206,7 @@ impl<T> Table<T> {
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 
-    /// Lets the place go; the caller has emptied it and counted its generation up.
+    /// Frees a place that the caller has emptied, with its generation increased.
     fn give_up(&self, place: usize, generation: u64) {
         if generation <= LAST_GENERATION {
             lock(&self.free).vacant.push(place);
@@ -224,7 +224,7 @@ pub(super) fn insert<T: Object>(object: T) -> Answer<u64> {
     place(object).map_err(|(_, failure)| failure)
 }
 
-/// The same; where there is no place, the object comes back.
+/// Gives `object` a handle; if there is no place, returns the object.
 pub(super) fn place<T: Object>(object: T) -> Result<u64, (T, Failure)> {
     let table = T::table();
     let Some(place) = table.claim() else {
@@ -236,7 +236,7 @@ pub(super) fn place<T: Object>(object: T) -> Result<u64, (T, Failure)> {
     Ok((T::KIND as u64) << (GENERATION_BITS + PLACE_BITS) | state.generation << PLACE_BITS | place as u64)
 }
 
-/// What a handle of a `T` says: where, and which generation.
+/// The place that a handle names, with its index and the handle's generation.
 fn locate<T: Object>(handle: u64) -> Answer<(usize, &'static Place<T>, u64)> {
     let kind = Kind::of(handle)?;
     if kind != T::KIND {
@@ -250,7 +250,7 @@ fn locate<T: Object>(handle: u64) -> Answer<(usize, &'static Place<T>, u64)> {
 }
 
 impl<T> HandleState<T> {
-    /// Why there is no object of `generation` here.
+    /// The reason why there is no object of `generation` here.
     fn missing(&self, generation: u64, handle: u64) -> Failure {
         match &self.content {
             _ if generation > self.generation || generation == 0 => invalid(handle),
@@ -258,7 +258,7 @@ impl<T> HandleState<T> {
                 let what = format!("another thread is in a call that consumes {handle:#x}");
                 Failure::new(trefoil_status::Busy, what)
             }
-            // The next generation of an empty place has not been given out.
+            // The next generation of an empty place was never given out.
             Content::Vacant if generation == self.generation => invalid(handle),
             _ => {
                 let what = format!("{handle:#x} was released, or consumed by a call");
@@ -268,7 +268,7 @@ impl<T> HandleState<T> {
     }
 }
 
-/// Looks at an object; several threads may do so at once. `look` is short and waits for nothing.
+/// Calls `look` with an object; several threads may do so at the same time. `look` is short and does not wait.
 pub(super) fn look<T: Object, R>(handle: u64, look: impl FnOnce(&T) -> R) -> Answer<R> {
     let (_, place, generation) = locate::<T>(handle)?;
     let state = place.read();
@@ -278,18 +278,18 @@ pub(super) fn look<T: Object, R>(handle: u64, look: impl FnOnce(&T) -> R) -> Ans
     }
 }
 
-/// A clone of an object that is shared.
+/// A clone of a shared object.
 pub(super) fn shared<T: Object + Clone>(handle: u64) -> Answer<T> {
     look(handle, T::clone)
 }
 
-/// Takes an object out of its place. The handle stays [busy](Content::Busy) until the answer is dropped, and then
-/// names nothing.
+/// Takes an object out of its place. The handle is [busy](Content::Busy) until the result is dropped; then it names
+/// nothing.
 pub(super) fn take<T: Object>(handle: u64) -> Answer<Taken<T>> {
     take_if(handle, |_| Ok(()))
 }
 
-/// The same, unless `check` fails: then the object stays.
+/// Takes an object out of its place if `check` succeeds; otherwise the object stays.
 pub(super) fn take_if<T: Object>(handle: u64, check: impl FnOnce(&T) -> Answer) -> Answer<Taken<T>> {
     let (_, place, generation) = locate::<T>(handle)?;
     let mut state = place.write();
@@ -301,8 +301,8 @@ pub(super) fn take_if<T: Object>(handle: u64, check: impl FnOnce(&T) -> Answer) 
     Ok(Taken { object: Some(object), busy: Busy::new(handle) })
 }
 
-/// Calls with an object out of its place, and puts it back: for calls that may take a while. The handle is
-/// [busy](Content::Busy) meanwhile.
+/// Takes an object out of its place, calls `call` with it, and puts it back: for calls that may take long. The handle
+/// is [busy](Content::Busy) meanwhile.
 pub(super) fn with<T: Object, R>(handle: u64, call: impl FnOnce(&mut T) -> R) -> Answer<R> {
     let mut taken = take(handle)?;
     let mut object = taken.object();
@@ -311,8 +311,8 @@ pub(super) fn with<T: Object, R>(handle: u64, call: impl FnOnce(&mut T) -> R) ->
     Ok(result)
 }
 
-/// Tries to resolve an object with its place locked, so that tries exclude each other: what it became, if `attempt`
-/// gives something; then the handle names nothing. `attempt` is short and waits for nothing.
+/// Calls `attempt` with an object while its place is locked, so that attempts exclude each other. If `attempt` returns
+/// a value, takes the object out of its place, and the handle names nothing. `attempt` is short and does not wait.
 pub(super) fn resolve<T: Object, R>(
     handle: u64,
     attempt: impl FnOnce(&mut T) -> Option<R>,
@@ -329,26 +329,26 @@ pub(super) fn resolve<T: Object, R>(
     Ok(Some((Taken { object: Some(object), busy: Busy::new(handle) }, resolved)))
 }
 
-/// An object out of its place. Dropping it drops the object, without a lock, and then gives the place up, also if the
-/// object's drop panics.
+/// An object that is out of its place. The drop first drops the object, without a lock, and then gives the place up,
+/// even if the object's drop panics.
 pub(super) struct Taken<T: Object> {
     object: Option<T>,
     busy: Busy<T>,
 }
 
-/// A place whose object is out. Dropping it gives the place up.
+/// A place whose object is out. The drop gives the place up.
 struct Busy<T: Object> {
     handle: u64,
     of: PhantomData<fn() -> T>,
 }
 
 impl<T: Object> Taken<T> {
-    /// The object, for good; the handle is given up when `self` is dropped.
+    /// Takes the object; the handle is given up when `self` is dropped.
     pub fn object(&mut self) -> T {
         self.object.take().expect("taken once")
     }
 
-    /// Puts an object back, under the same handle.
+    /// Puts an object back into the place, under the same handle.
     pub fn put_back(self, object: T) {
         let (_, place, _) = self.busy.locate();
         place.write().content = Content::Held(object);
@@ -378,7 +378,7 @@ impl<T: Object> Drop for Busy<T> {
 }
 
 impl<T> Place<T> {
-    /// No code here leaves a place half-changed when it panics.
+    /// Poison is ignored: no code here leaves a place half-changed when it panics.
     fn read(&self) -> RwLockReadGuard<'_, HandleState<T>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }

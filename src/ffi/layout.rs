@@ -1,4 +1,4 @@
-//! The structs and numbers that programs share with the library; [`super::growing`] says how structs grow.
+//! The structs and numbers that programs share with the library; [`super::growing`] describes how structs grow.
 //!
 //! The file is long because it has every struct of the header, with its documentation.
 
@@ -61,7 +61,7 @@ impl From<Dtype> for trefoil_dtype {
     }
 }
 
-/// The type that a number from outside means.
+/// The type that a number from outside stands for.
 pub(super) fn dtype_of(number: u32) -> Answer<Dtype> {
     let found = Dtype::ALL.into_iter().find(|&dtype| trefoil_dtype::from(dtype) as u32 == number);
     found.ok_or_else(|| Failure::argument(format!("dtype is {number}: expected a trefoil_dtype")))
@@ -661,7 +661,7 @@ impl trefoil_port {
     }
 }
 
-/// A count that fits 32 bits for all that a machine could hold.
+/// A count as 32 bits, which suffice for every count that a machine can hold.
 pub(super) fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! Log messages: device chosen, why a fallback, faults, handles that could not be freed.
+//! Log messages: the chosen device, fallbacks and their reasons, faults, and handles that could not be freed.
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn trefoil_log(level: u32, callback: trefoil_log_callback,
         }
         let mut target = TARGET.write().unwrap_or_else(PoisonError::into_inner);
         *target = callback.map(|function| LogTarget { function, user });
-        // With the lock held, so that of two calls at once one sets both.
+        // The lock is held, so that of two calls at the same time one sets both the callback and the level.
         log::set_max_level(if callback.is_some() { level } else { LevelFilter::Off });
         Ok(())
     })

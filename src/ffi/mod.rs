@@ -1,9 +1,9 @@
-//! The C interface: the same engine for C, and through C for every language that calls it.
+//! The C interface, for C and for every language that can call C.
 //!
-//! `include/trefoil.h` is made of these files by `scripts/header.sh`; its introduction is in
-//! `scripts/header/cbindgen.toml`. A function here checks its arguments, finds the objects behind its handles, makes one
-//! call of the Rust API, and turns the answer into a status. [`status::guard`] is around each, so that no panic leaves;
-//! [`handles`] makes every handle safe to pass, whatever it is.
+//! `scripts/header.sh` generates `include/trefoil.h` from these files; its introduction is in
+//! `scripts/header/cbindgen.toml`. A function here checks its arguments, finds the objects behind its handles, makes
+//! one call of the Rust API, and turns the result into a status. Each function runs in [`status::guard`], so that no
+//! panic leaves it; [`handles`] makes every number safe to pass as a handle.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 

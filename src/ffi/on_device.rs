@@ -1,4 +1,5 @@
-//! For programs with CUDA of their own: their contexts and streams, rows that are in device memory, results that stay there.
+//! Functions for programs with CUDA code of their own: their contexts and streams, rows in device memory, and results
+//! that stay there.
 
 use std::ffi::c_void;
 
@@ -140,7 +141,8 @@ pub unsafe extern "C" fn trefoil_device_output_get_info(
     })
 }
 
-/// A call of an output that puts work on a stream. On the CPU, where that is the calling thread, it may wait.
+/// Makes a call of an output that puts work on a stream. On the CPU, where the calling thread takes the place of the
+/// stream, the call may wait.
 fn on_stream(
     output: trefoil_device_output,
     stream: CallerStream,
@@ -212,7 +214,7 @@ fn is_ready(output: &DeviceOutput) -> bool {
     output.is_ready().unwrap_or(true)
 }
 
-/// In a callback nothing waits.
+/// In a callback, an error if the result is not there, because no call may wait there.
 fn may_wait(output: &DeviceOutput) -> Answer {
     if callback::running() && !is_ready(output) {
         return Err(Failure::new(trefoil_status::InCallback, "the result is not there, and a callback does not wait"));

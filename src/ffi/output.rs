@@ -1,4 +1,4 @@
-//! Results, read in place.
+//! Results, which the program reads in place.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
 use crate::tensor::{OutputKind, RowSpec};
 
-/// A result of a batch, of a row, or of the rows of one call, of which at least one has a result.
+/// The result of a batch, of a row, or of the rows of one call, at least one of which has a result.
 pub(super) enum Landed {
     Batch(Output),
     Row(RowOutput),
@@ -36,7 +36,7 @@ impl Landed {
         }
     }
 
-    /// What its rows hold.
+    /// The layout of its rows.
     pub(super) fn spec(&self) -> &RowSpec {
         match self {
             Self::Batch(output) => output.spec(),
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn trefoil_output_top_k(
     })
 }
 
-/// The best classes so far, in the caller's memory, sorted.
+/// The best classes so far, sorted, in the caller's memory.
 struct Best {
     classes: *mut trefoil_scored_class,
     capacity: usize,
@@ -228,12 +228,13 @@ impl Best {
         Self { classes, capacity, found: 0 }
     }
 
-    /// Keeps the best of a row, whose classes are below 2^32.
+    /// Keeps the best classes of a row; class indices are below 2^32.
     fn take(&mut self, scored: impl Iterator<Item = (usize, f32)>) {
         scored.for_each(|(class, value)| self.offer(trefoil_scored_class { value, index: class as u32 }));
     }
 
-    /// Keeps `class` if it is among the best. Classes come in ascending order, so that a tie stays behind.
+    /// Keeps `class` if it is among the best. Classes come in ascending order, so that of equal values the lower class
+    /// stays first.
     fn offer(&mut self, class: trefoil_scored_class) {
         let at = |place: usize| {
             assert!(place < self.capacity);
@@ -268,7 +269,7 @@ mod tests {
     use crate::model::{Model, Preprocessing, Weights};
     use crate::tensor::Shape;
 
-    /// Two classes of one pixel, whose sums overflow unless it is black.
+    /// A model with two classes and one pixel; its sums overflow unless the pixel is black.
     fn overflowing() -> Model {
         let mut graph = GraphBuilder::new();
         let pixel = graph.image("pixel", Shape::new(1, 1, 1));

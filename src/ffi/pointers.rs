@@ -24,7 +24,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Tells a length, if it is asked for.
+/// Writes a length, if it was asked for.
 ///
 /// # Safety
 /// `to` is null, or valid to write.
@@ -78,7 +78,7 @@ pub(super) unsafe fn path<'a>(path: *const c_char, name: &str) -> Answer<&'a Pat
     unsafe { text(path, name) }.map(Path::new)
 }
 
-/// Copies as much of `text` as fits, with a final NUL, and tells its length.
+/// Copies as much of `text` as fits, with a final NUL, and writes its length.
 ///
 /// # Safety
 /// `to` is valid to write `capacity` bytes, or null where that is 0; `length` is null or valid to write.
@@ -99,7 +99,7 @@ pub(super) unsafe fn copy_text(text: &str, to: *mut c_char, capacity: usize, len
     Ok(())
 }
 
-/// Copies as much of `text` as fits into an array of a struct, with NULs behind it.
+/// Copies as much of `text` as fits into an array of a struct, followed by NULs.
 pub(super) fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     let fits = text.floor_char_boundary_of(N - 1);
@@ -108,7 +108,7 @@ pub(super) fn array<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 trait CharBoundary {
-    /// The most bytes up to `most` that do not end within a character.
+    /// The largest length up to `most` at which the text may be cut without splitting a character.
     fn floor_char_boundary_of(&self, most: usize) -> usize;
 }
 

@@ -1,4 +1,4 @@
-//! The ports of rows: what an engine's rows are made of.
+//! The ports of an engine's rows.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::{RowPort, RowSpec};
 
-/// The port of this number, whose elements are of the type that the program says they are.
+/// The port of this number; an error if its elements are not of the type `dtype`.
 pub(super) fn typed(spec: &RowSpec, port: usize, dtype: u32) -> Answer<&RowPort> {
     let port = spec.port(port)?;
     of_dtype(port, dtype)?;
     Ok(port)
 }
 
-/// Refuses a port whose elements are of another type than the program says.
+/// An error if the port's elements are not of the type `dtype`.
 pub(super) fn of_dtype(port: &RowPort, dtype: u32) -> Answer {
     let dtype = dtype_of(dtype)?;
     if port.dtype != dtype {

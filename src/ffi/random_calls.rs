@@ -1,5 +1,5 @@
-//! Random sequences of calls with any handles, of any kind and in any order: each is answered, none panics, and what is
-//! released in the end is gone. The fuzzer's kept sequences, too.
+//! Random sequences of calls with handles of any kind: each call must return, none may panic, and all released objects
+//! must be gone in the end. The sequences that the fuzzer has kept are run too.
 
 #[path = "../../tests/support/calls.rs"]
 mod calls;
@@ -12,7 +12,7 @@ use std::fs;
 use splitmix::Random;
 
 const SEQUENCES: u64 = 40;
-/// Enough for 400 calls of four decisions.
+/// The random bytes of a sequence: enough for 400 calls of four decisions.
 const BYTES: usize = 1600;
 
 #[test]
@@ -24,7 +24,7 @@ fn any_calls_in_any_order_are_answered() {
     };
     let all: usize = (0..SEQUENCES).map(answered).sum();
     assert!(all > SEQUENCES as usize * 10, "{all} calls did something");
-    // Which the package leaves out.
+    // The package does not contain this folder.
     for kept in fs::read_dir("fuzz/corpus/calls").into_iter().flatten().flatten() {
         assert!(calls::run(&fs::read(kept.path()).expect("it is readable")) > 0, "{kept:?}");
     }

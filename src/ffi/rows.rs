@@ -1,4 +1,4 @@
-//! Many rows of a batcher that were submitted in one call: one ticket, one output.
+//! Rows of a batcher that were submitted in one call, with one ticket and one output.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::ring::{Origin, RowOutput, RowTicket};
 
-/// The answer to each row.
+/// The answers to the rows, in order.
 pub(super) type Answers = Vec<Result<RowOutput, Error>>;
 
-/// Rows of one call, in flight.
+/// The rows of one call, in flight.
 pub(super) struct Rows {
     origin: Origin,
     answers: Answers,
-    /// Those behind the answers, in the order of submission.
+    /// The tickets of the rows without an answer yet, in the order of submission.
     rest: VecDeque<Result<RowTicket, Error>>,
 }
 
@@ -25,15 +25,15 @@ impl Rows {
         Self { origin, answers: Vec::with_capacity(tickets.len()), rest: tickets.into() }
     }
 
-    /// Where they are from.
+    /// The batcher that the rows belong to.
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// The answers when all are there.
+    /// Waits until all answers are there, and returns them.
     ///
     /// # Errors
-    /// The first row's, if none has a result.
+    /// The error of the first row, if no row has a result.
     pub fn wait(mut self) -> Result<Answers, Error> {
         while let Some(next) = self.rest.pop_front() {
             self.answers.push(next.and_then(RowTicket::wait));
@@ -41,7 +41,7 @@ impl Rows {
         settled(self.answers)
     }
 
-    /// The same until `limit` has passed; then what is missing is still waited for.
+    /// Waits like `wait` until `limit` has passed; then returns the rows, so that the wait can continue.
     pub fn wait_for(mut self, limit: Duration) -> Result<Result<Answers, Self>, Error> {
         let start = Instant::now();
         while let Some(next) = self.rest.pop_front() {
@@ -63,7 +63,7 @@ impl Rows {
         self.rest.iter().flatten().all(RowTicket::is_ready)
     }
 
-    /// The answers if all are there; else `context` has its waker woken when another one is.
+    /// The answers, if all are there; otherwise wakes the waker of `context` when another answer is there.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Answers, Error>> {
         while let Some(next) = self.rest.front_mut() {
             let answer = match next {
@@ -80,7 +80,7 @@ impl Rows {
     }
 }
 
-/// The answers, unless none is a result.
+/// The answers; an error if none of them is a result.
 fn settled(answers: Answers) -> Result<Answers, Error> {
     match answers.first() {
         Some(Err(first)) if answers.iter().all(Result::is_err) => Err(first.clone()),

@@ -1,4 +1,4 @@
-//! Engines of several sizes: which one is asked for, and rows that are shorter than theirs.
+//! Engines of several sizes: the requested size, and rows that are shorter than their size.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::model::Model;
 use crate::tensor::{RowSpec, Size};
 
-/// The size that a program tells.
+/// The size in a struct from outside.
 ///
 /// # Safety
 /// `from` is null, or has its `size` set and so many bytes, and its names and values are as many as it says.

@@ -1,4 +1,4 @@
-//! Models with state: values of one batch that the next batch reads.
+//! Models with states: values of one batch that the next batch reads.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn trefoil_engine_write_state(
     })
 }
 
-/// The engine, if it has this state of such elements, and the call may wait.
+/// The engine, if it has this state with elements of this type and the call may wait.
 fn with_state(engine: trefoil_engine, name: &str, dtype: u32) -> Answer<Arc<Engine>> {
     let engine: Arc<Engine> = shared(engine)?;
     of_dtype(engine.state(name)?, dtype)?;

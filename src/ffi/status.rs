@@ -93,7 +93,7 @@ impl From<FaultClass> for trefoil_fault_class {
     }
 }
 
-/// What a call answers inside: nothing, or why not.
+/// The result of a body: a value, or the reason of a failure.
 pub(super) type Answer<T = ()> = Result<T, Failure>;
 
 /// A status other than OK, with its message.
@@ -109,10 +109,9 @@ thread_local! {
     static LAST_CLASS: Cell<trefoil_fault_class> = const { Cell::new(trefoil_fault_class::Request) };
 }
 
-/// Runs the body of a function of the interface: failures become a status and this thread's last error, and a panic
-/// becomes one of them.
+/// Runs the body of a function of the interface. A failure or a panic becomes a status and this thread's last error.
 pub(super) fn guard(body: impl FnOnce() -> Answer) -> trefoil_status {
-    // What a panicking body leaves behind is dropped or put back by its guards; locks here ignore poison.
+    // Guards drop or put back what a panicking body leaves behind; locks here ignore poison.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => trefoil_status::Ok,
         Ok(Err(failure)) => failure.tell(),
@@ -145,11 +144,11 @@ impl Failure {
         failure
     }
 
-    /// Keeps the message for this thread, and gives the status.
+    /// Keeps the message for this thread, and returns the status.
     pub fn tell(self) -> trefoil_status {
         if self.status != trefoil_status::NotReady {
             let text = CString::new(self.message.replace('\0', "?")).unwrap_or_default();
-            // A thread that is ending has no messages any more.
+            // A thread that is ending keeps no message.
             let _ = LAST.try_with(|last| last.replace(text));
             LAST_CLASS.set(self.class);
         }

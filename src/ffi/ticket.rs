@@ -1,4 +1,4 @@
-//! Submissions in flight: waited for, looked at, or told of by a callback.
+//! Submissions in flight: waits, queries and callbacks.
 
 use std::ffi::c_void;
 use std::future::Future;
@@ -40,7 +40,7 @@ impl Flying {
         })
     }
 
-    /// Whether the answer is there, be it a result or a failure.
+    /// Whether the answer is there, either a result or a failure.
     fn is_ready(&self) -> bool {
         match self {
             Self::Batch(ticket) => ticket.is_ready().unwrap_or(true),
@@ -49,7 +49,7 @@ impl Flying {
         }
     }
 
-    /// Where it is from.
+    /// The ring or batcher that the ticket belongs to.
     pub fn origin(&self) -> Origin {
         match self {
             Self::Batch(ticket) => ticket.origin(),
@@ -58,7 +58,7 @@ impl Flying {
         }
     }
 
-    /// The result, if it is there; else `context` has its waker woken when it is.
+    /// The result, if it is there; otherwise wakes the waker of `context` when it is.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Landed, Error>> {
         match self {
             Self::Batch(ticket) => Pin::new(ticket).poll(context).map_ok(Landed::Batch),

@@ -1,4 +1,4 @@
-//! The report and the timeline of a recorder.
+//! The report and the timeline of the recorder.
 
 use std::ffi::c_char;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use trefoil_status as s;
 
-/// Counts the ones that live.
+/// An object that counts how many of its kind exist.
 struct Thing(Arc<AtomicUsize>, usize);
 object!(Thing, Pending);
 
@@ -117,7 +117,7 @@ fn threads_that_fight_over_handles_lose_no_object() {
                         drop(thing);
                         drop(take::<Thing>(insert(Thing::new(&alive, 0)).unwrap()).unwrap());
                     }
-                    // Whoever took it may still be giving it up.
+                    // The thread that took the object may still be giving its place up.
                     assert!(matches!(status(number(handle)), s::Busy | s::Released));
                 }
             });
