@@ -1,11 +1,11 @@
-//! A file's content → 8-bit gray or RGB: which format it is, how large the picture, and what decoding takes.
+//! From a file's content to an 8-bit gray or RGB picture: recognises the format, reads the size, and decodes.
 
 use super::jpeg::Jpeg;
 use super::orientation::Orientation;
 use super::png::Png;
 use super::{MAX_PIXELS, MAX_SIDE, Picture};
 
-/// Bytes that are enough to tell a format.
+/// The bytes that suffice to recognise a format.
 pub(super) const HEAD_BYTES: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The format of a file that begins with `head`, else what was found instead.
+    /// The format of a file that begins with `head`; the error describes what was found instead.
     pub(super) fn sniff(head: &[u8]) -> Result<Self, String> {
         match head {
             [0xFF, 0xD8, 0xFF, ..] => Ok(Self::Jpeg),
@@ -26,7 +26,7 @@ impl Format {
     }
 }
 
-/// A name for what is not supported.
+/// A name for content that is not supported.
 fn foreign_format(head: &[u8]) -> String {
     let name = match head {
         [b'G', b'I', b'F', b'8', ..] => "GIF",
@@ -46,7 +46,7 @@ fn foreign_format(head: &[u8]) -> String {
     name.into()
 }
 
-/// A file's content whose headers were read; nothing of the picture is there yet.
+/// A file whose headers were read; no pixel of the picture is decoded yet.
 pub(super) enum Photo<'a> {
     Jpeg(Box<Jpeg<'a>>),
     Png(Box<Png<'a>>),
@@ -60,7 +60,7 @@ impl<'a> Photo<'a> {
         })
     }
 
-    /// Bytes that decoding allocates, at most.
+    /// The most bytes that decoding allocates.
     pub fn memory_bytes(&self) -> u64 {
         match self {
             Self::Jpeg(jpeg) => jpeg.memory_bytes() as u64,
@@ -68,7 +68,7 @@ impl<'a> Photo<'a> {
         }
     }
 
-    /// The picture as stored, and how to turn it.
+    /// The picture as stored, and the turn that makes it upright.
     pub fn decode(self) -> Result<(Picture, Orientation), String> {
         match self {
             Self::Jpeg(jpeg) => jpeg.decode(),
@@ -76,7 +76,7 @@ impl<'a> Photo<'a> {
         }
     }
 
-    /// For errors.
+    /// The format and size of the picture, for errors.
     pub fn describe(&self) -> String {
         let (width, height) = match self {
             Self::Jpeg(jpeg) => jpeg.size(),
@@ -86,7 +86,7 @@ impl<'a> Photo<'a> {
     }
 }
 
-/// Refuses pictures that are empty or too large for anybody.
+/// An error for a picture that is empty or larger than the limits.
 pub(super) fn check_size(width: usize, height: usize) -> Result<(), String> {
     if width == 0 || height == 0 {
         return Err(format!("a picture of {width} x {height} has no pixels"));

@@ -1,8 +1,8 @@
-//! One budget of memory for all photos that are being decoded in this process.
+//! The memory budget for all photos that are decoded in this process at the same time.
 //!
-//! A picture says in its first bytes how large it is, and a small file can be a picture of gigabytes. What it takes is
-//! claimed before any of it is allocated: a photo that does not fit beside the others waits until they are done, and one
-//! that does not fit at all is refused alone.
+//! A picture gives its size in its first bytes, and a small file can hold a picture of gigabytes. Its memory is claimed
+//! before it is allocated: a photo that does not fit beside those being decoded waits until they are done, and a photo
+//! that does not fit at all is refused.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -12,23 +12,23 @@ use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// The variable that sets the budget, in MiB.
 const VARIABLE: &str = "TREFOIL_DECODE_MEMORY";
-/// The budget where nobody says how much memory there is.
+/// The budget if the free memory is not known.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
-/// The budget of this process: what `TREFOIL_DECODE_MEMORY` says, but no more than [`most`] of what was free at first;
-/// half of that if the variable is not set.
+/// The budget of this process: the value of `TREFOIL_DECODE_MEMORY`, but at most [`most`] of the memory that was free
+/// at first; half of this memory if the variable is not set.
 pub(super) static BUDGET: LazyLock<Budget> = LazyLock::new(|| {
     let available = available_bytes();
     let asked = asked_bytes().unwrap_or_else(|| available.unwrap_or(UNKNOWN_BYTES) / 2);
     Budget::new(available.map_or(asked, |available| asked.min(most(available))))
 });
 
-/// What decoders may take of so many bytes: the rest is for what they are not asked about.
+/// The most bytes that decoders may take of the free bytes; the rest is for allocations that are not claimed.
 fn most(available: u64) -> u64 {
     available / 8 * 7
 }
 
-/// Bytes to be shared.
+/// The bytes that claims share.
 #[derive(Debug)]
 pub(super) struct Budget {
     bytes: u64,
@@ -39,12 +39,12 @@ pub(super) struct Budget {
 #[derive(Debug, Default)]
 struct MemoryState {
     used: u64,
-    /// Who waits, in order: nobody is passed over for being large.
+    /// The numbers of waiting claims, in order: a large claim is not overtaken.
     waiting: VecDeque<u64>,
     next: u64,
 }
 
-/// Bytes of a budget that are somebody's until this is dropped.
+/// Claimed bytes of a budget, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     budget: &'a Budget,
@@ -56,7 +56,8 @@ impl Budget {
         Self { bytes, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Waits until `bytes` are free, and claims them for the photo that `what` describes. Whoever waits must hold no claim.
+    /// Waits until `bytes` are free, and claims them for the photo that `what` describes. A thread that waits must hold
+    /// no claim.
     pub fn claim(&self, bytes: u64, what: &str) -> Result<Claim<'_>, String> {
         self.check(bytes, what)?;
         let mut state = lock(&self.state);
@@ -72,7 +73,7 @@ impl Budget {
         Ok(Claim { budget: self, bytes })
     }
 
-    /// Refuses what is more than there is for all.
+    /// An error if `bytes` are more than the whole budget.
     pub fn check(&self, bytes: u64, what: &str) -> Result<(), String> {
         if bytes <= self.bytes {
             return Ok(());
@@ -88,7 +89,7 @@ impl Budget {
 }
 
 impl Claim<'_> {
-    /// Makes the claim one of `bytes`, if they are free now.
+    /// Grows the claim to `bytes` if they are free now; returns whether they were.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let mut state = lock(&self.budget.state);
         let used = state.used - self.bytes + bytes.max(self.bytes);
@@ -107,14 +108,14 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Zeros, or that there is no memory for them.
+/// Allocates zeros; an error if there is no memory for them.
 pub(super) fn zeros(bytes: usize) -> Result<Vec<u8>, String> {
     let mut zeros = reserved(bytes)?;
     zeros.resize(bytes, 0);
     Ok(zeros)
 }
 
-/// Room for so many bytes.
+/// Allocates room for `bytes` bytes; an error if there is no memory for them.
 pub(super) fn reserved(bytes: usize) -> Result<Vec<u8>, String> {
     let mut room = Vec::new();
     match room.try_reserve_exact(bytes) {
@@ -123,12 +124,12 @@ pub(super) fn reserved(bytes: usize) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Whether so many bytes are to be had.
+/// Checks that `bytes` bytes can be allocated.
 pub(super) fn probe(bytes: usize) -> Result<(), String> {
     reserved(bytes).map(drop)
 }
 
-/// What the variable says; what is no number is told in the log.
+/// The bytes that the variable asks for, if it is set. A value that is no number is logged.
 fn asked_bytes() -> Option<u64> {
     let text = std::env::var(VARIABLE).ok().filter(|text| !text.trim().is_empty())?;
     let mib = text.trim().parse::<u64>();
@@ -138,8 +139,8 @@ fn asked_bytes() -> Option<u64> {
     Some(mib.ok()?.saturating_mul(1 << 20))
 }
 
-/// Memory that this process can still get: of the machine, of its control group, and of its address space; none where nobody
-/// says.
+/// The bytes that this process can still get: the least of what the machine, the control group and the address space
+/// leave; `None` if none of them gives a figure.
 fn available_bytes() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let group = read("/sys/fs/cgroup/memory.max")
@@ -153,13 +154,13 @@ fn available_bytes() -> Option<u64> {
     [group, free, space].into_iter().flatten().min()
 }
 
-/// The bytes of a line such as `MemAvailable:   123 kB`.
+/// The bytes in a line such as `MemAvailable:   123 kB`.
 fn kib(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The limit of `ulimit -v`, if there is one.
+/// The limit of `ulimit -v` in bytes, if there is one.
 fn address_space(limits: &str) -> Option<u64> {
     limits.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace().next()?.parse().ok()
 }

@@ -128,7 +128,7 @@ pub fn is_image(path: impl AsRef<Path>) -> bool {
     extension.is_some_and(|e| EXTENSIONS.contains(&e.as_str()))
 }
 
-/// Refuses arguments that no photo could satisfy.
+/// An error for arguments that no photo can satisfy.
 fn check(preprocessing: &Preprocessing, row: &[u8]) -> Result<(), Error> {
     let Shape { height, width, channels } = preprocessing.input;
     if !matches!(channels, 1 | 3) {
@@ -145,7 +145,7 @@ fn check(preprocessing: &Preprocessing, row: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives the photo at `path` to `decode`, with its memory claimed.
+/// Passes the photo at `path` to `decode`, with its memory claimed.
 fn read<T>(path: &Path, decode: impl FnOnce(Photo<'_>) -> Result<T, Error>) -> Result<T, Error> {
     let wrong = |what| wrong(path, what);
     let mut file = Opened::new("open", path, MAX_FILE_BYTES)?;
@@ -160,17 +160,17 @@ fn read<T>(path: &Path, decode: impl FnOnce(Photo<'_>) -> Result<T, Error>) -> R
         if claim.grow(bytes) {
             return decode(photo);
         }
-        // Others have the rest now: give back what is held, and wait for all of it at once.
+        // Other photos have the rest now: give up the claim, and wait for all of it at once.
     }
 }
 
-/// Decodes the photo into the row. Its memory must be claimed.
+/// Decodes the photo into the row. The memory must be claimed.
 fn fill(name: &Path, photo: Photo, wanted: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
     let picture = upright(photo, wanted.input.channels);
     picture.and_then(|picture| resize::resize_and_crop(&picture, wanted, row)).map_err(|what| wrong(name, what))
 }
 
-/// The photo turned upright, in so many channels.
+/// The photo turned upright, with this number of channels.
 fn upright(photo: Photo, channels: usize) -> Result<Picture, String> {
     let (picture, orientation) = photo.decode()?;
     orientation.apply(picture)?.with_channels(channels)

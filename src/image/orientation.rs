@@ -1,4 +1,4 @@
-//! EXIF orientation: a small parser for the one tag, and the eight turns.
+//! EXIF orientation: a small parser for its tag, and the eight ways to turn a picture.
 
 use super::{Picture, memory};
 
@@ -10,22 +10,23 @@ pub(super) enum Orientation {
     MirroredLeftRight = 2,
     UpsideDown = 3,
     MirroredTopBottom = 4,
-    /// Mirrored along the main diagonal.
+    /// Mirror along the main diagonal.
     Transposed = 5,
-    /// To be turned by 90 degrees clockwise.
+    /// Turn by 90 degrees clockwise.
     TurnRight = 6,
-    /// Mirrored along the other diagonal.
+    /// Mirror along the other diagonal.
     Transversed = 7,
-    /// To be turned by 90 degrees counter-clockwise.
+    /// Turn by 90 degrees counter-clockwise.
     TurnLeft = 8,
 }
 
-/// Output rows written side by side when columns become rows, so that a cache line read is used whole.
+/// The number of output rows that are written side by side when columns become rows, so that each cache line that is
+/// read is used completely.
 const TILE_ROWS: usize = 16;
 
 impl Orientation {
-    /// The orientation tag in an EXIF block, which starts with a TIFF header. A block that is damaged or has no such
-    /// tag says nothing: the picture is upright.
+    /// The orientation tag in an EXIF block, which begins with a TIFF header; upright if the block is damaged or has no
+    /// such tag.
     pub(super) fn from_exif(exif: &[u8]) -> Self {
         orientation_tag(exif).and_then(Self::from_number).unwrap_or_default()
     }

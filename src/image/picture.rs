@@ -1,4 +1,4 @@
-//! Decoded pictures: opened, cut, resized and put together.
+//! Decoded pictures: opening, cutting, resizing and combining.
 
 use std::path::Path;
 
@@ -27,9 +27,9 @@ use crate::model::Interpolation;
 pub struct Picture {
     pub(super) width: usize,
     pub(super) height: usize,
-    /// 1 or 3.
+    /// The number of channels: 1 or 3.
     pub(super) channels: usize,
-    /// height x width x channels.
+    /// The bytes of height x width x channels.
     pub(super) pixels: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ pub struct Area {
     pub height: usize,
 }
 
-/// Channels of a picture in RGB.
+/// The number of channels of an RGB picture.
 const RGB: usize = 3;
 
 impl Picture {
@@ -115,7 +115,7 @@ impl Picture {
         Ok(())
     }
 
-    /// The picture in RGB (3 channels) or gray (1), by the rounding that Pillow's `convert` has.
+    /// The picture in RGB (3 channels) or gray (1), rounded as by Pillow's `convert`.
     pub(super) fn with_channels(self, channels: usize) -> Result<Self, String> {
         if self.channels == channels {
             return Ok(self);
@@ -130,7 +130,7 @@ impl Picture {
 }
 
 impl Area {
-    /// Refuses what is empty or not within `picture`; `name` stands in errors.
+    /// An error for an area that is empty or not within `picture`; `name` is for the error.
     fn check(self, name: &'static str, picture: &Picture) -> Result<(), Error> {
         let Self { left, top, width, height } = self;
         let fits = |from: usize, length: usize, of| length > 0 && from.checked_add(length).is_some_and(|end| end <= of);

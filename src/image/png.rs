@@ -1,4 +1,4 @@
-//! PNG → 8-bit gray or RGB.
+//! Decodes PNG files to 8-bit gray or RGB pictures.
 
 use std::io::Cursor;
 
@@ -8,14 +8,14 @@ use super::decode::check_size;
 use super::orientation::Orientation;
 use super::{Picture, memory};
 
-/// What the decoder may allocate beside the picture.
+/// The most bytes that the decoder may allocate besides the picture.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 
 /// A PNG whose headers were read, up to the picture's data.
 pub(super) struct Png<'a> {
     bytes: &'a [u8],
     reader: Reader<Cursor<&'a [u8]>>,
-    /// What the decoder writes, alpha included.
+    /// The bytes that the decoder writes, with alpha.
     stored_bytes: usize,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Png<'a> {
         let (width, height) = (reader.info().width as usize, reader.info().height as usize);
         check_size(width, height)?;
         check_palette(reader.info())?;
-        // Deflate packs at most 1032 bytes into one.
+        // Deflate packs at most 1032 bytes into one byte.
         if reader.info().raw_bytes() > 1032 * bytes.len() {
             return Err(format!("the file is cut off: {} bytes cannot hold {width} x {height} pixels", bytes.len()));
         }
@@ -42,7 +42,7 @@ impl<'a> Png<'a> {
         (self.reader.info().width as usize, self.reader.info().height as usize)
     }
 
-    /// What decoding allocates at most: the picture as stored, and once more, turned.
+    /// The most bytes that decoding allocates: the picture as stored, and the turned picture.
     pub fn memory_bytes(&self) -> usize {
         let (width, height) = self.size();
         self.stored_bytes + 3 * width * height
@@ -70,7 +70,8 @@ impl<'a> Png<'a> {
     }
 }
 
-/// Refuses a palette that ends within a colour, on which the decoder would panic. It refuses those of other lengths itself.
+/// An error for a palette that ends within a colour, on which the decoder would panic. The decoder itself refuses other
+/// wrong lengths.
 fn check_palette(info: &Info<'_>) -> Result<(), String> {
     let bytes = info.palette.as_deref().map_or(0, <[u8]>::len);
     if info.color_type == ColorType::Indexed && !bytes.is_multiple_of(3) {
@@ -88,7 +89,7 @@ fn wrong(error: png::DecodingError, bytes: &[u8]) -> String {
     }
 }
 
-/// The first KEPT of every STORED values, in place.
+/// Keeps the first KEPT of every STORED values, in place.
 fn keep_first<const STORED: usize, const KEPT: usize>(mut pixels: Vec<u8>) -> Vec<u8> {
     let count = pixels.len() / STORED;
     for i in 0..count {
@@ -102,7 +103,7 @@ fn keep_first<const STORED: usize, const KEPT: usize>(mut pixels: Vec<u8>) -> Ve
 mod tests {
     use super::*;
 
-    /// A picture of one pixel, of the first colour.
+    /// A PNG of one pixel, with the first colour of this palette.
     fn with_palette(palette: Vec<u8>) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, 1, 1);

@@ -1,4 +1,4 @@
-//! Resize and centre crop in one step, with the values that Pillow has.
+//! Resizes and crops to the centre in one step, with the values of Pillow.
 
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::{U8, U8x3};
@@ -11,8 +11,8 @@ use crate::tensor::Shape;
 /// Resizes the shorter side of `picture` to `wanted.resize`, the longer one in proportion, and writes the centre of
 /// that to `row`. Only the centre is computed: memory does not grow with the picture's aspect ratio.
 ///
-/// Columns first, then rows, with bytes between them: the order in which Pillow rounds.
-/// `picture` has the channels of `wanted.input`, which fits into the resized picture.
+/// Columns are computed first, then rows, with bytes in between: the order in which Pillow rounds. `picture` has the
+/// channels of `wanted.input`, which must fit into the resized picture.
 pub(super) fn resize_and_crop(picture: &Picture, wanted: &Preprocessing, row: &mut [u8]) -> Result<(), String> {
     let Shape { height, width, channels } = wanted.input;
     let short = picture.width.min(picture.height);
@@ -30,7 +30,8 @@ pub(super) fn resize_and_crop(picture: &Picture, wanted: &Preprocessing, row: &m
     convert((width, rows, &narrow), (width, height, row), span)
 }
 
-/// The part `from` of `picture`, which is within it, with so many columns and rows. What is around the part does not count.
+/// The part `from` of `picture`, which must lie within it, resized to this many columns and rows. Pixels around the
+/// part do not affect the result.
 pub(super) fn resized(
     picture: &Picture,
     from: Area,
@@ -51,10 +52,10 @@ pub(super) fn resized(
     Ok(pixels)
 }
 
-/// Width, height and pixels.
+/// The width, height and pixels of a picture.
 type Side<'a> = (usize, usize, &'a [u8]);
 
-/// Resizes the span [left, top, width, height] of one picture to another.
+/// Resizes the span [left, top, width, height] of one picture to another picture.
 fn resize(
     source: Side,
     target: (usize, usize, &mut [u8]),
@@ -83,7 +84,7 @@ fn resize_typed<P: PixelTrait>(
     Ok(Resizer::new().resize_typed(&source, &mut target, &options)?)
 }
 
-/// Along one axis: where in the source the crop begins and how long it is, in source pixels.
+/// The span of the crop along one axis, in source pixels: its beginning and its length.
 ///
 /// The axis of `length` would become `resized` pixels, of which `crop` are kept, beginning at the floor of half the
 /// rest.
@@ -95,7 +96,7 @@ fn source_span(length: usize, short: usize, resize: usize, crop: usize) -> [f64;
     [start, in_source(crop).min(length as f64 - start)]
 }
 
-/// The source rows that filters of the rows kept may read: from the first one to the one before the second.
+/// The source rows that the filters of the kept rows may read: the first one, and the end.
 fn rows_read(height: usize, top: f64, crop_height: f64, kept: usize) -> [usize; 2] {
     let widest_filter = 3.0 * (crop_height / kept as f64).max(1.0) + 2.0; // Lanczos reads 3 pixels to each side
     let first = (top - widest_filter).max(0.0) as usize;

@@ -1,13 +1,13 @@
-//! Huffman codes, and bits of entropy-coded data.
+//! Huffman codes, and the bits of entropy-coded data.
 
 use super::marker::{self, after_marker, marker_in};
 
-/// Codes of at most so many bits are found in one step.
+/// Codes of up to this many bits are found in one step.
 const FAST_BITS: u32 = 9;
-/// The longest code.
+/// The length of the longest code in bits.
 const MAX_BITS: usize = 16;
 
-/// Why entropy-coded data is not sound.
+/// The reason why entropy-coded data is not sound.
 pub(super) type Fault = &'static str;
 
 const SHORT: Fault = "the data ends before";
@@ -17,17 +17,18 @@ const NO_RESTART: Fault = "the restart marker that follows is missing or out of 
 
 /// A Huffman code.
 pub(super) struct Huffman {
-    /// For each beginning: length and symbol of the code, 0 where it is longer.
+    /// For each value of the first bits, the length and the symbol of the code; 0 if the code is longer.
     fast: [u16; 1 << FAST_BITS],
-    /// For each length: what 16 bits are below of which the first ones are a code of this length or a shorter one.
+    /// For each length, the limit below which 16 bits begin with a code of this length or a shorter one.
     limits: [u32; MAX_BITS + 1],
-    /// For each length: the first code, and the place of its symbol.
+    /// For each length, the first code, and the index of its symbol.
     first: [(u32, usize); MAX_BITS + 1],
     symbols: Vec<u8>,
 }
 
 impl Huffman {
-    /// The code with so many symbols of each length from 1 bit on, in that order; `None` if there is no such code.
+    /// The code with these numbers of symbols of each length, from 1 bit on, and the symbols in that order; `None` if
+    /// there is no such code.
     pub fn new(counts: &[u8; MAX_BITS], symbols: &[u8]) -> Option<Self> {
         let (fast, limits, first) = ([0; 1 << FAST_BITS], [0; MAX_BITS + 1], [(0, 0); MAX_BITS + 1]);
         let mut table = Self { fast, limits, first, symbols: symbols.to_vec() };
@@ -56,10 +57,10 @@ impl Huffman {
 pub(super) struct Bits<'a> {
     data: &'a [u8],
     at: usize,
-    /// What was read and not taken, uppermost bit first; zeros below.
+    /// The bits that were read and not taken, from the highest bit on, with zeros below them.
     buffer: u64,
     count: u32,
-    /// The next thing is a marker, or the end.
+    /// Whether the next byte begins a marker, or the data has ended.
     is_at_marker: bool,
 }
 
@@ -94,7 +95,7 @@ impl<'a> Bits<'a> {
         self.skip(count).map(|()| bits)
     }
 
-    /// Goes past a restart marker, which must be the one of this number.
+    /// Skips a restart marker, which must have this number.
     pub fn restart(&mut self, number: usize) -> Result<(), Fault> {
         self.end_interval()?;
         match marker_in(self.data, self.at) {
@@ -106,7 +107,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Nothing may be left but fill bytes; a restart marker in its turn may end the data.
+    /// Checks that only fill bits are left; the next restart marker may end the data.
     pub fn end(&mut self, next_restart: usize) -> Result<(), Fault> {
         self.end_interval()?;
         if self.at < self.data.len() {
@@ -116,7 +117,7 @@ impl<'a> Bits<'a> {
         if self.at < self.data.len() { Err(LONG) } else { Ok(()) }
     }
 
-    /// Past the last byte begun and fill bytes, to the marker.
+    /// Skips the rest of the last byte and fill bytes, up to the marker.
     fn end_interval(&mut self) -> Result<(), Fault> {
         self.skip(self.count % 8)?;
         loop {
@@ -136,7 +137,7 @@ impl<'a> Bits<'a> {
         Ok(())
     }
 
-    /// Reads until there are 32 bits, or all.
+    /// Reads until there are 32 bits or more, or the data has ended.
     fn refill(&mut self) {
         if self.count >= 32 || self.is_at_marker {
             return;
@@ -173,7 +174,7 @@ impl<'a> Bits<'a> {
 mod tests {
     use super::*;
 
-    /// 00 -> 5, 01 -> 6, 100 -> 7, and one of 12 bits: 1010 0000 0000 -> 8.
+    /// The codes 00 -> 5, 01 -> 6, 100 -> 7, and one of 12 bits: 1010 0000 0000 -> 8.
     fn code() -> Huffman {
         let mut counts = [0; 16];
         (counts[1], counts[2], counts[11]) = (2, 1, 1);
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn symbols_and_bits_are_found_up_to_the_last_bit() {
         let table = code();
-        // 00 01 100 101000000000 1101, then three bits too few for the long code.
+        // The codes 00 01 100 101000000000 1101; then three bits are missing for the long code.
         let mut bits = Bits::new(&[0b0001_1001, 0b0100_0000, 0b0001_1011, 0b0100_0000]);
         let symbols: Vec<u8> = (0..4).map(|_| bits.symbol(&table).unwrap()).collect();
         assert_eq!((symbols, bits.take(4)), (vec![5, 6, 7, 8], Ok(0b1101)));

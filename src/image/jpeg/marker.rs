@@ -35,7 +35,7 @@ impl<'a> Segments<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// The next segment's marker and content; nothing at the end marker. What lies between segments is passed over, and so
+    /// The marker and content of the next segment; `None` at the end marker. Bytes between segments are skipped, and so
     /// are markers that stand alone.
     pub fn next(&mut self) -> Result<Option<(u8, &'a [u8])>, String> {
         loop {
@@ -47,7 +47,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// The data that follows a scan's header: up to the next marker that is no restart.
+    /// The data after a scan's header, up to the next marker that is no restart marker.
     pub fn entropy_coded(&mut self) -> &'a [u8] {
         let from = self.at;
         while let Some((at, marker)) = marker_in(self.bytes, self.at) {
@@ -80,14 +80,15 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Where the next FF is, and the first byte behind it that is no fill byte; 0 is no marker, but a stuffed FF.
+/// The position of the next FF, and the first byte after it that is no fill byte; 0 stands for a stuffed FF, not for a
+/// marker.
 pub(super) fn marker_in(bytes: &[u8], from: usize) -> Option<(usize, u8)> {
     let at = from + bytes.get(from..)?.iter().position(|&byte| byte == 0xFF)?;
     let marker = bytes[at..].iter().find(|&&byte| byte != 0xFF)?;
     Some((at, *marker))
 }
 
-/// The place behind the marker whose first FF is at `at`.
+/// The position after the marker whose first FF is at `at`.
 pub(super) fn after_marker(bytes: &[u8], at: usize) -> usize {
     at + bytes[at..].iter().take_while(|&&byte| byte == 0xFF).count() + 1
 }
@@ -96,7 +97,7 @@ pub(super) fn after_marker(bytes: &[u8], at: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// A thumbnail's end marker in a segment, a stuffed FF, a restart, fill bytes.
+    /// A file with the end marker of a thumbnail within a segment, a stuffed FF, a restart marker, and fill bytes.
     const FILE: [u8; 24] = [
         0xFF, SOI, 0xFF, APP1, 0, 4, 0xFF, EOI, 0xFF, SOS, 0, 2, 1, 0xFF, 0, 2, 0xFF, RST0, 3, 0xFF, 0xFF, 0xFF, EOI, 7,
     ];

@@ -1,8 +1,9 @@
-//! JPEG → 8-bit gray or RGB.
+//! Decodes JPEG files to 8-bit gray or RGB pictures.
 //!
-//! The decoder `zune-jpeg` fills up what is missing and says nothing, and takes other words for the colours than other
-//! decoders do. So a file is first read here: its headers ([`outline`]) and whether its data is whole ([`scan`]). The
-//! decoder gets what matters of it ([`plain`]), with the colours said in the one way that it knows.
+//! The decoder `zune-jpeg` fills up missing data without an error, and finds out the colours by other markers than
+//! other decoders do. So the file is first checked here: its headers ([`outline`]), and whether its data is complete
+//! ([`scan`]). The decoder then gets only the parts that it needs ([`plain`]), with the colours given in the way that
+//! it knows.
 
 mod huffman;
 mod marker;
@@ -21,7 +22,7 @@ use super::orientation::Orientation;
 use super::{MAX_SIDE, Picture, memory};
 use outline::{Colours, Outline};
 
-/// Bytes of one coefficient in the decoder, and of a block of them.
+/// The bytes of a block of 64 coefficients in the decoder.
 const BLOCK_BYTES: usize = 64 * 2;
 
 /// A JPEG whose headers were read.
@@ -35,7 +36,7 @@ impl<'a> Jpeg<'a> {
         let outline = Outline::read(bytes)?;
         let (width, height) = (outline.frame.width, outline.frame.height);
         check_size(width, height)?;
-        // A block of 8 x 8 takes a bit at least, and one component has as many blocks as the picture.
+        // A block of 8 x 8 pixels takes at least one bit, and one of the components has as many blocks as the picture.
         if width.div_ceil(8) * height.div_ceil(8) > 8 * bytes.len() {
             return Err(format!("the file is cut off: {} bytes cannot hold {width} x {height} pixels", bytes.len()));
         }
@@ -46,7 +47,8 @@ impl<'a> Jpeg<'a> {
         (self.outline.frame.width, self.outline.frame.height)
     }
 
-    /// What decoding allocates at most: the file in plain form, the picture, and its coefficients or it once more, turned.
+    /// The most bytes that decoding allocates: the file in plain form, the picture, and its coefficients or the turned
+    /// picture.
     pub fn memory_bytes(&self) -> usize {
         let picture = self.picture_bytes();
         self.bytes.len() + picture + picture.max(self.coefficient_bytes())
@@ -94,7 +96,8 @@ impl<'a> Jpeg<'a> {
 mod tests {
     use super::*;
 
-    /// Headers of a file of 16384 x 16384 with half of the chroma each way, and data that could be as many blocks.
+    /// The headers of a file of 16384 x 16384 pixels with halved chroma along both axes, and data of a size that could
+    /// hold all blocks.
     fn large(frame: u8, scan_components: u8) -> Vec<u8> {
         let mut file = vec![0xFF, marker::SOI, 0xFF, frame, 0, 17, 8, 64, 0, 64, 0, 3];
         file.extend([1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0]);

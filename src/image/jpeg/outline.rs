@@ -1,12 +1,13 @@
-//! The segments of a JPEG: what its headers say, and where its entropy-coded data lies.
+//! The segments of a JPEG: the content of its headers, and the places of its entropy-coded data.
 //!
-//! Everything here is input from outside. What is kept is bounded: no metadata, and at most [`MAX_SEGMENTS`] segments.
+//! All input here is untrusted. The memory for it is bounded: no metadata is kept, and at most [`MAX_SEGMENTS`]
+//! segments.
 
 use super::marker::{self, Segments};
 
-/// Segments that matter beside metadata; sound files have some dozens.
+/// The most segments besides metadata; sound files have some dozens.
 const MAX_SEGMENTS: usize = 4096;
-/// Scans that are decoded; each goes over the picture once. A progressive file has about ten.
+/// The most scans; each is one pass over the picture. A progressive file has about ten.
 const MAX_SCANS: usize = 100;
 /// The most blocks that an MCU of several components may have.
 const MAX_MCU_BLOCKS: usize = 10;
@@ -17,9 +18,9 @@ const BLOCK: usize = 8;
 pub(super) struct Outline<'a> {
     pub frame: Frame,
     pub colours: Colours,
-    /// The first EXIF block in front of the picture.
+    /// The first EXIF block before the picture.
     pub exif: Option<&'a [u8]>,
-    /// What matters for decoding, in order.
+    /// The segments that matter for decoding, in order.
     pub parts: Vec<Segment<'a>>,
 }
 
@@ -36,13 +37,13 @@ pub(super) struct Frame {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Component {
     id: u8,
-    /// Blocks of an MCU beside and below each other.
+    /// The number of blocks of an MCU beside each other, and below each other.
     pub across: usize,
     pub down: usize,
     pub quantisation: u8,
 }
 
-/// What the components are.
+/// The meaning of the components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Colours {
     Gray,
@@ -55,24 +56,24 @@ pub(super) enum Colours {
 /// A segment that matters for decoding.
 #[derive(Debug)]
 pub(super) enum Segment<'a> {
-    /// Quantisation or Huffman tables, or a restart interval: its marker and content.
+    /// Quantisation or Huffman tables, or a restart interval: the marker and the content.
     Table(u8, &'a [u8]),
     Scan(Scan<'a>),
 }
 
-/// A scan: its header, and its data up to the next marker that is no restart.
+/// A scan: its header, and its data up to the next marker that is no restart marker.
 #[derive(Debug)]
 pub(super) struct Scan<'a> {
-    /// Places of its components in the frame, each with the numbers of its DC and AC tables in one byte.
+    /// The indices of its components in the frame, each with the numbers of its DC and AC tables in one byte.
     pub components: Vec<(usize, u8)>,
-    /// Coefficients, first and last in zigzag order.
+    /// The first and the last coefficient, in zigzag order.
     pub band: [u8; 2],
-    /// Bit positions of successive approximation: high and low nibble.
+    /// The bit positions of successive approximation, in the high and the low nibble.
     pub approximation: u8,
     pub data: &'a [u8],
 }
 
-/// What the metadata says of the colours.
+/// The metadata about the colours.
 #[derive(Default)]
 struct Hints {
     has_jfif: bool,
@@ -117,13 +118,13 @@ impl<'a> Outline<'a> {
         self.parts.iter().filter_map(|part| if let Segment::Scan(scan) = part { Some(scan) } else { None })
     }
 
-    /// Whether all coefficients are kept until the last scan is read.
+    /// Whether the decoder keeps all coefficients until it has read the last scan.
     pub fn is_buffered(&self) -> bool {
         self.frame.is_progressive || self.scans().any(|scan| scan.components.len() < self.frame.components.len())
     }
 }
 
-/// What a marker of a frame stands for that is not decoded.
+/// The kind of frame, which is not supported, that a marker stands for.
 fn unsupported(marker: u8) -> String {
     let kind = match marker {
         marker::SOF3 => "lossless",
@@ -162,7 +163,7 @@ impl Frame {
         Ok(Self { is_progressive: marker == marker::SOF2, marker, width, height, components })
     }
 
-    /// What a segment behind the first scan says of the height, where the frame header left it open.
+    /// Sets the height from a segment after the first scan, if the frame header left it open.
     fn set_height(&mut self, content: &[u8]) -> Result<(), String> {
         if let ([high, low], 0) = (content, self.height) {
             self.height = usize::from(u16::from_be_bytes([*high, *low]));
@@ -170,13 +171,13 @@ impl Frame {
         Ok(())
     }
 
-    /// MCUs of several components, across and down.
+    /// The number of MCUs of several components, across and down.
     pub fn mcus(&self) -> [usize; 2] {
         let [across, down] = self.most_blocks();
         [self.width.div_ceil(BLOCK * across), self.height.div_ceil(BLOCK * down)]
     }
 
-    /// Blocks of a component alone, across and down.
+    /// The number of blocks of a component in a scan of its own, across and down.
     pub fn blocks(&self, component: usize) -> [usize; 2] {
         let [across, down] = self.most_blocks();
         let of = &self.components[component];
@@ -184,7 +185,7 @@ impl Frame {
         [blocks(self.width, of.across, across), blocks(self.height, of.down, down)]
     }
 
-    /// Blocks of all components, filled up to whole MCUs.
+    /// The number of blocks of all components, filled up to whole MCUs.
     pub fn padded_blocks(&self) -> usize {
         let [across, down] = self.mcus();
         across * down * self.components.iter().map(|c| c.across * c.down).sum::<usize>()
@@ -215,7 +216,8 @@ impl<'a> Scan<'a> {
 }
 
 impl Hints {
-    /// As libjpeg has it: JFIF is YCbCr whatever else is said, then Adobe's word counts, then the components' names.
+    /// The colours, by the rules of libjpeg: a file with JFIF is YCbCr; otherwise Adobe's segment decides, then the
+    /// names of the components.
     fn colours(&self, frame: &Frame) -> Result<Colours, String> {
         let ids: Vec<u8> = frame.components.iter().map(|component| component.id).collect();
         Ok(match (frame.components.len(), self.adobe_transform) {

@@ -1,10 +1,10 @@
-//! A JPEG without what does not matter: no metadata, no filling, no height behind the picture.
+//! Writes a JPEG with only the parts that matter: no metadata, no fill bytes, no height after the picture.
 
 use super::marker;
 use super::outline::{Colours, Outline, Scan, Segment};
 use super::standard;
 
-/// The file as the decoder is given it. `bytes` is the size of the original, which is about that of this one.
+/// The file for the decoder. `bytes` is the size of the original file, which is about that of this one.
 pub(super) fn file(outline: &Outline, bytes: usize) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     out.try_reserve(bytes).map_err(|error| format!("no memory to decode it: {error}"))?;
@@ -32,7 +32,7 @@ fn put(out: &mut Vec<u8>, marker: u8, content: &[u8]) {
     out.extend(content);
 }
 
-/// Adobe's segment, which the decoder believes whatever else there is.
+/// Writes Adobe's segment, which decides about the colours in the decoder, whatever else the file has.
 fn put_colours(out: &mut Vec<u8>, colours: Colours) {
     let transform = match colours {
         Colours::Gray => return,
@@ -43,7 +43,7 @@ fn put_colours(out: &mut Vec<u8>, colours: Colours) {
     put(out, marker::APP14, &[&b"Adobe\0\x64\0\0\0\0"[..], &[transform]].concat());
 }
 
-/// The frame header, with components numbered from 1: their names may stand for colours.
+/// Writes the frame header, with components numbered from 1, because their names could stand for colours.
 fn put_frame(out: &mut Vec<u8>, outline: &Outline) {
     let frame = &outline.frame;
     let [[y1, y0], [x1, x0]] = [frame.height, frame.width].map(|side| (side as u16).to_be_bytes());

@@ -1,8 +1,8 @@
-//! Whether a JPEG's entropy-coded data is all there: every block of every scan, and nothing else.
+//! Checks that a JPEG's entropy-coded data is complete: every block of every scan, and nothing else.
 //!
-//! A decoder paints what it has no data for, and says nothing; here the codes are followed without making a picture of
-//! them. What cannot be known: damage that gives other sound codes for as many blocks, and whole scans that are missing
-//! at the end of a progressive file, for a file may leave out the finest detail.
+//! A decoder fills in pixels for missing data without an error; here the codes are followed without making a picture.
+//! Two kinds of damage cannot be found: changed data that decodes to the same number of blocks, and whole scans that
+//! are missing at the end of a progressive file, because a file may leave out the finest detail.
 
 use super::huffman::{Bits, Fault, Huffman};
 use super::marker;
@@ -40,26 +40,26 @@ pub(super) fn check(outline: &Outline) -> Result<(), String> {
     }
 }
 
-/// What is known on the way through a file.
+/// The state of the check on its way through a file.
 struct Walk<'a> {
     outline: &'a Outline<'a>,
-    /// DC tables, AC tables.
+    /// The DC tables and the AC tables.
     tables: [[Option<Box<Huffman>>; 4]; 2],
-    /// MCUs between restart markers; 0 for none.
+    /// The number of MCUs between restart markers; 0 for none.
     interval: usize,
-    /// For each component whether a scan had the beginning of its coefficients.
+    /// For each component, whether a scan had the first bits of its coefficients.
     is_begun: Vec<bool>,
-    /// For each component of a progressive file, and each block: which coefficients are not zero so far.
+    /// For each component of a progressive file and each block, the set of coefficients that are not zero so far.
     nonzero: Vec<Vec<u64>>,
 }
 
-/// MCUs that were sound, those in all, and what is wrong with the next one.
+/// The number of sound MCUs, the number of all, and the fault of the next one.
 type ScanFault = (usize, usize, Fault);
 
-/// How the coefficients of a scan are coded.
+/// The coding of a scan's coefficients.
 #[derive(Clone, Copy)]
 enum Coding {
-    /// All of a block.
+    /// All coefficients of a block.
     Sequential,
     DcFirst,
     DcRefine,
@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
         blocks.end(restarts).map_err(|fault| (mcus, mcus, fault))
     }
 
-    /// The blocks of the MCU at `place`, behind the restart marker in front of it.
+    /// Checks the blocks of the MCU at `place`, after the restart marker before it, if there is one.
     fn mcu(&mut self, scan: &Scan, blocks: &mut Blocks, place: usize) -> Result<(), Fault> {
         if self.interval > 0 && place > 0 && place.is_multiple_of(self.interval) {
             blocks.restart(place / self.interval - 1)?;
@@ -135,7 +135,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// How a scan is coded, and a note of what it begins.
+    /// The coding of a scan; also records which coefficients it begins.
     fn begin(&mut self, scan: &Scan, blocks: usize) -> Result<Coding, Fault> {
         let is_first = scan.approximation >> 4 == 0;
         let coding = match (self.outline.frame.is_progressive, scan.band, is_first) {
@@ -157,12 +157,12 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The blocks of a scan, one after the other.
+/// Reads the blocks of a scan, one after the other.
 struct Blocks<'a> {
     bits: Bits<'a>,
     coding: Coding,
     band: [u8; 2],
-    /// Blocks to come that have nothing new.
+    /// The number of coming blocks without new coefficients.
     empty: u32,
 }
 
@@ -205,7 +205,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// New coefficients from `first` to `last`.
+    /// Reads new coefficients from `first` to `last`.
     fn ac_first(&mut self, table: Option<&Huffman>, first: u8, last: u8, nonzero: &mut u64) -> Result<(), Fault> {
         let table = table.ok_or(NO_TABLE)?;
         let mut at = first;
@@ -231,7 +231,7 @@ impl Blocks<'_> {
         Ok(())
     }
 
-    /// How many blocks end here: a sequential file has this code for one block alone.
+    /// The number of blocks that end here; in a sequential file this is always one.
     fn run(&mut self, bits: u8) -> Result<u32, Fault> {
         match self.coding {
             Coding::Sequential => Ok(1),
@@ -239,7 +239,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// One more bit for every coefficient that is not zero, and new coefficients between them.
+    /// Reads one more bit for every coefficient that is not zero, and new coefficients between them.
     fn ac_refine(&mut self, table: Option<&Huffman>, nonzero: &mut u64) -> Result<(), Fault> {
         let table = table.ok_or(NO_TABLE)?;
         let [mut at, last] = self.band;
@@ -267,7 +267,8 @@ impl Blocks<'_> {
         Ok(())
     }
 
-    /// Goes over coefficients that are not zero, and over `zeros` that are; the place of the zero after those.
+    /// Passes over `zeros` coefficients that are zero and over all that are not, which take one bit each; returns the
+    /// index of the zero after them.
     fn refine(&mut self, mut at: u8, mut zeros: u8, nonzero: u64) -> Result<u8, Fault> {
         while at <= self.band[1] {
             if nonzero >> at & 1 == 1 {

@@ -1,6 +1,6 @@
-//! The Huffman codes that a file without any means: those of ITU-T T.81, K.3, as frames of motion JPEG do.
+//! The Huffman codes of a file that contains none: those of ITU-T T.81, K.3, as frames of motion JPEG use them.
 
-/// Codes of 1 to 16 bits, and their symbols in order.
+/// The numbers of codes of 1 to 16 bits, and the symbols in order.
 pub(super) type Table = (&'static [u8; 16], &'static [u8]);
 
 /// DC tables 0 and 1, AC tables 0 and 1.
