@@ -1,5 +1,5 @@
-//! Locks and threads, shared by devices and rings: those of `std`, or of a model checker under `cfg(shuttle)`, which then
-//! decides who runs when.
+//! Locks and threads for devices and rings: those of `std`, or, under `cfg(shuttle)`, those of a model checker, which
+//! then decides which thread runs when.
 
 mod calling;
 mod turns;
@@ -39,8 +39,8 @@ pub(crate) mod thread {
     }
 }
 
-/// Has the calling thread's timed waits end when they are over. Linux ends those of other threads up to 50 us later, so
-/// that a core wakes for several at once.
+/// Makes the calling thread's timed waits end on time. Linux ends those of other threads up to 50 us later, so that a
+/// core wakes for several at once.
 pub(crate) fn be_punctual() {
     #[cfg(all(feature = "cuda", target_os = "linux"))]
     {
@@ -50,7 +50,7 @@ pub(crate) fn be_punctual() {
     }
 }
 
-/// Starts a thread. That it cannot be had is an error that says what to do.
+/// Starts a thread. If the system refuses it, the error says what to do.
 pub(crate) fn spawn(
     name: impl Into<String>,
     run: impl FnOnce() + Send + 'static,
@@ -60,20 +60,21 @@ pub(crate) fn spawn(
     started.map_err(|source| Error::Thread { name, source: Arc::new(source) })
 }
 
-/// The same for a thread that `spawn` starts with the builder that it gets, such as one of a scope.
+/// Starts a thread by `spawn`, which gets the builder, for example to start it in a scope.
 pub(crate) fn start<T>(name: String, spawn: impl FnOnce(std::thread::Builder) -> io::Result<T>) -> Result<T, Error> {
     let started = admit().and_then(|()| spawn(std::thread::Builder::new().name(name.clone())));
     started.map_err(|source| Error::Thread { name, source: Arc::new(source) })
 }
 
-/// Beyond so many threads the memory is what takes the time.
+/// With more threads than this, memory bounds the speed.
 const MOST_THREADS: usize = 16;
 
-/// Does `work` with each of `items`, which are begun in order, on as many threads as there are cores, 16 at most. The calling
-/// thread is one of them; one that cannot be had leaves its share to the others. What they give is in no order.
+/// Calls `work` with each of `items`, which are begun in order, on as many threads as there are cores, at most 16. The
+/// calling thread is one of them; the share of a thread that cannot be started is left to the others. The results are
+/// in no particular order.
 ///
 /// # Errors
-/// One of those of `work`; items that are not begun then are left out.
+/// One of the errors of `work`; items that are not begun by then are left out.
 pub(crate) fn share<I: Send, T: Send>(
     name: &str,
     items: Vec<I>,
@@ -100,7 +101,7 @@ pub(crate) fn share<I: Send, T: Send>(
     })
 }
 
-/// Whether one more thread may be started: that is the system's to say.
+/// Whether another thread may be started; the system decides.
 #[cfg(not(test))]
 fn admit() -> io::Result<()> {
     Ok(())
@@ -115,7 +116,7 @@ pub(crate) fn after(limit: Duration) -> Instant {
     now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 30))
 }
 
-/// Locks `mutex`. No code here leaves a value half-changed when it panics, so a poisoned lock is as good as another.
+/// Locks `mutex`. No code here leaves a value half-changed when it panics, so that poison is ignored.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -139,7 +140,7 @@ pub(crate) fn wait_until<'a, T>(
     (guard, Instant::now() >= deadline)
 }
 
-/// Has threads refused, as the system does where a limit is reached.
+/// Refuses threads, as the system does when a limit is reached.
 #[cfg(test)]
 pub(crate) mod refused {
     use std::cell::Cell;
@@ -148,7 +149,7 @@ pub(crate) mod refused {
     const AGAIN: i32 = 11; // EAGAIN
 
     thread_local! {
-        /// How many threads this one may start before it is refused one.
+        /// The number of threads that this thread may still start before one is refused.
         static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
@@ -158,7 +159,8 @@ pub(crate) mod refused {
         if left == Some(0) { Err(io::Error::from_raw_os_error(AGAIN)) } else { Ok(()) }
     }
 
-    /// Runs `f`, in which the calling thread may start `left` threads and is refused the next; whether it came so far.
+    /// Runs `f`, in which the calling thread may start `left` threads and is refused the next. Also returns whether one
+    /// was refused.
     pub(crate) fn after<T>(left: usize, f: impl FnOnce() -> T) -> (T, bool) {
         LEFT.set(Some(left));
         let done = f();

@@ -1,5 +1,5 @@
-//! Files that belong to this process's user: a file is read only if nobody else can write it, and written so that
-//! nobody else can read it.
+//! Files that belong to this process's user: a file is read only if no other user can write it, and written so that no
+//! other user can read it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! Files that somebody named: regular ones alone, opened without blocking and read up to a limit.
+//! Files that a user names: they must be regular files, are opened without blocking, and are read up to a limit.
 //!
-//! A pipe may never say anything, a device may never end, and what lies under `/proc` has no size: none of them is a
-//! model, a photo or a kept measurement, and whoever reads one of them hangs.
+//! A pipe may never send data, a device may never end, and a file below `/proc` has no size. None of them is a model, a
+//! photo or a kept measurement, and a reader could hang on them.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read, Seek};
@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// A regular file that is open for reading, and what it holds.
+/// A regular file that is open for reading, with its size.
 #[derive(Debug)]
 pub(crate) struct Opened {
     /// The file, at its beginning.
     pub file: File,
-    /// Bytes when it was opened.
+    /// The size in bytes when the file was opened.
     pub bytes: u64,
     path: PathBuf,
     operation: &'static str,
@@ -36,7 +36,7 @@ impl Opened {
         Ok(Self { file, bytes, path: path.to_owned(), operation })
     }
 
-    /// The first `most` bytes, or all there are; never more than there were when it was opened.
+    /// The first `most` bytes of the file, or all if there are fewer; never more than it had when it was opened.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be read, or memory for it is not to be had.
@@ -87,7 +87,7 @@ const NON_BLOCKING: i32 = 0o4000;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const NON_BLOCKING: i32 = 0x4;
 
-/// What is there instead of a file.
+/// The kind of what is at the path instead of a file, for the error.
 fn kind(found: FileType) -> &'static str {
     match found {
         _ if found.is_dir() => "a folder",

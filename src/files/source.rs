@@ -1,26 +1,26 @@
-//! Where the bytes of a file are: in the file, or in memory.
+//! Sources of bytes: a file, or memory.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that are read at positions, from several threads at once if need be.
+/// Bytes that are read at positions, also from several threads at the same time.
 #[derive(Debug)]
 pub(crate) enum Source {
     /// An open file.
     File(File),
-    /// What a file would hold.
+    /// The content of a file in memory.
     Memory(Vec<u8>),
-    /// Parts of others, one behind the other.
+    /// Parts of other sources, one after the other.
     Parts(Vec<SourcePart>),
 }
 
-/// Bytes of a source.
+/// A part of a source.
 #[derive(Debug)]
 pub(crate) struct SourcePart {
     pub source: Arc<Source>,
-    /// The first one.
+    /// The offset of its first byte.
     pub offset: u64,
     pub bytes: u64,
 }
@@ -46,7 +46,7 @@ impl Source {
     }
 }
 
-/// Zeros to be read over, or that there is no memory for what a file says of its size.
+/// Allocates zeros to read into; an error if there is no memory for a size that a file gives.
 pub(crate) fn zeros<T: Clone + Default>(count: usize) -> io::Result<Vec<T>> {
     let mut zeros = Vec::new();
     zeros.try_reserve_exact(count).map_err(io::Error::other)?;
@@ -54,7 +54,7 @@ pub(crate) fn zeros<T: Clone + Default>(count: usize) -> io::Result<Vec<T>> {
     Ok(zeros)
 }
 
-/// Fills `out` with what lies from `offset` on in all parts together.
+/// Fills `out` with the bytes from `offset` on of all parts together.
 fn read_parts(parts: &[SourcePart], mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
     for part in parts {
         let here = part.bytes.saturating_sub(offset).min(out.len() as u64);

@@ -1,4 +1,4 @@
-//! Files that are written whole, or not at all.
+//! Files that are written completely or not at all.
 
 use std::fs::{self, File};
 use std::io;
@@ -61,7 +61,7 @@ pub fn check(path: impl AsRef<Path>) -> Result<(), Error> {
     checked.map_err(|error| Error::io("write", path, error))
 }
 
-/// Whether a new file takes the place of what is there.
+/// Whether a new file will replace what is at `path`.
 fn replaced(path: &Path) -> bool {
     fs::symlink_metadata(path).map_or(true, |there| there.is_file())
 }
@@ -71,7 +71,7 @@ fn touch(temporary: &Path) -> io::Result<()> {
     fs::remove_file(temporary)
 }
 
-/// Does something with a path of its own beside `path`; a failure leaves nothing there.
+/// Calls `something` with a temporary path beside `path`; after a failure nothing is left there.
 pub(super) fn through(path: &Path, something: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let temporary = temporary(path)?;
     something(&temporary).inspect_err(|_| drop(fs::remove_file(&temporary)))
@@ -89,7 +89,7 @@ fn temporary(path: &Path) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// A folder of its own, gone in the end.
+    /// A new folder, which is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {

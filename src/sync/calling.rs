@@ -1,4 +1,4 @@
-//! Which driver call each thread is in, so that others can name one that does not return.
+//! The driver call that each thread is in, so that other threads can name a call that does not return.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -12,7 +12,7 @@ thread_local! {
 }
 
 impl Calling {
-    /// That of this thread; nothing of one that ends.
+    /// The record of the calling thread; `None` if the thread is ending.
     pub fn mine() -> Option<Arc<Self>> {
         MINE.try_with(Arc::clone).ok()
     }
@@ -24,7 +24,7 @@ impl Calling {
     }
 }
 
-/// A driver call's name as its manual has it: without the version of its interface.
+/// The name of a driver call as in its manual, without the version of its interface.
 pub(crate) fn unversioned(name: &'static str) -> &'static str {
     name.trim_end_matches("_v2")
 }
@@ -37,7 +37,7 @@ pub(crate) fn calling(name: &'static &'static str) -> Called {
     Called(())
 }
 
-/// While it lives, its thread is in a driver call.
+/// Marks its thread as being in a driver call while it lives.
 #[cfg(any(feature = "cuda", all(test, not(shuttle))))]
 pub(crate) struct Called(());
 
@@ -48,7 +48,7 @@ impl Drop for Called {
     }
 }
 
-/// Of a thread that ends nobody is told: it has nothing that others wait for.
+/// Sets the name for the calling thread. A thread that is ending has no record; no other thread waits for it.
 #[cfg(any(feature = "cuda", all(test, not(shuttle))))]
 fn set(name: *mut &'static str) {
     let _ended = MINE.try_with(|mine| mine.0.store(name, Ordering::Relaxed));

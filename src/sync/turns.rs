@@ -1,4 +1,5 @@
-//! A value that threads take in turn and keep over calls that may never return: who waits for it can give up.
+//! A value that threads take in turn and keep during calls that may never return: a thread that waits for it can give
+//! up.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -7,18 +8,18 @@ use std::time::{Duration, Instant};
 use super::{Calling, Condvar, Mutex, MutexGuard, after, lock, wait, wait_until};
 
 pub(crate) struct Turns<T> {
-    /// Held for a few instructions.
+    /// Locked for a few instructions.
     place: Mutex<Place<T>>,
-    /// Told when the value is there again, while threads wait for it.
+    /// Notified when the value is back, while threads wait for it.
     returned: Condvar,
 }
 
 struct Place<T> {
-    /// Nothing while a thread has it.
+    /// The value; `None` while a thread has it.
     value: Option<T>,
-    /// Who took it last.
+    /// The record of the thread that took it last.
     taker: Option<Arc<Calling>>,
-    /// How often it was taken.
+    /// The number of times that it was taken.
     taken: u64,
     waiting: usize,
 }
@@ -44,18 +45,18 @@ impl<T> Turns<T> {
         self.take_until(|| None).unwrap_or_else(|_| unreachable!("it is waited for until it is there"))
     }
 
-    /// Waits for the value up to `limit`; then gives the driver call of the thread that had it all the time, if that was in
-    /// one.
+    /// Waits for the value up to `limit`. The error is the driver call of the thread that had it all the time, if that
+    /// thread was in one.
     pub fn take_within(&self, limit: Duration) -> Result<Turn<'_, T>, Option<&'static str>> {
         self.take_until(|| Some(after(limit)))
     }
 
-    /// Takes the value if nobody has it.
+    /// Takes the value if no thread has it.
     pub fn try_take(&self) -> Option<Turn<'_, T>> {
         self.take_until(|| Some(Instant::now())).ok()
     }
 
-    /// Takes the value; while another thread has it, waits until the deadline, which is asked for then, if there is one.
+    /// Takes the value. If another thread has it, asks for the deadline and waits until then, or without a limit.
     fn take_until(&self, deadline: impl FnOnce() -> Option<Instant>) -> Result<Turn<'_, T>, Option<&'static str>> {
         let mut place = lock(&self.place);
         if place.value.is_none() {
@@ -66,7 +67,8 @@ impl<T> Turns<T> {
         Ok(Turn { of: self, value })
     }
 
-    /// Waits until the value is there; if the deadline comes first, gives the call that it was behind.
+    /// Waits until the value is there. If the deadline comes first, the error is the driver call of the thread that had
+    /// the value.
     fn wait_until<'a>(
         &'a self,
         mut place: MutexGuard<'a, Place<T>>,
@@ -84,7 +86,7 @@ impl<T> Turns<T> {
         if place.value.is_some() { Ok(place) } else { Err(place.call_of(underway)) }
     }
 
-    /// The turn that is under way.
+    /// The turn that is under way now, if there is one.
     pub fn underway(&self) -> Underway {
         lock(&self.place).underway()
     }
