@@ -4,7 +4,7 @@ use super::random::Random;
 use super::{Arrival, SimSpec};
 use crate::device::sim::{Picos, picos};
 
-/// A batch that somebody asked for.
+/// A request for a batch: its number, and the time at which it came.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub number: usize,
@@ -14,9 +14,9 @@ pub(super) struct Request {
 /// Hands out the requests, in order.
 pub(super) struct Arrivals<'a> {
     spec: &'a SimSpec,
-    /// The number of the next one.
+    /// The number of the next request.
     number: usize,
-    /// When it comes, in seconds; in a closed loop whenever a producer is free.
+    /// The time of the next request in seconds; in a closed loop, requests come when a producer is free.
     at: f64,
     random: Random,
 }
@@ -29,18 +29,18 @@ impl<'a> Arrivals<'a> {
         this
     }
 
-    /// When the next one comes, if that lies ahead.
+    /// The time of the next request, if it lies in the future.
     pub fn next(&self, now: Picos) -> Option<Picos> {
         let next = self.peek(now).filter(|request| request.asked > now);
         next.map(|request| request.asked)
     }
 
-    /// Whether one can be taken.
+    /// Whether a request has come that was not taken.
     pub fn is_there(&self, now: Picos) -> bool {
         self.peek(now).is_some_and(|request| request.asked <= now)
     }
 
-    /// Takes the next one, if it is there.
+    /// Takes the next request, if it has come.
     pub fn take(&mut self, now: Picos) -> Option<Request> {
         let request = self.peek(now).filter(|request| request.asked <= now)?;
         self.number += 1;
@@ -53,7 +53,7 @@ impl<'a> Arrivals<'a> {
         (self.number < self.spec.batches).then_some(Request { number: self.number, asked })
     }
 
-    /// From the request before to the next, in seconds.
+    /// The time from the previous request to the next one, in seconds.
     fn distance(&mut self) -> f64 {
         let rows = self.spec.rows_of(self.number) as f64;
         match self.spec.arrival {

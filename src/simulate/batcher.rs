@@ -1,4 +1,4 @@
-//! One host thread that plays the clients of a batcher and its two threads, on the state machine of the real batcher.
+//! A host thread that plays a batcher's clients and its two threads, with the state machine of the real batcher.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::device::sim::{Picos, Sim, picos};
 use crate::error::Error;
 use crate::ring::{Books, Bounds, Core, News, Next, Queued, RowPriority, Ticket, Wake};
 
-/// A client with a row.
+/// A client that fills a row.
 struct Client {
     request: Request,
     place: usize,
-    /// Until when the row is filled.
+    /// The time at which the row is filled.
     until: Picos,
 }
 
@@ -32,9 +32,9 @@ struct Flight {
     rows: Vec<Queued>,
     staging: usize,
     sent: Picos,
-    /// Its upload is measured, and not known to be done.
+    /// Whether its upload is measured and not known to be done.
     measures_upload: bool,
-    /// When the delivering thread hears of the result.
+    /// The time at which the delivering thread learns of the result.
     heard: Option<Picos>,
 }
 
@@ -42,7 +42,7 @@ struct Player<'a> {
     sim: &'a Sim,
     core: &'a Arc<Core>,
     arrivals: Arrivals<'a>,
-    /// Whether a client asks for its next row when it has the answer to the one before.
+    /// Whether a client asks for its next row when it has the answer to the previous one.
     is_closed: bool,
     books: Books,
     bounds: Bounds,
@@ -50,28 +50,28 @@ struct Player<'a> {
     deadline: Option<Duration>,
     fill: Picos,
     wake: Picos,
-    /// What each of both takes longer in the mean.
+    /// The mean of the random time that is added to each fill and each wake-up.
     jitter: Picos,
     random: Random,
-    /// What virtual time 0 is called in the books.
+    /// The time in the books that stands for virtual time 0.
     start: Instant,
-    /// When clients of a closed loop ask for their next row.
+    /// The times at which idle clients of a closed loop ask for their next rows.
     idle: Vec<Picos>,
-    /// Requests that no row was free for.
+    /// Requests that found no free row.
     blocked: VecDeque<Request>,
     filling: Vec<Client>,
     waiting: Vec<Waiting>,
     flights: VecDeque<Flight>,
-    /// The staging of the batch sent last.
+    /// The staging of the last batch sent.
     last_upload: Option<usize>,
-    /// When the batching thread looks at the queue because something changed.
+    /// The time at which the batching thread looks at the queue because of a change.
     looks: Option<Picos>,
-    /// When it is to look because it is time, and when it wakes for that.
+    /// The time at which it should look at the queue without a change, and the time at which it wakes for that.
     timer: Option<[Picos; 2]>,
     log: Log,
 }
 
-/// Runs the whole schedule.
+/// Plays the whole schedule.
 pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
     let rows = (batcher.in_flight + 4) * core.capacity();
     let max_delay = Duration::from_secs_f64(batcher.max_delay_us * 1e-6);
@@ -112,7 +112,7 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
 }
 
 impl Player<'_> {
-    /// All that happens now.
+    /// Does everything that happens now.
     fn turn(&mut self) -> Result<(), Error> {
         self.ask();
         self.commit();
@@ -128,7 +128,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Whether the batching thread waits for the upload of the last batch: then it looks at nothing else.
+    /// Whether the batching thread waits for the upload of the last batch; then it looks at nothing else.
     fn waits_for_upload(&self) -> bool {
         self.flights.back().is_some_and(|last| last.measures_upload)
     }
@@ -141,12 +141,12 @@ impl Player<'_> {
         self.start + Duration::from_nanos(time / 1_000)
     }
 
-    /// Until when a request's row has to be uploaded.
+    /// The time until which a request's row has to be uploaded, if there is a deadline.
     fn deadline(&self, request: Request) -> Option<Instant> {
         self.deadline.and_then(|deadline| self.instant_of(request.asked).checked_add(deadline))
     }
 
-    /// What a thread takes now that takes so long without jitter.
+    /// A time with random jitter added.
     fn late(&mut self, takes: Picos) -> Picos {
         takes + self.random.picos(self.jitter)
     }
@@ -181,13 +181,13 @@ impl Player<'_> {
         }
     }
 
-    /// A row is not answered, because it is past its deadline; its client hears of it at this time.
+    /// Counts a row that passed its deadline; its client learns of this at `at`.
     fn expired(&mut self, at: Picos) {
         self.log.expired += 1;
         self.idle.extend(self.is_closed.then_some(at));
     }
 
-    /// Filled rows are committed.
+    /// Commits the rows that are filled.
     fn commit(&mut self) {
         let now = self.sim.now();
         let filled = self.filling.extract_if(.., |client| client.until <= now).collect::<Vec<_>>();
@@ -203,13 +203,13 @@ impl Player<'_> {
         }
     }
 
-    /// Something has changed that the batching thread is to look at.
+    /// Wakes the batching thread for a change of the queue.
     fn wake_up(&mut self) {
         let at = self.sim.now() + self.late(self.wake);
         self.looks = Some(self.looks.map_or(at, |looks| looks.min(at)));
     }
 
-    /// What the batching thread does when it is awake.
+    /// Does the work of the batching thread when it is awake.
     fn look(&mut self) -> Result<(), Error> {
         (self.looks, self.timer) = (None, None);
         loop {
@@ -230,7 +230,7 @@ impl Player<'_> {
         }
     }
 
-    /// Submits a batch; whether the ring had credits for it.
+    /// Submits a batch; returns whether the ring had credits for it.
     fn send(&mut self) -> Result<bool, Error> {
         let mut batch = match self.core.acquire(Duration::ZERO) {
             Ok(batch) => batch,
@@ -253,7 +253,7 @@ impl Player<'_> {
         Ok(true)
     }
 
-    /// What the batcher's threads hear of the device: the end of an upload, and results.
+    /// Tells the batcher's threads about the device: the end of an upload, and results.
     fn hear(&mut self) -> Result<(), Error> {
         let now = self.sim.now();
         let mut flights = std::mem::take(&mut self.flights);
@@ -287,7 +287,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Answers a batch's clients.
+    /// Answers the clients of a batch.
     fn deliver(&mut self, Flight { ticket, rows, .. }: Flight) -> Result<(), Error> {
         let output = Arc::new(ticket.wait()?);
         self.books.deliver(rows, &output, self.instant(), &mut Vec::new());
@@ -295,7 +295,7 @@ impl Player<'_> {
         self.tell()
     }
 
-    /// Tells clients what their rows were answered with.
+    /// Gives clients the answers to their rows.
     fn tell(&mut self) -> Result<(), Error> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut wrong = None;
@@ -304,7 +304,7 @@ impl Player<'_> {
             if !self.books.is_done(client.entry) {
                 return true;
             }
-            // Who has an answer wakes two others that have.
+            // A client that has its answer wakes two others that have theirs.
             let waker = woken.len().checked_sub(1).map_or(self.sim.now(), |others| woken[others / 2]);
             let at = waker + self.late(self.wake);
             woken.push(at);

@@ -1,4 +1,4 @@
-//! One host thread that plays all producers, and moves the virtual time from one event to the next.
+//! A host thread that plays all producers, and moves the virtual time from one event to the next.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
@@ -10,25 +10,25 @@ use crate::device::sim::{Picos, Sim, picos};
 use crate::error::{Credits, Error};
 use crate::ring::{Batch, Core, Ticket};
 
-/// What happened.
+/// The events of a run.
 #[derive(Default)]
 pub(super) struct Log {
-    /// Of each answer, in order: when, how long after it was asked for, and its rows.
+    /// The answers, in order: when each came, how long after its request, and its rows.
     pub answers: Vec<Answer>,
     /// The rows of each batch whose `submit` was called.
     pub submitted: Vec<usize>,
-    /// Rows that a batcher had no place for.
+    /// The number of rows for which a batcher had no place.
     pub refused: usize,
-    /// Rows that were in a batcher past their deadline.
+    /// The number of rows that were in a batcher past their deadline.
     pub expired: usize,
-    /// Those that were answered with an error of the device.
+    /// The number of submissions or rows that were answered with an error of the device.
     pub failed: usize,
     pub fault: Option<Error>,
     pub credits: Credits,
 }
 
 impl Log {
-    /// Rows of a batcher that its clients were told of.
+    /// The number of a batcher's rows that clients have an answer for.
     pub fn told(&self) -> usize {
         self.answers.len() + self.refused + self.expired
     }
@@ -43,14 +43,14 @@ pub(super) struct Answer {
 enum ProducerState {
     /// Looks for a request, and for answers meanwhile.
     Idle,
-    /// Stands in the queue for credits.
+    /// Waits in the queue for credits.
     Acquiring(Request),
     Filling {
         request: Request,
         batch: Batch,
         until: Picos,
     },
-    /// Waits until it has no more than `ahead` submissions unanswered.
+    /// Waits until at most `ahead` of its submissions are unanswered.
     Waiting,
 }
 
@@ -66,17 +66,17 @@ struct Producer {
     flights: VecDeque<Flight>,
 }
 
-/// Whose turn it is: each producer in the order of their numbers, over and over, but for those that can do nothing before
+/// The order of the producers' turns: by their numbers, again and again, without those that can do nothing until
 /// something else has happened.
 #[derive(Default)]
 struct Turns {
-    /// Those that may be able to do something now.
+    /// The producers that may be able to do something now.
     awake: BTreeSet<usize>,
-    /// The last one that had its turn has the number before this.
+    /// The number from which the next turn is looked for: one after that of the last turn.
     next: usize,
-    /// Those that wait for a request.
+    /// The producers that wait for a request.
     idle: BTreeSet<usize>,
-    /// Those that fill a batch, with the time until which they do.
+    /// The producers that fill a batch, with the time at which each has filled it.
     filling: BinaryHeap<Reverse<(Picos, usize)>>,
 }
 
@@ -94,14 +94,14 @@ struct Driver<'a> {
     log: Log,
 }
 
-/// Bytes that [`run`] takes: of each producer, each submission in flight, each answer.
+/// The bytes of host memory that [`run`] takes: for each producer, each submission in flight, and each answer.
 pub(super) fn bytes(spec: &SimSpec) -> u64 {
     let flights = spec.ahead.saturating_add(1).saturating_mul(size_of::<Flight>());
     let producers = spec.producers.saturating_mul(flights.saturating_add(size_of::<Producer>()));
     producers.saturating_add(spec.batches.saturating_mul(size_of::<Answer>())) as u64
 }
 
-/// Runs the whole schedule.
+/// Plays the whole schedule.
 pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
     let producer = || Producer { state: ProducerState::Idle, flights: VecDeque::new() };
     let mut driver = Driver {
@@ -133,7 +133,7 @@ impl Driver<'_> {
     fn play(&mut self) -> Result<(), Error> {
         loop {
             self.look()?;
-            // Each producer in turn does what takes no time, until none can do more now.
+            // The producers do in turn everything that takes no time, until none can do more now.
             while let Some(index) = self.turns.take() {
                 if self.turn(index)? {
                     self.turns.awake.insert(index);
@@ -157,8 +157,8 @@ impl Driver<'_> {
         }
     }
 
-    /// After a step of any producer, or of the time: the next one in the queue may get its credits, and, if there is a
-    /// request, an idle one may take it.
+    /// Called after a step of any producer or of the time: wakes the next producer in the queue for credits, and, if
+    /// there is a request, an idle producer.
     fn wake(&mut self) {
         self.turns.awake.extend(self.blocked.front());
         if self.arrivals.is_there(self.sim.now()) {
@@ -166,7 +166,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Notes the answers that are there now, in the order of submission.
+    /// Records the answers that are there now, in the order of submission.
     fn look(&mut self) -> Result<(), Error> {
         let now = self.sim.now();
         while let Some(&first) = self.order.front() {
@@ -188,7 +188,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// One producer's next step, if it can do one now.
+    /// Makes the next step of one producer, if it can make one now.
     fn turn(&mut self, index: usize) -> Result<bool, Error> {
         let now = self.sim.now();
         let producer = &mut self.producers[index];
@@ -250,7 +250,7 @@ impl Driver<'_> {
         Ok(true)
     }
 
-    /// After an error: every ticket is waited for, and every batch submitted, to be answered with the fault.
+    /// After an error: waits for every ticket and submits every batch, so that each is answered with the fault.
     fn give_up(&mut self) {
         for producer in &mut self.producers {
             if let ProducerState::Filling { request, batch, .. } =
@@ -272,7 +272,7 @@ impl Driver<'_> {
 }
 
 impl Turns {
-    /// The next one that is awake; none if all rest.
+    /// The next producer that is awake; `None` if none is.
     fn take(&mut self) -> Option<usize> {
         let index = self.awake.range(self.next..).next().or_else(|| self.awake.first()).copied()?;
         self.awake.remove(&index);
@@ -281,7 +281,7 @@ impl Turns {
         Some(index)
     }
 
-    /// A producer in this state can do nothing now.
+    /// Puts a producer in this state to rest, because it can do nothing now.
     fn rest(&mut self, index: usize, state: &ProducerState) {
         match state {
             ProducerState::Idle => {
@@ -292,7 +292,7 @@ impl Turns {
         }
     }
 
-    /// Wakes those that have filled their batch by now.
+    /// Wakes the producers that have filled their batch by now.
     fn filled(&mut self, now: Picos) {
         while self.filling.peek().is_some_and(|Reverse((until, _))| *until <= now) {
             self.awake.extend(self.filling.pop().map(|Reverse((_, index))| index));
@@ -306,7 +306,7 @@ impl Producer {
     }
 }
 
-/// Writes a number to both ends of a row, where the two halves of every copy are.
+/// Writes a number to both ends of a row, so that each half of a copy moves one of them.
 pub(super) fn stamp(row: &mut [u8], number: usize) {
     let number = (number as u64).to_le_bytes();
     let end = row.len() - number.len();

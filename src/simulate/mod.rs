@@ -117,7 +117,7 @@ pub struct SimBatcher {
 }
 
 impl Default for SimBatcher {
-    /// Of an engine with three slots, and no jitter; rows wait for a place, and as long as it takes.
+    /// The options for an engine with three slots, without jitter and deadlines; rows wait for a place.
     fn default() -> Self {
         let (rejects, deadline_us) = (false, f64::INFINITY);
         Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0, jitter_us: 0.0, seed: 1, rejects, deadline_us }
@@ -196,8 +196,8 @@ pub enum Effect {
 }
 
 impl SimSpec {
-    /// A ring of three slots, one compute stream and four producers on a PCIe 5 x16 link, 224 x 224 RGB images in and a thousand f32 out,
-    /// for a model that takes `compute_us` microseconds at each batch size.
+    /// A ring of three slots, one compute stream and four producers on a PCIe 5 x16 link. Its input is 224 x 224 RGB
+    /// images, its output a thousand f32; the model takes `compute_us` microseconds at each batch size.
     pub fn new(compute_us: Vec<(usize, f64)>) -> Self {
         Self {
             h2d_gbps: 55.0,
@@ -293,7 +293,7 @@ impl SimSpec {
         self.compute_us.last().map_or(0, |size| size.0)
     }
 
-    /// Rows of submission `number`.
+    /// The number of rows of submission `number`.
     fn rows_of(&self, number: usize) -> usize {
         if self.batcher.is_some() {
             return 1;
@@ -324,7 +324,7 @@ impl SimBatcher {
     }
 }
 
-/// An hour: what a single operation may take.
+/// The longest time of a single operation: an hour, in microseconds.
 const MOST_US: f64 = 3.6e9;
 
 fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str) -> Result<(), Error> {
@@ -370,10 +370,11 @@ fn is_hazard(fault: &Error) -> bool {
     matches!(fault, Error::Fault { cause, .. } if matches!(**cause, Error::Hazard { .. }))
 }
 
-/// Bytes of a row in the memory of the simulated device. The link is slowed down by as much as real rows are longer.
+/// The bytes of a row in the memory of the simulated device. The link is slower by the factor by which real rows are
+/// longer.
 const ROW_BYTES: usize = ROW_ALIGN;
 
-/// Refuses what takes more host memory than there is.
+/// An error if the simulation takes more host memory than is free.
 fn afford(spec: &SimSpec, device: &Device) -> Result<(), Error> {
     device.afford(HOST_MEMORY, needed_bytes(spec, spec.largest())).map_err(|error| match error {
         Error::OutOfMemory { device, what, needed_bytes, free_bytes, .. } => {
@@ -386,21 +387,21 @@ fn afford(spec: &SimSpec, device: &Device) -> Result<(), Error> {
     })
 }
 
-/// Bytes that a run takes with batches of so many rows.
+/// The bytes that a run takes with batches of `largest` rows.
 fn needed_bytes(spec: &SimSpec, largest: usize) -> u64 {
     let rows = buffers(spec).saturating_mul(largest as u64).saturating_mul(ROW_BYTES as u64);
     rows.saturating_add(buffers(spec).saturating_mul(HANDLE_BYTES)).saturating_add(driver::bytes(spec))
 }
 
-/// Staging, results, and inputs and outputs of slots.
+/// The number of buffers: staging, results, and inputs and outputs of slots.
 fn buffers(spec: &SimSpec) -> u64 {
     [spec.staging, spec.results, spec.slots, spec.slots].iter().fold(0, |sum, &n| n.saturating_add(sum)) as u64
 }
 
-/// What a buffer takes beside its rows: its handle, its event, its credit.
+/// The bytes of a buffer besides its rows: its handle, its event, its credit.
 const HANDLE_BYTES: u64 = 512;
 
-/// The simulated device and a ring on it.
+/// Makes the simulated device and a ring on it.
 fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<Core>), Error> {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
     let side_by_side = spec.side_by_side();
@@ -430,7 +431,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
 }
 
 impl SimSpec {
-    /// Bytes of a row as they pass the link.
+    /// The bytes of an input row and of an output row that cross the link.
     fn pitches(&self) -> [f64; 2] {
         [self.input_bytes_per_row, self.output_bytes_per_row].map(|bytes| bytes.next_multiple_of(ROW_ALIGN) as f64)
     }

@@ -2,7 +2,7 @@
 
 use crate::device::sim::{Picos, picos};
 
-/// xorshift64*.
+/// A xorshift64* generator.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -11,7 +11,7 @@ impl Random {
         Self((seed ^ 0x9E37_79B9_7F4A_7C15).max(1))
     }
 
-    /// In (0, 1].
+    /// A number in (0, 1].
     fn uniform(&mut self) -> f64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -20,7 +20,7 @@ impl Random {
         (bits + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially distributed: how long something takes that may end at any moment.
+    /// A time in seconds with an exponential distribution, as of an event that may come at any moment.
     pub fn seconds(&mut self, mean: f64) -> f64 {
         -self.uniform().ln() * mean
     }

@@ -1,4 +1,4 @@
-//! The ring on the simulated device with a recorder: what it gives is what the simulation is known to do.
+//! The ring on the simulated device with a recorder: its traces must match the known schedule.
 
 use super::*;
 use crate::device::trace::{Recorder, install};
@@ -30,7 +30,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
     (sim, Core::build(&device, program, ring).unwrap(), recorder)
 }
 
-/// Copies of 1 ms in, 0.5 ms out; compute of 4 ms.
+/// A spec with copies of 1 ms in and 0.5 ms out, and compute of 4 ms.
 fn spec() -> SimSpec {
     let bytes = 1 << 20;
     let rate = bytes as f64 / 1e-3 * 1e-9;
@@ -47,7 +47,7 @@ fn spec() -> SimSpec {
     }
 }
 
-/// Submits `count` batches as fast as the ring takes them and waits for all.
+/// Submits `count` batches as fast as the ring takes them, and waits for all.
 fn run(core: &Arc<Core>, recorder: &Recorder, count: usize) -> Trace {
     let tickets: Vec<Ticket> = (0..count).map(|_| core.acquire(Duration::ZERO).unwrap().submit(1).unwrap()).collect();
     tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
@@ -62,7 +62,7 @@ fn intervals_are_those_of_the_schedule() {
         let round = |seconds: f64| (seconds * 1e9).round() / 1e6;
         trace.stage(stage).map(|interval| (round(interval.begin), round(interval.end))).collect()
     };
-    // Three slots: the fourth upload waits until the first slot has been computed.
+    // With three slots, the fourth upload waits until the first slot has been computed.
     assert_eq!(ms(TraceStage::CopyIn), [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (5.0, 6.0), (9.0, 10.0)]);
     assert_eq!(ms(TraceStage::Compute), [(1.0, 5.0), (5.0, 9.0), (9.0, 13.0), (13.0, 17.0), (17.0, 21.0)]);
     assert_eq!(ms(TraceStage::CopyOut), [(5.0, 5.5), (9.0, 9.5), (13.0, 13.5), (17.0, 17.5), (21.0, 21.5)]);
@@ -73,7 +73,7 @@ fn intervals_are_those_of_the_schedule() {
     assert_eq!(waits, [5.5, 9.5, 13.5, 17.5, 21.5]);
 }
 
-/// Two streams compute, each with a row of its own in the timeline; neither batch fills the device.
+/// Two streams compute, each with its own row in the timeline; neither batch fills the device.
 #[test]
 fn batches_side_by_side_are_in_two_rows() {
     let compute_us = vec![(1, 4_000.0), (2, 4_000.0)];
@@ -99,8 +99,8 @@ fn the_report_agrees_with_the_simulations_own() {
         let of_stage = report.stages.iter().find(|of| of.stage == stage).unwrap();
         near(of_stage.busy_seconds, sim.busy(unit) as f64 * 1e-12);
     }
-    // Uploads take 8 ms; of the downloads five lie beside an upload, and three take 0.5 ms more. The first upload and
-    // the last download have nothing to hide under; compute has no gap.
+    // Uploads take 8 ms. Five of the downloads run beside an upload, and three of these take 0.5 ms more. The first
+    // upload and the last download run beside no compute; compute has no gap.
     near(report.seconds, 33.5e-3);
     near(report.copy_under_compute, 8.0 / 9.5);
     near(report.copy_under_compute_middle, 1.0);
@@ -113,7 +113,7 @@ fn the_report_agrees_with_the_simulations_own() {
 fn one_slot_overlaps_nothing() {
     let (_sim, core, recorder) = recorded(&SimSpec { slots: 1, ..spec() });
     let report = run(&core, &recorder, 4).report();
-    // The next upload may begin when the compute is over, beside the download.
+    // The next upload may begin when compute is over, beside the download.
     assert_eq!(report.copy_under_compute, 0.0);
     assert_eq!(report.slowest, TraceStage::Compute);
 }

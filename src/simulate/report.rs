@@ -156,10 +156,10 @@ fn seconds(time: Picos) -> f64 {
     time as f64 / 1e12
 }
 
-/// Means over the submissions.
+/// The mean costs of the submissions.
 struct Costs {
     rows: f64,
-    /// By stage.
+    /// The mean time of a batch on each engine, in microseconds, in the order of the stages.
     alone_us: [f64; 3],
     loaded_us: [f64; 3],
 }
@@ -179,7 +179,8 @@ impl Costs {
     }
 }
 
-/// What batches side by side do at most, as a multiple of one after the other: what those do that leave most of the device.
+/// The largest factor by which batches side by side are faster than one after the other: that of the batches that use
+/// the least of the device.
 fn at_once(spec: &SimSpec, submitted: &[usize]) -> f64 {
     let rate = |size: &(usize, f64)| size.0 as f64 / size.1.max(1e-9);
     let highest = spec.compute_us.iter().map(rate).fold(1e-9, f64::max);
@@ -189,7 +190,7 @@ fn at_once(spec: &SimSpec, submitted: &[usize]) -> f64 {
     streams as f64 * spec.side_by_side().speed(streams, streams as f64 * least)
 }
 
-/// What a batch of `rows` takes on each engine, in microseconds: alone, and with the other copy engine loaded.
+/// The time of a batch of `rows` on each engine, in microseconds: alone, and with the other copy engine loaded.
 fn times(spec: &SimSpec, rows: usize) -> ([f64; 3], [f64; 3]) {
     let [bytes_in, bytes_out] = spec.pitches().map(|pitch| rows as f64 * pitch);
     let [in_alone, out_alone] = [spec.h2d_gbps, spec.d2h_gbps].map(|gbps| gbps * 1e3); // bytes a microsecond
@@ -203,7 +204,8 @@ fn times(spec: &SimSpec, rows: usize) -> ([f64; 3], [f64; 3]) {
     (alone, [copy_in, compute, overhead + loaded(bytes_out, out_duplex, out_alone)])
 }
 
-/// Images a second from answer `under_way` to the same from the end, or from the start to the end.
+/// Images per second, without the first and the last `under_way` answers if there are enough; otherwise from the start
+/// to the last answer.
 fn throughput(answers: &[Answer], under_way: usize) -> f64 {
     let rows = |answers: &[Answer]| answers.iter().map(|answer| answer.rows).sum::<usize>() as f64;
     if answers.len() > 4 * under_way {
@@ -217,7 +219,7 @@ fn throughput(answers: &[Answer], under_way: usize) -> f64 {
     if took > 0.0 { rows(answers) / took } else { 0.0 }
 }
 
-/// The smallest latency that at least the part asked for does not exceed.
+/// The percentiles: each is the smallest latency that is not below that part of all latencies.
 fn latency(answers: &[Answer]) -> SimLatency {
     let mut sorted: Vec<Picos> = answers.iter().map(|answer| answer.latency).collect();
     sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! The ring on the simulated device from real threads: blocking waits, polls and looks of the completion thread all
+//! The ring on the simulated device with real threads: blocking waits, polls and looks of the completion thread all
 //! move the time, in whatever order the threads run.
 
 use std::thread;
@@ -15,7 +15,8 @@ fn is_own(output: &Output, number: usize) -> bool {
     (0..output.rows()).all(|index| output.row(index).iter().all(|&byte| byte == number as u8 | 1))
 }
 
-/// One producer: waits for some, polls some, drops some, gives some up before they are submitted. How many it read.
+/// Plays one producer, which waits for some batches, polls some, drops some, and gives some up before submission.
+/// Returns how many it read.
 fn produce(core: &Arc<Core>, producer: usize, each: usize) -> Result<usize, Error> {
     let mut read = 0;
     let mut last: Option<(usize, Ticket)> = None;
@@ -54,7 +55,7 @@ fn produce(core: &Arc<Core>, producer: usize, each: usize) -> Result<usize, Erro
     Ok(read)
 }
 
-/// With the hazard checker.
+/// Runs the producers of a spec with the hazard checker.
 fn run(spec: SimSpec, each: usize) -> (Device, Arc<Core>, Vec<Result<usize, Error>>) {
     let spec = SimSpec { checked: true, ..spec };
     let (_, device, core) = build(&spec, true).unwrap();
@@ -75,7 +76,7 @@ fn threads_wait_poll_drop_and_give_up() {
         let spec = SimSpec { slots, staging, results, ..SimSpec::new(vec![(1, 10.0), (4, 30.0)]) };
         let (device, core, read) = run(spec, 400);
         assert!(read.iter().all(|read| *read.as_ref().unwrap() == 300), "{read:?}");
-        // The completion thread settles what was dropped.
+        // The completion thread settles the tickets that were dropped.
         while core.credits().unwrap().in_flight > 0 {
             thread::yield_now();
         }
