@@ -1,18 +1,18 @@
-//! The trace event format: rows of named intervals for Perfetto.
+//! The timeline in the trace event format: rows of named intervals for Perfetto.
 
 use serde::Serialize;
 
 use super::lanes::{Group, lanes};
 use super::{Trace, TraceInterval, TraceStage};
 
-/// An interval, or with `ph` M the name of a row or a group.
+/// An interval, or, with `ph` M, the name of a row or of a group of rows.
 #[derive(Serialize)]
 struct Event {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<TraceStage>,
     ph: &'static str,
-    /// Microseconds.
+    /// The beginning in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     ts: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Trace, TraceInterval};
 
-/// Groups of rows.
+/// The groups of rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
     Streams = 1,
@@ -16,11 +16,12 @@ pub(super) enum Group {
 pub(super) struct Lane {
     pub group: Group,
     pub name: String,
-    /// Which intervals of the trace: ordered by begin; disjoint, of a thread also within each other.
+    /// The indices of its intervals in the trace, ordered by beginning. The intervals are disjoint; those of a thread
+    /// may also be nested.
     pub places: Vec<usize>,
 }
 
-/// The rows: each stream, each slot, each thread. Intervals of the device are in two of them.
+/// The rows: one for each stream, each slot and each thread. Intervals of the device are in two rows.
 pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
     let mut rows: BTreeMap<(Group, usize, String), Vec<usize>> = BTreeMap::new();
     let mut threads: Vec<&str> = trace.intervals.iter().filter_map(|interval| interval.thread.as_deref()).collect();
@@ -46,7 +47,7 @@ pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
     rows.into_iter().flat_map(split).collect()
 }
 
-/// A row shows intervals that are disjoint, or, if it `nests`, lie within each other; others get a row of their own.
+/// Splits intervals into rows of disjoint intervals, or, if `nests`, of disjoint or nested ones.
 fn uncrossed(intervals: &[TraceInterval], mut places: Vec<usize>, nests: bool) -> Vec<Vec<usize>> {
     places.sort_by(|&a, &b| {
         let (a, b) = (&intervals[a], &intervals[b]);

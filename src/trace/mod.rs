@@ -40,39 +40,39 @@ pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
 pub struct Trace {
     intervals: Vec<TraceInterval>,
     device: String,
-    /// In the order of a batch.
+    /// The streams, in the order of a batch's stages.
     streams: Vec<TracedStream>,
     dropped: u64,
     model: TracedModel,
 }
 
-/// What a batch does on the device, and its stream or streams.
+/// A stage of a batch on the device, and the streams on which it runs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TracedStream {
     pub stage: TraceStage,
-    /// Of several models: which.
+    /// The name of the model, if there are several.
     pub model: Option<Arc<str>>,
-    /// Slots take them in turn.
+    /// The names of the streams; slots use them in turn.
     pub names: Vec<String>,
 }
 
-/// What ran, as far as it is known: for readers of a timeline.
+/// A description of the model and the device, for readers of a timeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TracedModel {
     #[serde(rename = "model")]
     pub name: String,
     /// The name of the device, as the driver gives it.
     pub device_name: String,
-    /// Of each of the engine's sizes.
+    /// The program for each of the engine's sizes.
     pub programs: Vec<TracedProgram>,
 }
 
-/// What runs for batches at one size.
+/// The program for batches of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct TracedProgram {
-    /// Rows of one run.
+    /// The number of rows of one run.
     pub batch: usize,
-    /// Bytes copied in and out for each row.
+    /// The bytes that are copied in and out for each row.
     pub row_bytes: [usize; 2],
     pub layers: Vec<TracedLayer>,
 }
@@ -80,7 +80,7 @@ pub(crate) struct TracedProgram {
 /// A step of a program, with the work of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct TracedLayer {
-    /// Of several models: which.
+    /// The name of the model, if there are several.
     pub model: Option<String>,
     pub name: String,
     pub operation: String,
@@ -193,7 +193,7 @@ impl Trace {
         Self { intervals, device, streams, dropped, model: TracedModel::default() }
     }
 
-    /// Notes what ran.
+    /// Adds a description of the model and the device.
     pub(crate) fn of(self, model: TracedModel) -> Self {
         Self { model, ..self }
     }

@@ -9,14 +9,14 @@ use crate::error::printable;
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/timeline.js");
-/// Characters of the title that are shown.
+/// The most characters of the title that are shown.
 const MOST_OF_A_TITLE: usize = 300;
 
-/// What the page's script reads.
+/// The data for the page's script.
 #[derive(Serialize)]
 struct Data<'a> {
     stages: [TraceStage; 7],
-    /// Of several models; the first one is none.
+    /// The names of several models; the first one is empty.
     models: Vec<&'a str>,
     intervals: Columns,
     lanes: Vec<Row>,
@@ -24,8 +24,8 @@ struct Data<'a> {
     report: TraceReport,
 }
 
-/// A column for each property of the intervals, which is a third of what a list of objects takes. Times are
-/// nanoseconds from the first one.
+/// The intervals, with a column for each property, which takes a third of the bytes of a list of objects. Times are in
+/// nanoseconds, counted from the first one.
 #[derive(Default, Serialize)]
 struct Columns {
     stage: Vec<usize>,
@@ -43,7 +43,7 @@ struct Columns {
 struct Row {
     group: &'static str,
     name: String,
-    /// Places in the columns.
+    /// The indices of its intervals in the columns.
     of: Vec<usize>,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn page(trace: &Trace) -> String {
     let (before, after) = PAGE.split_once("{{data}}").expect("the page has a place for its data");
     let after = after.replace("{{script}}", SCRIPT);
     let before = before.replace("{{style}}", STYLE).replace("{{title}}", &escaped(&title));
-    // In a script element `<` could begin its end, or a comment; in JSON it only stands in strings.
+    // In a script element `<` could begin its end or a comment; in JSON it only occurs in strings.
     format!("{before}{}{after}", json.replace('<', "\\u003c"))
 }
 

@@ -191,7 +191,7 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// From the first copy-in to the last copy-out, and the middle half of it.
+/// The span from the first copy-in to the last copy-out, and its middle half.
 fn windows(trace: &Trace) -> (Span, Span) {
     let on_device = || trace.intervals.iter().filter(|interval| interval.stage.is_device());
     let begin = on_device().map(|interval| interval.begin).fold(f64::INFINITY, f64::min);
@@ -227,7 +227,7 @@ fn of_stage(
     })
 }
 
-/// How long each batch took, from the begin of its first interval to the end of its last one.
+/// The time of each batch, from the beginning of its first interval to the end of its last one.
 fn times<'a>(intervals: impl Iterator<Item = &'a TraceInterval>) -> Vec<f64> {
     let mut batches: Vec<(u64, Span)> = Vec::new();
     for &TraceInterval { batch, begin, end, .. } in intervals {
@@ -239,7 +239,8 @@ fn times<'a>(intervals: impl Iterator<Item = &'a TraceInterval>) -> Vec<f64> {
     batches.into_iter().map(|(_, (begin, end))| end - begin).collect()
 }
 
-/// Rows a second between the first and the last end within the middle half; where that says nothing, over the whole.
+/// Rows per second between the first and the last end within the middle half; over the whole if fewer than two batches
+/// end there.
 fn throughput(trace: &Trace, whole: Span, middle: Span) -> f64 {
     let inside = |interval: &&TraceInterval| (middle.0..=middle.1).contains(&interval.end);
     let ended: Vec<&TraceInterval> = trace.stage(TraceStage::CopyOut).filter(inside).collect();
@@ -266,7 +267,7 @@ fn latency(trace: &Trace) -> TraceLatency {
 }
 
 impl TraceLatency {
-    /// Each is the smallest time that at least the part asked for does not exceed; zeros of none.
+    /// The percentiles: each is the smallest time that is not below that part of all times; zeros without times.
     fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let Some(last) = times.len().checked_sub(1) else { return Self::default() };

@@ -1,9 +1,9 @@
-//! Sets of moments as disjoint spans in order.
+//! Sets of times, as disjoint spans in order.
 
-/// From, to.
+/// The beginning and the end of a span.
 pub(super) type Span = (f64, f64);
 
-/// The parts of the window that the spans cover: disjoint and in order.
+/// The parts of the window that the spans cover, as disjoint spans in order.
 pub(super) fn covered(spans: impl Iterator<Item = Span>, (low, high): Span) -> Vec<Span> {
     let clipped = spans.map(|(begin, end)| (begin.max(low), end.min(high))).filter(|(begin, end)| begin < end);
     let mut sorted: Vec<Span> = clipped.collect();
@@ -18,12 +18,12 @@ pub(super) fn covered(spans: impl Iterator<Item = Span>, (low, high): Span) -> V
     merged
 }
 
-/// Their length in all.
+/// The length of all spans together.
 pub(super) fn total(spans: &[Span]) -> f64 {
     spans.iter().map(|(begin, end)| end - begin).sum()
 }
 
-/// How long both are under way; both disjoint and in order.
+/// The length of the common parts of two sets of disjoint spans in order.
 pub(super) fn common(a: &[Span], b: &[Span]) -> f64 {
     let (mut i, mut j, mut sum) = (0, 0, 0.0);
     while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
@@ -33,7 +33,7 @@ pub(super) fn common(a: &[Span], b: &[Span]) -> f64 {
     sum
 }
 
-/// What disjoint spans in order leave of the window.
+/// The parts of the window that disjoint spans in order do not cover.
 pub(super) fn gaps(spans: &[Span], (low, high): Span) -> Vec<Span> {
     let begins = std::iter::once(low).chain(spans.iter().map(|span| span.1));
     let ends = spans.iter().map(|span| span.0).chain([high]);

@@ -1,4 +1,4 @@
-//! Figures and files of schedules that are worked out by hand.
+//! Reports and files of schedules that are worked out by hand.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ fn near(got: f64, want: f64) {
     assert!((got - want).abs() < 1e-9, "got {got}, want {want}");
 }
 
-/// Four batches on 16 ms: compute from 2 to 14 with a gap of 1, copies of 2 and 1.
+/// Four batches in 16 ms: compute from 2 to 14 with a gap of 1, copies of 2 and 1.
 fn schedule() -> Trace {
     trace(&[
         [(0.0, 2.0), (2.0, 5.0), (5.0, 6.0)],
@@ -58,23 +58,23 @@ fn the_figures_are_those_worked_out_by_hand() {
     near(compute.spread.p50, 3e-3);
     near(of(TraceStage::CopyIn).busy, 0.5);
     near(of(TraceStage::CopyIn).busy_middle, 0.5);
-    // Copies: 0 to 9, 12 to 13, 15 to 16. Under compute: 2 to 8, 12 to 13.
+    // Copies run from 0 to 9, 12 to 13 and 15 to 16; under compute from 2 to 8 and 12 to 13.
     near(report.copy_under_compute, 7.0 / 11.0);
-    // In 4 to 12: 4 to 9, of it 4 to 8.
+    // In the window from 4 to 12, copies run from 4 to 9, under compute from 4 to 8.
     near(report.copy_under_compute_middle, 4.0 / 5.0);
     assert_eq!(report.slowest, TraceStage::Compute);
     assert_eq!(report.gaps.count, 1);
     near(report.gaps.seconds, 1e-3);
     near(report.gaps.longest, 1e-3);
-    // Ends at 6 and 9 in the middle half: ten rows in 3 ms.
+    // Batches end at 6 and 9 in the middle half: ten rows in 3 ms.
     near(report.images_per_second, 10.0 / 3e-3);
-    // 6, 7, 9 and 10 ms.
+    // The latencies are 6, 7, 9 and 10 ms.
     near(report.latency.p50, 7e-3);
     near(report.latency.p90, 10e-3);
     near(report.latency.max, 10e-3);
 }
 
-/// Of two batches a model from 2 to 5 and from 5 to 8, and beside it another from 2 to 4 and from 6 to 9.
+/// Two batches with two models: one computes from 2 to 5 and from 5 to 8, the other from 2 to 4 and from 6 to 9.
 fn two_models() -> Trace {
     let mut trace = trace(&[[(0.0, 2.0), (2.0, 5.0), (5.0, 6.0)], [(2.0, 4.0), (5.0, 8.0), (9.0, 10.0)]]);
     let names: [Arc<str>; 2] = ["first".into(), "second".into()];
@@ -104,7 +104,8 @@ fn each_of_several_models_has_its_interval_row_and_figures() {
         let compute = report.stages.iter().filter(|of| of.stage == TraceStage::Compute);
         compute.clone().find(|of| of.model.as_deref() == name).unwrap()
     };
-    // As a whole from 2 to 9; a batch from the begin of the first model to the end of the one that ends last.
+    // Compute as a whole lasts from 2 to 9; for a batch it lasts from the beginning of the first model to the end of
+    // the last one.
     near(of(None).busy_seconds, 7e-3);
     near(of(None).spread.max, 4e-3);
     near(of(Some("first")).busy_seconds, 6e-3);
@@ -119,7 +120,7 @@ fn each_of_several_models_has_its_interval_row_and_figures() {
     assert_eq!(rows[..4], ["in", "compute: first", "compute-1: second", "out"]);
     let drawn = events.iter().filter(|event| event["args"]["model"] == "second" && event["name"] == "second 1");
     assert_eq!(drawn.count(), 1, "in its slot");
-    // The second runs while the first does: in a slot's row of its own, also where it ends before.
+    // The second model runs beside the first, in a row of its own for the slot, also where it ends earlier.
     assert_eq!(rows[4..8], ["slot 0", "slot 0 (2)", "slot 1", "slot 1 (2)"]);
     let page = trace.to_html();
     let data: Value = serde_json::from_str(between(&page, "id=\"data\">", "</script>")).unwrap();
@@ -160,7 +161,7 @@ fn the_file_has_named_rows_and_each_stage_once_on_its_stream() {
         names.map(|event| event["args"]["name"].as_str().unwrap()).collect()
     };
     assert_eq!(named("process_name"), ["sim: streams", "sim: slots", "host threads"]);
-    // Batch 3 is copied into slot 0 while nothing of batch 0 is left there: one row a slot.
+    // Batch 3 is copied into slot 0 when no stage of batch 0 uses it any more: one row for each slot.
     assert_eq!(named("thread_name"), ["in", "compute", "out", "slot 0", "slot 1", "slot 2", "producer"]);
     let drawn = events.iter().filter(|event| event["ph"] == "X");
     assert_eq!(drawn.clone().count(), 4 * 3 * 2 + 4);
@@ -191,7 +192,7 @@ fn intervals_that_cross_get_rows_of_their_own() {
     }
 }
 
-/// What stands between two marks of a page, the first of each.
+/// The text between the first occurrences of two marks of a page.
 fn between<'a>(page: &'a str, from: &str, to: &str) -> &'a str {
     page.split_once(from).unwrap().1.split_once(to).unwrap().0
 }
