@@ -30,9 +30,9 @@ use crate::tensor::Dtype;
 #[derive(Clone, Debug, Default)]
 pub struct GraphBuilder {
     graph: Graph,
-    /// Names of nodes, inputs and outputs.
+    /// The names of nodes, inputs and outputs.
     names: [HashSet<String>; 3],
-    /// Values that a mistake gave.
+    /// The values that stand for the results of mistakes.
     broken: HashSet<ValueId>,
     mistakes: Vec<(String, String)>,
 }
@@ -155,18 +155,18 @@ impl GraphBuilder {
         ValueId(self.graph.values.len() - 1)
     }
 
-    /// Whether a value is one of this graph that no mistake gave.
+    /// Whether a value belongs to this graph and is no result of a mistake.
     pub(super) fn is_known(&self, id: ValueId) -> bool {
         id.0 < self.graph.values.len() && !self.broken.contains(&id)
     }
 
-    /// A value that stands for a node which is a mistake.
+    /// Records a mistake; returns a value that stands for the result of the node.
     pub(super) fn refused(&mut self, node: &str, what: &str) -> ValueId {
         self.mistake(node, what);
         self.broken(1)[0]
     }
 
-    /// Values that stand for what could not be made.
+    /// Values that stand for results that could not be made.
     fn broken(&mut self, count: usize) -> Vec<ValueId> {
         let nothing = || (ValueType::new(Dtype::F32, &[0]), Origin::Constant(Constant::Bytes([].into())));
         let ids: Vec<ValueId> = (0..count).map(|_| nothing()).map(|(of, origin)| self.add_value(of, origin)).collect();

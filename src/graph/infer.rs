@@ -1,4 +1,4 @@
-//! The types of an operation's results from those of its operands, which also checks its attributes.
+//! Infers the types of an operation's results from those of its operands, and checks its attributes.
 //!
 //! The file is long because it has one function for each operation, in the order of [`Op`], and little else.
 
@@ -10,7 +10,7 @@ use super::op::{
 use super::value::ValueType;
 use crate::tensor::Dtype;
 
-/// Most elements of a value: so many of the largest type still fit the address space.
+/// The most elements of a value: with elements of the largest type it still fits the address space.
 const MOST_ELEMS: usize = isize::MAX as usize / 8;
 
 impl Op {
@@ -70,7 +70,7 @@ fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<V
     }
 }
 
-/// Whether memory could hold so many elements.
+/// Whether memory could hold this many elements.
 fn is_possible(dims: &[usize]) -> bool {
     dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim)).is_some_and(|n| n <= MOST_ELEMS)
 }
@@ -97,7 +97,7 @@ fn three<'a>(inputs: &[Option<&'a ValueType>]) -> Result<[&'a ValueType; 3], Str
     exactly(inputs)
 }
 
-/// The first `needed` operands, and the others up to `most`, if they are there.
+/// The first `needed` operands, which must be there, and the others, up to `most` in all, if they are there.
 fn some<'a>(
     inputs: &[Option<&'a ValueType>],
     needed: usize,
@@ -133,7 +133,7 @@ fn index(of: &ValueType) -> Result<(), String> {
     }
 }
 
-/// The dimensions that all of these are broadcast to.
+/// The dimensions that all operands are broadcast to.
 pub(super) fn broadcast(all: &[&ValueType]) -> Result<Vec<usize>, String> {
     let rank = all.iter().map(|of| of.rank()).max().unwrap_or(0);
     let mut dims = vec![1; rank];
@@ -162,7 +162,7 @@ fn map(expr: &Expr, inputs: &[&ValueType]) -> Result<ValueType, String> {
     Ok(ValueType { dtype, dims })
 }
 
-/// The dimensions without these axes, or with 1 for each.
+/// The dimensions without these axes, or with size 1 for each of them.
 fn reduced(dims: &[usize], axes: &[usize], keep: bool) -> Vec<usize> {
     let at = |(axis, &dim): (usize, &usize)| if !axes.contains(&axis) { Some(dim) } else { keep.then_some(1) };
     dims.iter().enumerate().filter_map(at).collect()
@@ -322,7 +322,7 @@ fn gather_elements(axis: usize, [x, at]: [&ValueType; 2]) -> Result<ValueType, S
     Ok(ValueType { dtype: x.dtype, dims: at.dims.clone() })
 }
 
-/// How many axes of `x` a row of `at` indexes.
+/// The number of axes of `x` that a row of `at` indexes.
 fn row_len(batch: usize, x: &ValueType, at: &ValueType) -> Result<usize, String> {
     index(at)?;
     let len = at
@@ -439,7 +439,7 @@ fn check_window(window: &Window, axes: usize) -> Result<(), String> {
     }
 }
 
-/// Places of a window along each axis.
+/// The number of positions of a window along each axis.
 fn slide(window: &Window, spatial: &[usize]) -> Result<Vec<usize>, String> {
     check_window(window, spatial.len())?;
     let along = |(axis, &size): (usize, &usize)| {
@@ -460,7 +460,7 @@ fn slide(window: &Window, spatial: &[usize]) -> Result<Vec<usize>, String> {
     spatial.iter().enumerate().map(along).collect()
 }
 
-/// Spatial dimensions of `[N, spatial…, C]`.
+/// The spatial dimensions of `[N, spatial…, C]`.
 fn spatial(x: &ValueType) -> Result<&[usize], String> {
     match &x.dims[..] {
         [_, spatial @ .., _] => Ok(spatial),
@@ -468,7 +468,7 @@ fn spatial(x: &ValueType) -> Result<&[usize], String> {
     }
 }
 
-/// The operands of a convolution whose filter has `channels` along its `axis` for all groups together.
+/// The operands of a convolution. Its filter must have `channels` along its `axis`, for all groups together.
 fn conv_operands<'a>(of: &Conv, inputs: &[Option<&'a ValueType>]) -> Result<[&'a ValueType; 2], String> {
     let inputs = some(inputs, 2, 3)?;
     let [x, filter] = [inputs[0], inputs[1]].map(|input| input.expect("checked to be there"));
@@ -542,7 +542,7 @@ fn resize(of: &Resize, x: &ValueType) -> Result<ValueType, String> {
     Ok(ValueType::new(x.dtype, &of.dims))
 }
 
-/// x, scale and zero point, the latter two scalars or vectors along an axis.
+/// The operands x, scale and zero point; the latter two are scalars, or vectors along an axis.
 fn scaled<'a>(
     axis: Option<usize>,
     inputs: &[Option<&'a ValueType>],

@@ -1,4 +1,4 @@
-//! What operations write, and what is told of those that fit nothing.
+//! Tests of the types that operations write, and of the errors for operands that do not fit.
 
 use std::slice::from_ref;
 
@@ -23,7 +23,7 @@ fn written(op: &Op, inputs: &[ValueType]) -> Vec<Vec<usize>> {
     written.into_iter().map(|of| of.dims).collect()
 }
 
-/// What is told of a mistake has all these parts: the axis, the sizes.
+/// Checks that the error of a mistake contains all these parts, such as the axis and the sizes.
 fn refused(op: &Op, inputs: &[ValueType], parts: &[&str]) {
     let inputs: Vec<_> = inputs.iter().map(Some).collect();
     let told = op.infer(&inputs, 1).unwrap_err();

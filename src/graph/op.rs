@@ -1,7 +1,7 @@
 //! The operations of a graph.
 //!
-//! They are few: other operations are written as several of these, and kernels that compute several nodes at once find
-//! them again.
+//! There are few operations: other operations are written as several of these, and kernels that compute several nodes
+//! at once recognise them again.
 
 use super::expr::{Expr, Number};
 use crate::tensor::Dtype;
@@ -382,8 +382,8 @@ pub enum ResizeCoordinates {
     Crop,
 }
 
-/// The place that an index of an axis of this size means: a negative one counts from the end, and what is out of range
-/// then is the nearest that is not.
+/// The position that an index stands for along an axis of this size: a negative index counts from the end, and an index
+/// that is still out of range becomes the nearest valid position.
 pub(crate) fn place(index: i64, size: usize) -> usize {
     let size = size as i64;
     let index = if index < 0 { index.saturating_add(size) } else { index };
@@ -408,8 +408,8 @@ impl Contract {
 }
 
 impl Contract {
-    /// Whether the second operand has the summed axis first; none where this is another product than of the last axis of the
-    /// first operand by a matrix, with the other axes in their places.
+    /// Whether the second operand has the summed axis first. `None` if this is not a product of the last axis of the
+    /// first operand with a matrix that leaves the other axes in place.
     pub(crate) fn sums_first(&self) -> Option<bool> {
         let (&summed, outer) = self.left.split_last()?;
         let (&last, result) = self.result.split_last()?;

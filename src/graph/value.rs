@@ -141,7 +141,7 @@ impl fmt::Display for ValueType {
 }
 
 impl Graph {
-    /// Whether each node reads what is there before it, and writes what its operation gives of that.
+    /// Checks that each node reads only earlier values, and writes values of the types that its operation gives.
     ///
     /// # Errors
     /// [`Error::Graph`] with the first node that does not.
@@ -237,10 +237,10 @@ impl Graph {
         graph
     }
 
-    /// The graph whose output of this number is what `op` makes of what the output was.
+    /// The graph whose output of this number is replaced by the result of `op` on it.
     ///
     /// # Panics
-    /// If there is no such output, or no such operation of it.
+    /// If there is no such output, or the operation does not fit it.
     pub(crate) fn with_output_made(mut self, index: usize, op: Op) -> Self {
         let Port { name, value } = self.outputs[index].clone();
         let of = op.infer(&[Some(self.value(value))], 1).expect("an operation of such an output").remove(0);
@@ -252,7 +252,7 @@ impl Graph {
         self
     }
 
-    /// The graph with these inputs and outputs, known by their names, behind the others, in this order.
+    /// The graph with these inputs and outputs, given by name, moved behind the others, in this order.
     pub(crate) fn with_last(mut self, inputs: &[Arc<str>], outputs: &[Arc<str>]) -> Self {
         let place = |port: &Port, last: &[Arc<str>]| last.iter().position(|name| **name == *port.name);
         self.inputs.sort_by_key(|port| place(port, inputs).map_or(0, |place| place + 1));
@@ -263,7 +263,7 @@ impl Graph {
         self
     }
 
-    /// For each value the nodes that read it, a node once for each time.
+    /// For each value the nodes that read it; a node occurs once for each time that it reads the value.
     pub fn readers(&self) -> Vec<Vec<NodeId>> {
         let mut readers = vec![Vec::new(); self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {

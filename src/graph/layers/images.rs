@@ -154,7 +154,7 @@ impl GraphBuilder {
         }
     }
 
-    /// The dimensions of an image, or the value that stands for a layer of what is none.
+    /// The dimensions of an image; for a value that is none, the error is the value that stands for the layer's result.
     fn of_image(&mut self, name: &str, x: ValueId) -> Result<[usize; 4], ValueId> {
         self.channels(name, x)?;
         <[usize; 4]>::try_from(&self.value(x).dims[..]).map_err(|_| {

@@ -1,6 +1,6 @@
 //! Layers: operations together with their weights, which are named by the module as in a PyTorch state dict.
 //!
-//! `images.rs` has those of images, `tokens.rs` those of values of any rank.
+//! `images.rs` has layers of images, `tokens.rs` layers of values of any rank.
 
 mod activations;
 mod images;
@@ -121,7 +121,8 @@ pub(crate) fn eps_of_batch_norm(expr: &Expr) -> Option<f64> {
 }
 
 impl GraphBuilder {
-    /// The size of the last axis of a layer's operand, or the value that stands for the layer of what is none.
+    /// The size of the last axis of a layer's operand; for an operand that does not fit, the error is the value that
+    /// stands for the layer's result.
     fn channels(&mut self, name: &str, x: ValueId) -> Result<usize, ValueId> {
         if !self.is_known(x) {
             return Err(self.map(name, Expr::arg(0), &[x])); // which tells what is wrong with it
@@ -132,7 +133,7 @@ impl GraphBuilder {
         }
     }
 
-    /// A weight of f32.
+    /// Adds a weight of f32.
     fn parameter(&mut self, name: &str, dims: &[usize]) -> ValueId {
         self.weight(name, Dtype::F32, dims)
     }

@@ -1,9 +1,10 @@
-//! The batch as the first axis of every port.
+//! Moves the batch to the first axis of every port.
 
 use crate::graph::op::Op;
 use crate::graph::value::{Graph, ValueType};
 
-/// The graph whose inputs and outputs have their axis of these numbers in front of the others; what it computes is the same.
+/// The graph with the axis of these numbers in front of the others in each input and output; its computation is the
+/// same.
 pub(crate) fn batch_first(graph: Graph, inputs: &[usize], outputs: &[usize]) -> Graph {
     let inputs = inputs.iter().enumerate().filter(|(_, axis)| **axis > 0);
     let graph = inputs.fold(graph, |graph, (index, &axis)| {

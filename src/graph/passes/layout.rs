@@ -1,4 +1,4 @@
-//! Transposes moved behind what reads them, so that they meet others that undo them.
+//! Moves transposes behind the operations that read them, so that they meet others that undo them.
 
 use super::rebuild::{Change, Draft, Rebuild};
 use super::views::moves_only_units;
@@ -6,7 +6,7 @@ use crate::graph::expr::Expr;
 use crate::graph::op::{ArgReduce, Cumulate, Op, Pad, Reduce, Resize, Slice, TopK};
 use crate::graph::value::ValueId;
 
-/// What an operation on transposed values is: the operation on the values, transposed.
+/// Changes an operation on transposed values to the operation on the values, followed by the transpose.
 pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Change> {
     let order = node.inputs.iter().flatten().find_map(|&id| transposed(rebuild, id))?;
     if let Op::Reshape(dims) = &node.op {
@@ -24,7 +24,7 @@ pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<
     Some(Change::Same(all.collect()))
 }
 
-/// The reshape of a transposed value that joins axes which are neighbours before the transpose too: it joins them there.
+/// Moves a reshape before a transpose if it joins axes that are neighbours before the transpose too.
 fn joined(rebuild: &mut Rebuild<'_>, node: &Draft, dims: &[usize], order: &[usize]) -> Option<Change> {
     let x = node.inputs[0]?;
     let groups = groups(&rebuild.of(x).dims, dims)?;
@@ -40,7 +40,7 @@ fn joined(rebuild: &mut Rebuild<'_>, node: &Draft, dims: &[usize], order: &[usiz
     Some(Change::Same(vec![rebuild.part(&node.name, Op::Transpose(inverse(&before)), &[inner])]))
 }
 
-/// For each dimension of a reshape the axes that it joins, one or more.
+/// For each dimension of a reshape, the axes that it joins, one or more; `None` if it does more than join axes.
 fn groups(from: &[usize], to: &[usize]) -> Option<Vec<Vec<usize>>> {
     let (mut all, mut next) = (Vec::new(), 0);
     for &dim in to {
@@ -56,7 +56,7 @@ fn groups(from: &[usize], to: &[usize]) -> Option<Vec<Vec<usize>>> {
     (next == from.len()).then_some(all)
 }
 
-/// The order of the transpose that a value is, if it moves elements.
+/// The order of the transpose that writes a value, if a transpose writes it.
 fn transposed(rebuild: &Rebuild<'_>, id: ValueId) -> Option<Vec<usize>> {
     match rebuild.writer(id)? {
         (Op::Transpose(order), _) => Some(order.clone()),
@@ -64,11 +64,11 @@ fn transposed(rebuild: &Rebuild<'_>, id: ValueId) -> Option<Vec<usize>> {
     }
 }
 
-/// A value as it is before a transpose.
+/// How to get a value as it is before a transpose.
 enum Undone {
-    /// It is there.
+    /// The value exists.
     There(ValueId),
-    /// It is this one reshaped to the rank, and transposed back.
+    /// This value, reshaped to the rank and transposed back.
     Back(ValueId, Vec<usize>, Vec<usize>),
 }
 
@@ -84,7 +84,7 @@ impl Undone {
     }
 }
 
-/// What an operand is before a transpose in `order`; none if it would have to be transposed back while the network runs.
+/// How to get an operand as it is before a transpose in `order`; `None` if this would add a transpose at run time.
 fn undone(rebuild: &Rebuild<'_>, node: &Draft, id: ValueId, order: &[usize]) -> Option<Undone> {
     if let Some((Op::Transpose(own), from)) = rebuild.writer(id)
         && own == order
@@ -110,7 +110,7 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     inverse
 }
 
-/// The expression with axes of the result before the transpose.
+/// The expression with the axes of the result before the transpose.
 fn with_axes(expr: &Expr, order: &[usize]) -> Expr {
     let next = |of: &Expr| with_axes(of, order);
     match expr {
@@ -123,8 +123,8 @@ fn with_axes(expr: &Expr, order: &[usize]) -> Expr {
     }
 }
 
-/// The operation on values before a transpose in `order`, and the order of the transpose behind it. None for one that
-/// does not work along axes, or of which no such form is known.
+/// The operation on values before a transpose in `order`, and the order of the transpose that follows it. `None` for an
+/// operation that does not work along axes, or for which no such form is known.
 fn moved(op: &Op, order: &[usize]) -> Option<(Op, Vec<usize>)> {
     let stays = |op| Some((op, order.to_vec()));
     match op {
@@ -162,12 +162,12 @@ fn moved(op: &Op, order: &[usize]) -> Option<(Op, Vec<usize>)> {
     }
 }
 
-/// What belongs to each axis of the result, for the axes before the transpose.
+/// The values of the result's axes, in the order of the axes before the transpose.
 fn reordered<T: Copy>(of: &[T], order: &[usize]) -> Vec<T> {
     inverse(order).iter().map(|&axis| of[axis]).collect()
 }
 
-/// The order of what is left of a transposed value when some of its axes are gone, or 1.
+/// The order of a transposed value's remaining axes after some of its axes are removed, or, with `keep`, set to size 1.
 fn without(order: &[usize], axes: &[usize], keep: bool) -> Vec<usize> {
     if keep {
         return order.to_vec();

@@ -53,7 +53,7 @@ mod tests {
     const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
     const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
-    /// A convolution as importers of planes write it.
+    /// Adds a convolution as importers of planes write it.
     fn conv(g: &mut GraphBuilder, name: &str, x: ValueId, [k, c, r]: [usize; 3]) -> ValueId {
         let filter = g.weight(&format!("{name}.weight"), Dtype::F32, &[k, c, r, r]);
         let pixels = g.node(&format!("{name}.in"), Op::Transpose(TO_PIXELS.to_vec()), &[x]);
@@ -98,7 +98,8 @@ mod tests {
         );
     }
 
-    /// Pixels of planes as one axis, which then comes first again: as exports of vision transformers have patches.
+    /// The pixels of planes become one axis, which then moves to the front: this is how exports of vision transformers
+    /// write patches.
     #[test]
     fn pixels_are_joined_before_they_are_transposed() {
         let mut g = GraphBuilder::new();

@@ -1,4 +1,4 @@
-//! A graph written anew, node by node.
+//! Writes a graph anew, node by node.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,15 +12,15 @@ pub(super) struct Draft {
     pub name: String,
     pub op: Op,
     pub inputs: Vec<Option<ValueId>>,
-    /// How many values it writes.
+    /// The number of values that it writes.
     pub outputs: usize,
 }
 
-/// What a rule makes of an operation.
+/// The change that a rule makes to an operation.
 pub(super) enum Change {
-    /// Its values are there already.
+    /// These existing values replace those of the operation.
     Same(Vec<ValueId>),
-    /// It is this one.
+    /// This operation replaces it.
     Become(Box<Draft>),
 }
 
@@ -29,9 +29,9 @@ pub(super) struct Rebuild<'a> {
     from: &'a Graph,
     graph: Graph,
     names: HashSet<String>,
-    /// Operations that are there, by a text that tells them apart, and their values.
+    /// The values of the operations that were added, by a text that identifies the operation.
     known: HashMap<String, Vec<ValueId>>,
-    /// Constants that were added.
+    /// The constants that were added.
     constants: HashMap<(ValueType, Constant), ValueId>,
 }
 
@@ -41,7 +41,8 @@ impl<'a> Rebuild<'a> {
         Self { from, graph: Graph::default(), names, known: HashMap::new(), constants: HashMap::new() }
     }
 
-    /// The graph that has in place of each node what `rule` adds; it tells the values that stand for the node's.
+    /// The graph with each node replaced by what `rule` adds for it; `rule` returns the values that replace those of
+    /// the node.
     pub fn with(mut self, mut rule: impl FnMut(&mut Self, Draft) -> Vec<ValueId>) -> Graph {
         let from = self.from;
         let mut stands_for: Vec<Option<ValueId>> = vec![None; from.values.len()];
@@ -60,7 +61,7 @@ impl<'a> Rebuild<'a> {
         renumbered(self.graph, from, |old| stands_for[old.0].expect("nodes are in order"))
     }
 
-    /// The same graph without what no output needs; inputs stay.
+    /// The graph without nodes and values that no output needs; inputs stay.
     pub fn needed(self) -> Graph {
         let from = self.from;
         let mut needed = vec![false; from.values.len()];
@@ -91,7 +92,7 @@ impl<'a> Rebuild<'a> {
         renumbered(graph, from, new_id)
     }
 
-    /// Adds an operation, unless an equal one is there: the values that it writes.
+    /// Adds an operation, unless an equal one exists; returns the values that it writes.
     pub fn add(&mut self, draft: Draft) -> Vec<ValueId> {
         let key = format!("{:?} {:?} {}", draft.op, draft.inputs, draft.outputs);
         if let Some(there) = self.known.get(&key) {
@@ -109,7 +110,7 @@ impl<'a> Rebuild<'a> {
         outputs
     }
 
-    /// Adds an operation for the node `of`, simplified; its name is new.
+    /// Adds an operation as a part of the node `of`, simplified, under a new name.
     pub fn part(&mut self, of: &str, op: Op, inputs: &[ValueId]) -> ValueId {
         let inputs = inputs.iter().copied().map(Some).collect();
         let mut draft = Draft { name: String::new(), op, inputs, outputs: 1 };
@@ -139,7 +140,7 @@ impl<'a> Rebuild<'a> {
         id
     }
 
-    /// What a constant holds whose bytes are in the graph.
+    /// The elements of a constant, if its bytes are in the graph.
     pub fn known(&self, id: ValueId) -> Option<Tensor> {
         match self.graph.constant(id)? {
             Constant::Bytes(bytes) => Some(Tensor::from_bytes(self.of(id).clone(), bytes)),
@@ -179,7 +180,7 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// The graph with the ports of `from`, and with what its values' quantisation refers to, by their new numbers.
+/// The graph with the ports of `from` and the values that quantisations refer to, by their new numbers.
 fn renumbered(mut graph: Graph, from: &Graph, new: impl Fn(ValueId) -> ValueId) -> Graph {
     for quantization in graph.values.iter_mut().filter_map(|value| value.quantization.as_mut()) {
         quantization.scale = new(quantization.scale);

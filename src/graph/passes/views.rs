@@ -1,11 +1,11 @@
-//! Views that do nothing, views of views, and padding that a convolution does by itself.
+//! Simplifies views that do nothing, views of views, and padding that a convolution can do itself.
 
 use super::rebuild::{Change, Draft, Rebuild};
 use crate::graph::expr::{Expr, Number};
 use crate::graph::op::{Conv, Op, PadMode};
 use crate::graph::value::{ValueId, ValueType};
 
-/// What is simpler than a view, or than an expression that is its operand.
+/// The simpler form of a view, or of a map that is its operand; `None` if there is none.
 pub(super) fn simplify(rebuild: &Rebuild<'_>, node: &Draft) -> Option<Change> {
     let x = (*node.inputs.first()?)?;
     let of = rebuild.of(x);
@@ -30,7 +30,7 @@ pub(super) fn simplify(rebuild: &Rebuild<'_>, node: &Draft) -> Option<Change> {
     }
 }
 
-/// The convolution that pads by itself what is padded before it.
+/// The convolution with the padding of its operand added to its own, if it can be.
 fn with_padding(rebuild: &Rebuild<'_>, node: &Draft, x: ValueId) -> Option<Draft> {
     let (Op::Conv(conv), (Op::Pad(pad), from)) = (&node.op, rebuild.writer(x)?) else { return None };
     let PadMode::Constant(Number::Float(0.0) | Number::Int(0)) = pad.mode else { return None };
@@ -48,7 +48,7 @@ fn with_padding(rebuild: &Rebuild<'_>, node: &Draft, x: ValueId) -> Option<Draft
     Some(Draft { op: Op::Conv(Conv { window, ..conv.clone() }), inputs, ..node.clone() })
 }
 
-/// Whether the axes that are not 1 keep their order, so that no element moves.
+/// Whether axes of more than one element keep their order, so that no element moves.
 pub(super) fn moves_only_units(order: &[usize], dims: &[usize]) -> bool {
     order.iter().filter(|&&axis| dims[axis] != 1).is_sorted()
 }

@@ -1,11 +1,12 @@
-//! Sums so far along an axis, as sums over those before.
+//! Cumulative sums along an axis, as sums of each element and all before it.
 
 use super::{Writer, inner, neutral};
 use crate::graph::expr::{Binary, Expr};
 use crate::graph::op::{Cumulate, Op, ReduceOp, Slice};
 use crate::graph::value::ValueId;
 
-/// Elements of a block, each of which is summed with all before it in the block. The sums of blocks are summed in turn.
+/// The elements of a block. Each is summed with all elements before it in the block; the sums of blocks are accumulated
+/// in turn.
 const BLOCK: usize = 32;
 
 pub(super) fn expand(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
@@ -38,7 +39,7 @@ const fn combine(op: ReduceOp) -> Binary {
     if matches!(op, ReduceOp::Prod) { Binary::Mul } else { Binary::Add }
 }
 
-/// The sums of each element and all before it.
+/// For each element, the sum of itself and all elements before it.
 fn within(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
     let (axis, size, rank, dtype) = (of.axis, w.of(x).dims[of.axis], w.of(x).rank(), w.of(x).dtype);
     let others = w.unsqueeze(x, axis);

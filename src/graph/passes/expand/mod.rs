@@ -1,5 +1,5 @@
-//! Sorting, sums so far, scattering and attention within rows as comparisons of all pairs, which are loops; long
-//! concatenations in parts.
+//! Rewrites sorting, cumulative sums, scattering and attention within rows as comparisons of all pairs, which are
+//! loops; splits long concatenations.
 
 mod cumulate;
 mod packed_attention;
@@ -49,7 +49,7 @@ pub fn expand(graph: &Graph) -> Graph {
     expand_but(graph, &HashSet::new())
 }
 
-/// The same, but nodes of these names stay.
+/// The graph of `expand`, in which nodes of these names stay unchanged.
 pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
     let rewritten = Rebuild::new(graph).with(|rebuild, node| match kept.contains(&node.name) {
         true => rebuild.add(node),
@@ -58,7 +58,7 @@ pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
     Rebuild::new(&rewritten).needed()
 }
 
-/// The values that stand for those of an operation, if it is one of these.
+/// The values that replace those of a node, if its operation is one that is expanded.
 fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
     let input = |number: usize| node.inputs[number].expect("an operand that was checked to be there");
     let mut writer = Writer { rebuild, name: &node.name };
@@ -81,7 +81,7 @@ fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
     })
 }
 
-/// Operands of one concatenation; more are concatenations of concatenations.
+/// The most operands of one concatenation; more become concatenations of concatenations.
 const MOST_OPERANDS: usize = 64;
 
 /// Writes the operations that stand for a node.
@@ -115,7 +115,7 @@ impl Writer<'_, '_> {
         self.op(Op::Reshape(dims.to_vec()), &[x])
     }
 
-    /// One behind the other along an axis.
+    /// Adds the concatenation of values along an axis.
     fn concat(&mut self, axis: usize, all: &[ValueId]) -> ValueId {
         if all.len() <= MOST_OPERANDS {
             return self.op(Op::Concat(axis), all);
@@ -124,33 +124,33 @@ impl Writer<'_, '_> {
         self.concat(axis, &parts)
     }
 
-    /// With a new axis of 1.
+    /// Adds the value with a new axis of size 1.
     fn unsqueeze(&mut self, x: ValueId, axis: usize) -> ValueId {
         let mut dims = self.dims(x);
         dims.insert(axis, 1);
         self.reshape(x, &dims)
     }
 
-    /// Combined along an axis, which goes.
+    /// Adds a reduction along an axis, which is removed.
     fn reduce(&mut self, op: ReduceOp, x: ValueId, axis: usize) -> ValueId {
         self.op(Op::Reduce(Reduce { op, axes: vec![axis], keep: false }), &[x])
     }
 
-    /// With so many elements behind along an axis.
+    /// Adds the value with `elems` more elements at the end of an axis.
     fn pad(&mut self, x: ValueId, axis: usize, elems: usize, with: Number) -> ValueId {
         let mut after = vec![0; self.of(x).rank()];
         after[axis] = elems as isize;
         self.op(Op::Pad(Pad { before: vec![0; after.len()], after, mode: PadMode::Constant(with) }), &[x])
     }
 
-    /// 0, 1, 2, … along an axis, behind which are so many of 1.
+    /// Adds the constant 0, 1, 2, … along an axis, followed by `behind` axes of size 1.
     fn counted(&mut self, elems: usize, behind: usize) -> ValueId {
         let all: Vec<i64> = (0..elems as i64).collect();
         self.rebuild.constant(&Tensor::of(&[&[elems][..], &vec![1; behind]].concat(), &all))
     }
 }
 
-/// The type in which elements of this one are combined.
+/// The type in which elements of this type are combined.
 fn inner(dtype: Dtype) -> Dtype {
     match dtype {
         Dtype::F16 | Dtype::Bf16 => Dtype::F32,
@@ -159,7 +159,7 @@ fn inner(dtype: Dtype) -> Dtype {
     }
 }
 
-/// A number of a type that changes nothing it is combined with.
+/// The number that leaves every number unchanged that it is combined with.
 fn neutral(op: ReduceOp, dtype: Dtype) -> Number {
     let bits = 8 * dtype.bytes();
     let [low, high] = match dtype.is_signed() {

@@ -1,4 +1,4 @@
-//! Attention within rows that lie end to end: each token reads as many keys as the longest row has, those of its own.
+//! Attention within rows that lie end to end: each token reads as many keys as the longest row has, from its own row.
 
 use super::Writer;
 use crate::graph::expr::{Binary, Expr, Number};
@@ -6,17 +6,17 @@ use crate::graph::op::{Contract, Op, PackedAttention, ReduceOp};
 use crate::graph::value::ValueId;
 use crate::tensor::Dtype;
 
-/// Where the keys of tokens are.
+/// The places of the tokens' keys.
 struct Keys {
-    /// How many each token sees, `[tokens]`: 0 of one in no row.
+    /// The number of keys that each token sees, `[tokens]`; 0 for a token in no row.
     counts: ValueId,
-    /// The places of so many, and of the last of them up to the longest row, `[tokens, longest]`.
+    /// The places of these keys, filled up with the last one to the longest row, `[tokens, longest]`.
     places: ValueId,
-    /// For each of these the place in a bias.
+    /// For each place, the index into a bias.
     distances: ValueId,
 }
 
-/// Labels of axes.
+/// The labels of the axes.
 const TOKEN: usize = 0;
 const HEAD: usize = 1;
 const KEY: usize = 2;
@@ -72,8 +72,8 @@ fn keys(w: &mut Writer<'_, '_>, longest: usize, q: ValueId, starts: ValueId) -> 
     Keys { counts, places, distances }
 }
 
-/// How many keys a token sees whose row is from operand 0 to operand 1: no more than the longest row has, and none where
-/// there is no such row, or it ends before the token.
+/// The number of keys that a token sees whose row is from operand 0 to operand 1: at most as many as the longest row
+/// has, and none if there is no such row or it ends before the token.
 fn seen(tokens: usize, longest: usize) -> Expr {
     let [begin, end] = [0, 1].map(Expr::arg);
     let is_row = int(0).binary(Binary::LessEqual, begin.clone());

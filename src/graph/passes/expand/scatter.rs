@@ -1,4 +1,4 @@
-//! Elements replaced or combined at places, each of which looks for its updates.
+//! Scatters: elements are replaced or combined at places, and each place looks for its updates.
 
 use super::{Writer, inner, neutral};
 use crate::graph::expr::{Binary, Expr, Number};
@@ -7,17 +7,17 @@ use crate::graph::tensor::Tensor;
 use crate::graph::value::ValueId;
 use crate::tensor::Dtype;
 
-/// Most elements of a constant that has the updates of each place.
+/// The most elements of a constant that lists the updates of each place.
 const MOST_KNOWN: usize = 1 << 20;
 
-/// Updates along an axis, and where they go along that axis of `x`; the other axes are those of `x`, and places may have
-/// 1 for them. A place of -1 is none.
+/// Updates along an axis of `x`, and the places along this axis that they go to. The other axes are those of `x`; in
+/// `places` they may have size 1. A place of -1 stands for no place.
 struct Updates {
     axis: usize,
     x: ValueId,
     places: ValueId,
     updates: ValueId,
-    /// The places, where they are known.
+    /// The places, if they are known.
     known: Option<Vec<i64>>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn slices(w: &mut Writer<'_, '_>, how: Scatter, [x, at, updates]: [Va
     w.reshape(result, &dims)
 }
 
-/// The place that an index of an axis of a size means: [`place`] as an expression.
+/// The position that an index along an axis of this size stands for: [`place`] as an expression.
 fn place_of(index: Expr, size: Expr) -> Expr {
     let zero = || Expr::int(Dtype::I64, 0);
     let index = index.cast(Dtype::I64);
@@ -75,7 +75,8 @@ fn place_of(index: Expr, size: Expr) -> Expr {
     index.binary(Binary::Max, zero()).binary(Binary::Min, size - Expr::int(Dtype::I64, 1))
 }
 
-/// The number that the element of a value of some dimensions has in one of smaller dimensions, if it is in that.
+/// The number that an element of a value with dimensions `all` has in a value with the smaller dimensions `part`;
+/// `None` if it lies outside.
 fn number_within(number: usize, all: &[usize], part: &[usize]) -> Option<usize> {
     let mut left = number;
     let (mut found, mut stride) = (0, 1);
@@ -107,7 +108,7 @@ fn scatter(w: &mut Writer<'_, '_>, how: Scatter, mut of: Updates) -> ValueId {
     w.cast(result, dtype)
 }
 
-/// For each place the number of its last update, or -1, with an axis of 1 behind the axis.
+/// For each place the number of its last update, or -1, with an axis of size 1 after the axis.
 fn last(w: &mut Writer<'_, '_>, of: &Updates) -> ValueId {
     let number = is_there(of.axis).select(Expr::Axis(of.axis + 1), Expr::int(Dtype::I64, -1));
     let pairs = pairs(w, of);
@@ -115,18 +116,18 @@ fn last(w: &mut Writer<'_, '_>, of: &Updates) -> ValueId {
     w.op(Op::Reduce(Reduce { op: ReduceOp::Max, axes: vec![of.axis + 1], keep: true }), &[numbers])
 }
 
-/// Whether the update along the second of two axes goes to the place along the first.
+/// Whether the update along the second of the two axes goes to the place along the first.
 fn is_there(axis: usize) -> Expr {
     Expr::arg(0).binary(Binary::Equal, Expr::Axis(axis))
 }
 
-/// The places of updates, and what has an element for each place.
+/// The places of the updates, and the numbers of all places, to be compared.
 fn pairs(w: &mut Writer<'_, '_>, of: &Updates) -> [ValueId; 2] {
     let (size, rank) = (w.of(of.x).dims[of.axis], w.of(of.x).rank());
     [w.unsqueeze(of.places, of.axis), w.counted(size, rank - of.axis)]
 }
 
-/// What all updates of each place are together.
+/// For each place, all its updates combined.
 fn combined(w: &mut Writer<'_, '_>, of: &Updates, op: ReduceOp) -> ValueId {
     let dtype = w.of(of.x).dtype;
     let nothing = Expr::Const(dtype, neutral(op, dtype));
@@ -143,7 +144,7 @@ fn combined(w: &mut Writer<'_, '_>, of: &Updates, op: ReduceOp) -> ValueId {
     w.reduce(op, parts, of.axis + 1)
 }
 
-/// The elements of x, but the update of this number where there is one.
+/// The elements of x, replaced by the update of this number where there is one.
 fn replaced(w: &mut Writer<'_, '_>, of: &Updates, last: ValueId) -> ValueId {
     let updates = picked(w, of, last);
     let x = w.unsqueeze(of.x, of.axis + 1);
@@ -157,7 +158,7 @@ fn is_any() -> Expr {
     Expr::int(Dtype::I64, 0).binary(Binary::LessEqual, Expr::arg(0))
 }
 
-/// The updates of these numbers, `[…, places, several, …]`; anything for -1.
+/// The updates of these numbers, `[…, places, several, …]`; arbitrary for -1.
 fn picked(w: &mut Writer<'_, '_>, of: &Updates, numbers: ValueId) -> ValueId {
     let mut dims = w.dims(of.x);
     let several = w.of(numbers).dims[of.axis + 1];
@@ -172,8 +173,8 @@ fn picked(w: &mut Writer<'_, '_>, of: &Updates, numbers: ValueId) -> ValueId {
     w.reshape(updates, &split)
 }
 
-/// For each place the numbers of its updates, or of the last of them, `[…, places, several, …]`, and -1 behind them; none
-/// where places are not known, or it would be large.
+/// For each place the numbers of its updates, or of the last one only, `[…, places, several, …]`, filled up with -1.
+/// `None` if the places are not known, or the constant would be too large.
 fn candidates(w: &mut Writer<'_, '_>, of: &Updates, last: bool) -> Option<ValueId> {
     let known = of.known.as_ref()?;
     let (mut dims, axis) = (w.dims(of.places), of.axis);

@@ -1,4 +1,4 @@
-//! The extremes along an axis, by how many elements come before each.
+//! The largest or smallest elements along an axis, found by counting the elements that come before each.
 
 use super::{Writer, neutral};
 use crate::graph::expr::{Binary, Expr, Number, Unary};
@@ -6,8 +6,8 @@ use crate::graph::op::{Op, ReduceOp, TopK};
 use crate::graph::value::ValueId;
 use crate::tensor::Dtype;
 
-/// Elements that are compared with one another, and how many times the extremes that are wanted. What is more is split: the
-/// extremes of all are among those of blocks.
+/// The least size of a block whose elements are all compared with one another, also as a multiple of the number of
+/// elements that are wanted. Longer axes are split into blocks: the wanted elements are among those of the blocks.
 const BLOCK: usize = 256;
 const TIMES: usize = 4;
 
@@ -34,7 +34,7 @@ fn indices(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> ValueId {
     w.map(Expr::arg(0) / size(of.k) * size(block) + Expr::arg(1), &[chosen, within])
 }
 
-/// The number that comes last, behind equal ones before it.
+/// The number that comes last, after all others.
 fn last(of: &TopK, dtype: Dtype) -> Number {
     match (of.largest, dtype.is_float()) {
         (true, _) => neutral(ReduceOp::Max, dtype),
@@ -43,7 +43,7 @@ fn last(of: &TopK, dtype: Dtype) -> Number {
     }
 }
 
-/// The indices of the extremes, by how many elements come before each.
+/// The indices of the wanted elements, found by counting the elements that come before each.
 fn ranked(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> ValueId {
     let (axis, rank) = (of.axis, w.of(x).rank());
     let [own, other] = [axis + 1, axis].map(|at| w.unsqueeze(x, at));
@@ -56,7 +56,8 @@ fn ranked(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> ValueId {
     w.reduce(ReduceOp::Sum, index, axis + 1)
 }
 
-/// Whether the element along the second of the two axes, operand 1, comes before that along the first, operand 0.
+/// Whether operand 1, the element along the second of the two axes, comes before operand 0, the element along the
+/// first.
 fn comes_before(of: &TopK, dtype: Dtype) -> Expr {
     let (own, other) = (Expr::arg(0), Expr::arg(1));
     let (then, otherwise) = match of.largest {
