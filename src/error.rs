@@ -274,7 +274,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The message as it is, with whatever the names in it hold.
+/// The message with the names in it unchanged.
 struct Message<'a>(&'a Error);
 
 impl fmt::Display for Message<'_> {
@@ -348,7 +348,8 @@ impl fmt::Display for Message<'_> {
     }
 }
 
-/// A message has its cause in it, so that there is no `source`: whoever prints a chain of errors would say it twice.
+/// The message contains that of the cause, so that there is no `source`: a program that prints a chain of errors would
+/// print it twice.
 impl std::error::Error for Error {}
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Types of the host that elements have.
+//! The types of the host for the elements of tensors.
 
 use bytemuck::Pod;
 use half::{bf16, f16};

@@ -304,7 +304,7 @@ impl Activation {
         }
     }
 
-    /// Whether it is nothing but bounds.
+    /// Whether the activation only clamps.
     pub(crate) const fn is_bound(self) -> bool {
         match self {
             Self::None | Self::Relu | Self::Relu6 => true,

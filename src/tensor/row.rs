@@ -102,7 +102,7 @@ impl RowSpec {
         Self::checked(ports).expect("a row that memory can hold")
     }
 
-    /// The same; none if a row would have more bytes than an address can tell.
+    /// Rows with these ports, in order; `None` if a row would have more bytes than an address can tell.
     pub(crate) fn checked<N: Into<Arc<str>>>(ports: impl IntoIterator<Item = (N, Dtype, Vec<usize>)>) -> Option<Self> {
         let mut end = 0_usize;
         let mut placed: Vec<RowPort> = Vec::new();
@@ -139,20 +139,20 @@ impl RowSpec {
         key.find(self)
     }
 
-    /// The same with padding declared of some ports: their numbers, and what they are padded with.
+    /// The rows with padding declared for some ports, given by number.
     pub(crate) fn padded(&self, padding: &[(usize, Padding)]) -> Self {
         let mut ports = self.ports.to_vec();
         padding.iter().for_each(|(port, padding)| ports[*port].padding = Some(padding.clone()));
         Self { ports: ports.into(), ..self.clone() }
     }
 
-    /// Whether rows of the other spec hold the same values in the same places, whatever their names.
+    /// Whether rows of the other spec have the same values in the same places, whatever their names.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let place = |port: &RowPort| (port.dtype, port.dims.clone(), port.offset);
         self.ports.iter().map(place).eq(other.ports.iter().map(place))
     }
 
-    /// Refuses bytes that are no row of these.
+    /// An error if the bytes are not one row of this spec.
     pub(crate) fn check(&self, row: &[u8]) -> Result<(), Error> {
         match row.len() == self.row_bytes {
             true => Ok(()),
@@ -186,32 +186,32 @@ impl RowPort {
         self.elems() * self.dtype.bytes()
     }
 
-    /// Its bytes in a row.
+    /// The range of the port's bytes in a row.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.bytes()
     }
 
-    /// Its elements in a row.
+    /// The port's elements in a row.
     pub(crate) fn elems_of<'a, T: Element>(&self, row: &'a [u8]) -> Result<&'a [T], Error> {
         self.check::<T>().map(|()| bytemuck::cast_slice(&row[self.range()]))
     }
 
-    /// Its elements in a row, to be written.
+    /// The port's elements in a row, to be written.
     pub(crate) fn elems_of_mut<'a, T: Element>(&self, row: &'a mut [u8]) -> Result<&'a mut [T], Error> {
         self.check::<T>().map(|()| bytemuck::cast_slice_mut(&mut row[self.range()]))
     }
 
-    /// Writes its elements into a row. Fewer are those of a value that is shorter along the axis that may be padded, and
-    /// the padding follows.
+    /// Writes the port's elements into a row. Fewer elements are a value that is shorter along the axis that may be
+    /// padded; the padding follows them.
     ///
     /// # Errors
-    /// [`Error::Option`] for elements of another type, or a number of them that is no such value's.
+    /// [`Error::Option`] for elements of another type, or a number of elements that fits no such value.
     pub(crate) fn write<T: Element>(&self, row: &mut [u8], elems: &[T]) -> Result<(), Error> {
         self.check::<T>()?;
         self.write_bytes(row, bytemuck::cast_slice(elems))
     }
 
-    /// The same of bytes.
+    /// Writes the port's elements into a row, given as bytes.
     pub(crate) fn write_bytes(&self, row: &mut [u8], bytes: &[u8]) -> Result<(), Error> {
         let to = &mut row[self.range()];
         if bytes.len() == to.len() {
@@ -230,7 +230,8 @@ impl RowPort {
         Ok(())
     }
 
-    /// How a shorter value of so many bytes lies in the port: pieces, bytes of a piece, and their distance.
+    /// The layout of a shorter value of `bytes` bytes in the port: the number of pieces, the bytes of a piece, and the
+    /// distance of pieces; `None` if no value has this many bytes.
     fn shorter(&self, bytes: usize) -> Option<[usize; 3]> {
         let axis = self.padding.as_ref()?.axis;
         let outer: usize = self.dims[..axis].iter().product();
@@ -247,7 +248,7 @@ impl RowPort {
         Error::option("port", format!("{} elements for {self}", bytes / self.dtype.bytes()), expected)
     }
 
-    /// Refuses elements of another type.
+    /// An error if the port has elements of another type.
     pub(crate) fn check<T: Element>(&self) -> Result<(), Error> {
         if T::DTYPES.contains(&self.dtype) {
             return Ok(());

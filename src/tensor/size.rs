@@ -86,13 +86,13 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// The size that free dimensions of these names have, if all are there.
+    /// The packed size in the free dimensions of these names; `None` if one of them is missing.
     pub(crate) fn of(dims: &Dims) -> Option<Self> {
         let [tokens, rows, longest] = Self::NAMES.map(|name| dims.get(name).copied());
         Some(Self { tokens: tokens?, rows: rows?, longest: longest? })
     }
 
-    /// As free dimensions.
+    /// The packed size as free dimensions.
     pub(crate) fn dims(&self) -> Dims {
         let Self { tokens, rows, longest } = *self;
         Self::NAMES.map(str::to_owned).into_iter().zip([tokens, rows, longest]).collect()
@@ -117,12 +117,12 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Without free dimensions.
+    /// A bucket without free dimensions.
     pub const fn of(batch_sizes: Vec<usize>) -> Self {
         Self { dims: Dims::new(), batch_sizes }
     }
 
-    /// Those of some sizes, in the order in which these name their dimensions first.
+    /// The buckets of some sizes, in the order in which each bucket's dimensions come first.
     pub fn all(sizes: &[Size]) -> Vec<Self> {
         let mut buckets: Vec<Self> = Vec::new();
         for Size { batch, dims } in sizes {
@@ -143,7 +143,7 @@ impl Bucket {
         *self.batch_sizes.last().expect("a bucket has a batch size")
     }
 
-    /// The same with batches of so many rows at most: its largest is that one.
+    /// The bucket with batches of at most `batch` rows; the largest has exactly this many.
     pub fn capped(&self, batch: usize) -> Self {
         let below = self.batch_sizes.iter().copied().filter(|&size| size < batch.min(self.most()));
         Self { dims: self.dims.clone(), batch_sizes: below.chain([batch.min(self.most())]).collect() }
