@@ -1,4 +1,4 @@
-//! `trefoil audit`: the nodes of a model that f16 does not hold.
+//! `trefoil audit`: the nodes of a model whose numbers f16 does not hold.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -37,7 +37,7 @@ pub struct AuditArgs {
     save: bool,
 }
 
-/// Rows where nobody says how many.
+/// The number of random rows without `--rows`.
 const ROWS: usize = 1;
 
 pub fn run(args: &AuditArgs) -> Result<Outcome> {
@@ -70,7 +70,7 @@ pub fn run(args: &AuditArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// The rows that are computed, and what they are of.
+/// The inputs of the audit, and their rows as bytes.
 fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
     let engine = Engine::builder(model).on(&Device::open(Target::Cpu)?).batch_sizes(&[1]).build()?;
     let inputs = Inputs::open(engine.input(), &args.feed.inputs, args.feed.rows.unwrap_or(ROWS))?;
@@ -78,7 +78,7 @@ fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
     Ok((inputs, rows))
 }
 
-/// The configuration beside a model's file, and what it says.
+/// The path of the configuration beside a model's file, and its content; empty where there is no such file yet.
 fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
     let path = model_path.with_file_name("config.json");
@@ -87,7 +87,7 @@ fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     Ok((path, config))
 }
 
-/// Writes nodes, and those that the model has in f32, to the configuration.
+/// Writes the found nodes, and those that the model already computes in f32, to the configuration.
 fn save<'a>(
     model: &'a Model,
     found: impl Iterator<Item = &'a str>,

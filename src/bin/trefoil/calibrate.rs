@@ -1,4 +1,5 @@
-//! `trefoil calibrate`: scales and means of a model's values, found on photos; a folder with the model and these.
+//! `trefoil calibrate`: finds scales and means of a model's values on photos, and writes a folder with the model and
+//! these.
 
 use std::fs;
 use std::io::{self, Write};
@@ -92,7 +93,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
         inputs.list.len(),
         Calibrator::FEWEST_ROWS
     );
-    // Nothing is computed that could not be kept.
+    // The folder is made first, so that nothing is computed that could not be kept.
     let is_new = !args.out.exists();
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let checked = files::check(args.out.join("config.json")).map_err(Into::into);
@@ -135,7 +136,7 @@ fn method_name(args: &CalibrateArgs) -> String {
     }
 }
 
-/// The configuration of a model, as it is.
+/// The configuration of a model, unchanged.
 fn config_of(model: &Path) -> Result<Map<String, Value>> {
     let path = if model.is_dir() { model.join("config.json") } else { model.with_file_name("config.json") };
     models::read_config(&path).with_context(|| {
@@ -147,7 +148,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
-/// Shows the model all photos, a part of them on each core; how many could not be read.
+/// Shows all photos to the model, a part of them on each core; returns how many could not be read.
 fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Result<usize> {
     let count = inputs.list.len();
     let bar = report::progress_bar(count as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
@@ -171,7 +172,7 @@ fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Resul
     Ok(failed)
 }
 
-/// Shows the model some photos; how many could not be read.
+/// Shows some photos to the model; returns how many could not be read.
 fn observe_some(calibrator: &mut Calibrator, model: &Model, inputs: &[Input], bar: &ProgressBar) -> Result<usize> {
     let mut row = vec![0; calibrator.row_bytes()];
     let mut failed = 0;
@@ -192,7 +193,7 @@ fn observe_some(calibrator: &mut Calibrator, model: &Model, inputs: &[Input], ba
     Ok(failed)
 }
 
-/// What each layer costs, the worst first.
+/// The error that bytes cause in each layer, the largest first.
 fn sensitivities(calibrator: &Calibrator, quantization: &Quantization) -> Result<Vec<Sensitivity>> {
     let bar = report::progress_bar(0, "{bar:30} {pos}/{len} layers, {eta} left");
     let layers = calibrator.sensitivities(quantization, |done, of| {
@@ -204,7 +205,7 @@ fn sensitivities(calibrator: &Calibrator, quantization: &Quantization) -> Result
     Ok(layers)
 }
 
-/// The same weights, and the configuration with scales and means.
+/// Writes the folder: the weights unchanged, and the configuration with scales and means.
 fn write(
     out: &Path,
     model: &Model,
@@ -246,7 +247,7 @@ fn print(
     Ok(())
 }
 
-/// Layers in bytes that are listed.
+/// The most layers in bytes that are listed.
 const WORST: usize = 5;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `trefoil check`: the same rows on the CPU and on another device, and where they come out differently.
+//! `trefoil check`: runs the same rows on the CPU and on another device, and says where the results differ.
 
 use std::io::{self, Write};
 
@@ -85,7 +85,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     Ok(Outcome::SomeFailed)
 }
 
-/// Says which node of a model is the first whose value differs.
+/// Prints the name of the first node of a model whose value differs.
 fn name_first_node(
     model: &Model,
     outputs: &[&str],
@@ -103,24 +103,24 @@ fn name_first_node(
     Ok(())
 }
 
-/// How much results may differ.
+/// The allowed difference of results.
 struct Limit {
-    /// As a part of the largest number; none: by type.
+    /// The limit as a part of the largest number; `None` for limits by type.
     tolerance: Option<f64>,
-    /// Of f32, by type.
+    /// The limit of f32 where limits are by type.
     of_f32: f64,
 }
 
-/// How much numbers of f32 may differ: as much as those of the type of fewest bits that the plans have values in.
+/// The limit of f32: that of the type with the fewest bits among the values of the plans.
 fn of_f32(plans: &[Plan]) -> f64 {
     let types = plans.iter().flat_map(|plan| &plan.tensors).map(|tensor| tensor.dtype);
     types.filter(|dtype| dtype.is_float() && *dtype != Dtype::F64).map(by_type).fold(OF_F32, f64::max)
 }
 
-/// Of f32 where no value is in fewer bits.
+/// The limit of f32 where no value is of a type with fewer bits.
 const OF_F32: f64 = 1e-3;
 
-/// How much numbers of a type may differ.
+/// The limit of a type, as a part of the largest number.
 const fn by_type(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F64 => 1e-9,
@@ -131,17 +131,17 @@ const fn by_type(dtype: Dtype) -> f64 {
     }
 }
 
-/// Where a port differs the most.
+/// The place where the results of a port differ the most.
 struct Difference {
     port: RowPort,
-    /// NaN where one of them is not finite and the other is another.
+    /// The absolute difference; NaN if it has no value, as of infinity and infinity with another sign or NaN.
     absolute: f64,
-    /// As a part of the largest number of the port.
+    /// The difference as a part of the largest number of the port.
     relative: f64,
     tolerance: f64,
-    /// The row, and the index along each axis.
+    /// The row, then the index along each axis.
     at: Vec<usize>,
-    /// There: the CPU's number and the other.
+    /// The number of the CPU at that place, and that of the other device.
     numbers: [f64; 2],
 }
 
@@ -162,7 +162,7 @@ impl Difference {
         let all = |bytes| numbers(port.dtype, bytes);
         let largest = all(expected).filter(|number| number.is_finite()).map(f64::abs).fold(0.0, f64::max);
         let apart = |(a, b): (f64, f64)| if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() };
-        // What is not finite on one side differs by infinity or NaN, which is the most.
+        // An infinite difference, or one that is NaN, counts as the largest.
         let order = |number: f64| if number.is_nan() { f64::INFINITY } else { number };
         let (mut index, mut most) = (0, 0.0);
         for (place, apart) in all(expected).zip(all(found)).map(apart).enumerate() {
@@ -181,12 +181,12 @@ impl Difference {
         }
     }
 
-    /// Whether it is more than it may be; NaN is.
+    /// Whether the difference is beyond its limit; NaN is.
     fn is_beyond(&self) -> bool {
         self.relative.is_nan() || self.relative > self.tolerance
     }
 
-    /// Where, and both numbers.
+    /// Describes the place and both numbers.
     fn place(&self) -> String {
         let [expected, found] = self.numbers.map(short);
         let at: Vec<String> = self.at.iter().map(usize::to_string).collect();
@@ -194,7 +194,7 @@ impl Difference {
     }
 }
 
-/// The row and the index along each axis of an element.
+/// The row, then the index along each axis, of an element.
 fn place(port: &RowPort, mut index: usize) -> Vec<usize> {
     let mut at = vec![0; port.dims.len() + 1];
     for (to, &dim) in at[1..].iter_mut().zip(&port.dims).rev() {
@@ -219,7 +219,7 @@ fn print(differences: &[Difference]) -> Result<()> {
     Ok(table.print(&mut out)?)
 }
 
-/// A part of the largest number.
+/// Parses a part of the largest number, from 0 to 1000.
 pub fn tolerance(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|part| (0.0..=1e3).contains(part));
     number.ok_or_else(|| "expected a number from 0 to 1000".to_owned())
@@ -259,7 +259,7 @@ mod tests {
         assert!(difference(&[1], &[0.0], &[1e-30]).is_beyond());
     }
 
-    /// Layers in f16 leave f32 with the digits of f16.
+    /// Layers in f16 give results in f32 that have the precision of f16.
     #[test]
     fn the_tolerance_is_of_what_the_plan_rounds_to() {
         let model = Model::open("weights/convnet28").unwrap();

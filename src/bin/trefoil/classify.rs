@@ -21,12 +21,12 @@ use crate::threads::spawn;
 use crate::{Outcome, stop};
 use likeness::{Labels, Likeness};
 
-/// Up to so many classes are chosen on the device.
+/// The most classes that are chosen on the device; more are chosen on the host.
 const MAX_DEVICE_TOP: usize = 64;
-/// How many turns for each thread may be under way or wait for an earlier one.
+/// How many turns of each thread may be in flight or wait for an earlier one.
 const TURNS_AHEAD: usize = 4;
 
-/// What every thread sees.
+/// The parts that all threads share.
 struct Job<'a> {
     model: &'a Model,
     engine: &'a Engine,
@@ -39,13 +39,13 @@ struct Job<'a> {
 
 /// Where the classes of a photo come from.
 enum Classes {
-    /// So many of the network's own.
+    /// The most probable of the network's own classes, this many.
     Network(usize),
-    /// Texts that the photo is compared with.
+    /// The texts that the photo is compared with.
     Texts(Likeness),
 }
 
-/// What is said of one input.
+/// The result of one input, as it is printed.
 struct Answer<'a> {
     path: &'a Path,
     result: Result<Vec<Class>, String>,
@@ -54,9 +54,9 @@ struct Answer<'a> {
 /// A turn whose photos are decoded and submitted.
 struct Pending<'a> {
     turn: usize,
-    /// Each input with its row, or why it has none.
+    /// Each input with its row, or with the reason why it has none.
     photos: Vec<(&'a Path, Result<usize, String>)>,
-    /// Where there is any row.
+    /// The submission of the rows; `None` where there is no row.
     ticket: Option<Result<Ticket, Error>>,
 }
 
@@ -85,7 +85,7 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let ring = Ring { slots: args.slots, producers: threads, output, ..Ring::new(sizes, args.place.kernels) };
     let engine = setup::build_engine(&model, &device, &ring)?;
 
-    // A few photos are spread over the threads, rather than waiting for one thread to fill a batch.
+    // A few photos are spread over the threads instead of waiting until one thread has filled a batch.
     let share = inputs.len().div_ceil(threads).clamp(1, engine.capacity());
     let turns = Turns::new(inputs.len().div_ceil(share), TURNS_AHEAD * threads);
     let job = Job { model: &model, engine: &engine, inputs: &inputs, share, classes, turns };
@@ -124,7 +124,7 @@ impl<'a> Job<'a> {
         let mut pending: Option<Pending> = None;
         let hand_in = |pending: Option<Pending<'a>>| {
             if let Some(pending) = pending {
-                // Nobody listens after a broken pipe; then no more turns come either.
+                // After a broken pipe the receiver is gone; then no more turns come either.
                 let _ = answers.send((pending.turn, pending.finish(self)));
             }
         };
@@ -143,7 +143,7 @@ impl<'a> Job<'a> {
         hand_in(pending);
     }
 
-    /// Decodes a turn's photos into the rows of a batch, one below the other, and submits those that are sound.
+    /// Decodes a turn's photos into the rows of a batch, one after the other, and submits those that were decoded.
     fn begin(&'a self, turn: usize) -> Pending<'a> {
         let first = turn * self.share;
         let inputs = &self.inputs[first..(first + self.share).min(self.inputs.len())];
@@ -207,7 +207,7 @@ impl<'a> Job<'a> {
 }
 
 impl Classes {
-    /// The most probable ones of a row.
+    /// The most probable classes of a row.
     fn of(&self, model: &Model, output: &Output, row: usize) -> Result<Vec<Class>> {
         match self {
             Self::Network(top) => Ok(Class::list(model, &output.top_k(row, *top)?)),

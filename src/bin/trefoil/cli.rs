@@ -71,7 +71,7 @@ impl Cli {
     }
 }
 
-/// Whether two paths are those of one file, which need not be there.
+/// Whether two paths name the same file, which need not exist.
 fn is_same(a: &Path, b: &Path) -> bool {
     let whole = |path: &Path| {
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -80,7 +80,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
 }
 
-/// An error in what a command was told, as the command line's own errors look.
+/// An error in a command's arguments, in the form of the command line's own errors.
 pub fn wrong(command: &[&str], what: String) -> clap::Error {
     let mut cli = Cli::command();
     cli.build(); // so that a subcommand knows its whole name
@@ -216,7 +216,7 @@ pub struct SlotsArgs {
 }
 
 impl SlotsArgs {
-    /// Batches on the device at once.
+    /// Batches on the device at once, by the option or by default.
     pub fn slots(&self) -> usize {
         self.slots.unwrap_or((self.compute_streams + 2).next_multiple_of(self.compute_streams))
     }
@@ -441,7 +441,7 @@ pub const MAX_SLOTS: usize = 64;
 pub const MAX_STREAMS: usize = 64;
 pub const MAX_THREADS: usize = 1_024;
 
-/// A number from 1 to MOST.
+/// Parses a number from 1 to MOST.
 pub fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
     let expected = || match MOST {
         usize::MAX => "expected a whole number of at least 1".to_owned(),
@@ -450,31 +450,31 @@ pub fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
     text.trim().parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(expected)
 }
 
-/// A time that a measurement may take.
+/// Parses seconds of a measurement, up to an hour.
 pub fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
     number.ok_or_else(|| "expected seconds from 0.01 to 3600".to_owned())
 }
 
-/// A rate that hardware may have, or a load.
+/// Parses a rate of hardware, or of arrivals.
 pub fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (1e-3..=1e9).contains(s));
     number.ok_or_else(|| "expected a number from 0.001 to 1e9".to_owned())
 }
 
-/// A time that one operation may take.
+/// Parses microseconds of one operation, up to an hour.
 fn microseconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (0.0..=3.6e9).contains(s));
     number.ok_or_else(|| "expected microseconds from 0 to 3.6e9".to_owned())
 }
 
-/// `N=US`.
+/// Parses `N=US`.
 fn batch_time(text: &str) -> Result<(usize, f64), String> {
     let (size, time) = text.split_once('=').ok_or_else(|| "expected N=US, as in 32=1263".to_owned())?;
     Ok((count::<MAX_BATCH>(size)?, microseconds(time.trim())?))
 }
 
-/// A number of tickets that a producer holds.
+/// Parses the number of tickets that a producer holds.
 fn ahead(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| *n <= MAX_SLOTS);
     number.ok_or_else(|| format!("expected a whole number from 0 to {MAX_SLOTS}"))
@@ -489,7 +489,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What ends a line in the source would end it on every terminal, however narrow.
+    /// A line break in the source would stay in the help text on every terminal, whatever its width.
     #[test]
     fn a_paragraph_of_a_help_text_is_one_line() {
         let mut commands = vec![Cli::command()];

@@ -1,4 +1,4 @@
-//! `trefoil completions`: what a shell needs to complete the command line.
+//! `trefoil completions`: prints a script that lets a shell complete the command line.
 
 use std::io::{self, Write};
 

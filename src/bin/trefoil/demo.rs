@@ -1,4 +1,5 @@
-//! `trefoil` alone: device, model, photos and what they show, then how fast it goes.
+//! `trefoil` without a command: shows the device, the model and some photos with their classes, then measures
+//! throughput.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use crate::throughput::{self, Load};
 use crate::{Outcome, models, out};
 
 const TOP: usize = 5;
-/// The demonstration shows no more photos than this.
+/// The most photos that the demonstration shows.
 const MOST_PHOTOS: usize = 8;
 const SLOTS: usize = 3;
 const GPU_BATCH: usize = 128;
 const THROUGHPUT_RUN: Duration = Duration::from_secs(5);
-/// Runs of each stage alone.
+/// Number of runs of each stage alone.
 const STAGE_RUNS: usize = 50;
 
 pub fn run(args: &Place) -> Result<Outcome> {
@@ -70,7 +71,7 @@ fn show_photos(model: &Model, engine: &Engine, model_path: &Path) -> Result<(Vec
     Ok((rows, outcome))
 }
 
-/// One photo, by the shortest way through the library.
+/// Classifies one photo, with the fewest calls of the library.
 fn classify(model: &Model, engine: &Engine, path: &PathBuf) -> Result<(Vec<u8>, Vec<Class>)> {
     let mut batch = engine.acquire()?;
     image::load(path, model.preprocessing()?, batch.row_mut(0))?;
@@ -80,7 +81,7 @@ fn classify(model: &Model, engine: &Engine, path: &PathBuf) -> Result<(Vec<u8>, 
     Ok((row, Class::list(model, &top)))
 }
 
-/// Many producers for some seconds; prints the rate and returns the seconds of a batch.
+/// Runs many producers for some seconds; prints the rate and returns the seconds of a batch.
 fn measure_throughput(engine: &Engine, photos: &[Vec<u8>], producers: usize) -> Result<Option<f64>> {
     let batch = engine.capacity();
     let random = throughput::random_rows(if photos.is_empty() { 3 } else { 0 }, engine.input().row_bytes);
@@ -106,7 +107,7 @@ fn measure_throughput(engine: &Engine, photos: &[Vec<u8>], producers: usize) -> 
     Ok(seconds)
 }
 
-/// Prints each stage alone, and how much of the copies vanished when they overlapped.
+/// Prints the time of each stage alone, and which part of the copies was hidden when they overlapped.
 fn show_overlap(device: &Device, engine: &Engine, batch_seconds: Option<f64>) -> Result<()> {
     let batch = engine.capacity();
     let median = |stage| -> Result<f64> {

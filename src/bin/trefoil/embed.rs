@@ -1,4 +1,4 @@
-//! `trefoil embed`: texts or pictures to vectors, in the order of the inputs.
+//! `trefoil embed`: turns texts or pictures into vectors, in the order of the inputs.
 
 mod source;
 mod stream;
@@ -64,7 +64,7 @@ pub struct EmbedArgs {
     kernels: Kernels,
 }
 
-/// What stands for all tokens.
+/// How the vectors of all tokens become one.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Pool {
     /// The mean of the tokens, or patches
@@ -97,7 +97,7 @@ pub fn run(args: &EmbedArgs) -> Result<Outcome> {
 }
 
 impl EmbedArgs {
-    /// The encoder, at the size that the inputs need.
+    /// Opens the encoder at the sizes that the inputs need.
     fn open(&self, folder: &std::path::Path, source: &Source) -> Result<Model> {
         let mut asked = Embedding::new().tower(source.tower());
         if let Some(pool) = self.pooling {
@@ -128,8 +128,8 @@ impl EmbedArgs {
     }
 }
 
-/// The encoder for texts of this length. One without a mask sees what fills a row: its rows keep the length that it was made
-/// for.
+/// Opens the encoder with rows as long as the longest text. Without a mask the padding would change the result: such an
+/// encoder keeps the longest row that it was made for.
 pub fn open_for(folder: &std::path::Path, asked: &Embedding, texts: &Texts) -> Result<Model> {
     let open = |asked: &Embedding| Model::open_encoder(folder, asked).context("cannot use the model");
     let longest = open(asked)?;
@@ -141,12 +141,12 @@ pub fn open_for(folder: &std::path::Path, asked: &Embedding, texts: &Texts) -> R
     open(&asked.clone().sequence(sequence))
 }
 
-/// Tokens of a row.
+/// The number of tokens in a row.
 fn tokens_of(model: &Model) -> Result<usize> {
     let graph = model.graph(1)?;
     let ids = graph.inputs.iter().find(|port| port.name == "input_ids").context("the model reads no texts")?;
     Ok(graph.value(ids.value).elems())
 }
 
-/// Numbers of tokens are multiples of it, so that like inputs have the same plan.
+/// Rows are a multiple of this number of tokens, so that similar inputs have the same plan.
 const GRAIN: usize = 16;

@@ -1,4 +1,4 @@
-//! Which model runs at which sizes, and on which rows.
+//! The sizes at which a model runs, and the rows that it runs on.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::ports::Inputs;
 use crate::setup::{self, Ring, Sizes};
 use crate::{models, npy};
 
-/// The dimension whose size is that of the engine's batches.
+/// The name by which `--size` sets the engine's batch size.
 const BATCH: &str = "batch";
 
 /// A model's free dimensions.
@@ -48,7 +48,7 @@ pub struct Feed {
 }
 
 impl SizeArgs {
-    /// Opens the model asked for at these sizes; also says where it was.
+    /// Opens this model at the sizes of the options; also returns its path.
     pub fn open(&self, model: &Path) -> Result<(Model, PathBuf)> {
         let first = sizes(&self.sizes).next().unwrap_or_default();
         let dims = || first.iter().filter(|(name, _)| name != BATCH);
@@ -63,7 +63,8 @@ impl SizeArgs {
         models::open_at(Some(model), &self.constants.iter().try_fold(sizes, with_constant)?)
     }
 
-    /// The sizes of an engine: what is told, or `default` where no rows are. Of several sizes one that tells none has one.
+    /// The sizes of an engine, by the options; `default` without a batch size. Where there are several sizes, one
+    /// without a batch size has one row.
     pub fn sizes(&self, default: Sizes, one: fn(usize) -> Sizes) -> Sizes {
         let all: Vec<&[(String, usize)]> = sizes(&self.sizes).collect();
         let rows = |told: &[(String, usize)]| told.iter().find(|(name, _)| name == BATCH).map(|(_, rows)| *rows);
@@ -83,8 +84,8 @@ impl SizeArgs {
 }
 
 impl Feed {
-    /// An engine of the model, and the rows for each kind of rows that it has, with the largest size for them. What a network
-    /// of images gives is `classes`, or features where it does not end in a classifier.
+    /// Builds an engine of the model; returns it with the rows for each set of dimensions, and the largest size that
+    /// has these dimensions. A network of images gives `classes`, or features if it does not end in a classifier.
     pub fn engine(
         &self,
         model: &Model,
@@ -108,7 +109,7 @@ impl Feed {
             let inputs = Inputs::open(spec, &self.inputs, self.rows.unwrap_or(size.batch()))?;
             Ok((size, inputs))
         };
-        // Of files those sizes take the rows that have their dimensions.
+        // Sizes whose dimensions do not match the files are left out, unless none match.
         let opened: Vec<Result<(Size, Inputs)>> = largest.into_iter().map(open).collect();
         let inputs = match opened.iter().any(Result::is_ok) {
             true => opened.into_iter().flatten().collect(),
@@ -118,7 +119,7 @@ impl Feed {
     }
 }
 
-/// What a model gives: `classes` of one that ends in a classifier.
+/// The output of a model: `classes`, or features of a network of images that does not end in a classifier.
 fn output(model: &Model, classes: OutputKind) -> OutputKind {
     match model.image_network() {
         Ok(graph) if !matches!(graph.nodes[graph.output.0].op, Op::Linear(_)) => OutputKind::Features,
@@ -126,7 +127,7 @@ fn output(model: &Model, classes: OutputKind) -> OutputKind {
     }
 }
 
-/// What is told of each size: a name that comes again begins the next one.
+/// Splits the options into sizes: a name that occurs again begins the next size.
 fn sizes(all: &[(String, usize)]) -> impl Iterator<Item = &[(String, usize)]> {
     let mut rest = all;
     std::iter::from_fn(move || {
@@ -138,14 +139,14 @@ fn sizes(all: &[(String, usize)]) -> impl Iterator<Item = &[(String, usize)]> {
     })
 }
 
-/// `NAME=N`.
+/// Parses `NAME=N`.
 pub fn size(text: &str) -> Result<(String, usize), String> {
     let (name, size) = text.rsplit_once('=').ok_or("expected NAME=N, as in sequence=128")?;
     let size = if name == BATCH { count::<MAX_BATCH>(size) } else { count::<{ usize::MAX }>(size) };
     Ok((name.to_owned(), size?))
 }
 
-/// `NAME=FILE.npy`.
+/// Parses `NAME=FILE.npy`.
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {
     let (name, path) = text.split_once('=').ok_or("expected NAME=FILE.npy, as in x=x.npy")?;
     Ok((name.to_owned(), path.into()))

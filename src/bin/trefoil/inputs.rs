@@ -1,4 +1,4 @@
-//! What to classify: files as they were named, and the photos in folders, sorted.
+//! Inputs to classify: files that are named, and the photos in named folders, sorted.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use trefoil::image;
 use walkdir::WalkDir;
 
-/// A photo, or a path that cannot be one.
+/// The path of a photo, or a path that cannot be read.
 #[derive(Debug)]
 pub struct Input {
     pub path: PathBuf,
-    /// Why nothing can be read there.
+    /// The reason why the path cannot be read; `None` for a photo.
     pub problem: Option<String>,
 }
 
-/// The inputs in order, and how many pictures in folders were passed over for their format.
+/// The inputs in order, and the number of pictures in folders that were skipped because of their format.
 #[derive(Debug, Default)]
 pub struct Inputs {
     pub list: Vec<Input>,
@@ -23,8 +23,8 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The photos that `paths` name. A folder gives its photos to any depth, sorted by name in each folder; links are
-    /// followed. A file that is named itself is taken whatever its name.
+    /// Collects the photos that `paths` name. A folder gives its photos at any depth, sorted by name in each folder;
+    /// links are followed. A file that is named itself is taken whatever its name.
     pub fn collect(paths: &[PathBuf]) -> Self {
         let mut inputs = Self::default();
         for path in paths {
@@ -60,7 +60,7 @@ impl Inputs {
     }
 }
 
-/// Whether it is a link to what is not there, to something in a file, or to itself.
+/// Whether the error is of a link to a missing file, to a path below a file, or to itself.
 fn leads_nowhere(error: &walkdir::Error) -> bool {
     const TOO_MANY_LINKS: i32 = 40; // ELOOP on Linux, whose kind has no stable name
     let is_it = |error: &io::Error| {
@@ -70,7 +70,7 @@ fn leads_nowhere(error: &walkdir::Error) -> bool {
     error.depth() > 0 && error.io_error().is_some_and(is_it)
 }
 
-/// Whether it is named like a picture in a format that is not read.
+/// Whether a path is named like a picture in a format that is not read.
 fn is_foreign_image(path: &Path) -> bool {
     const EXTENSIONS: [&str; 12] =
         ["gif", "webp", "heic", "heif", "avif", "tif", "tiff", "bmp", "jxl", "jp2", "dng", "ppm"];

@@ -1,4 +1,4 @@
-//! `trefoil inspect`: a model's graph as a table, and its plan for a device with what each step takes.
+//! `trefoil inspect`: prints a model's graph as a table, and its plan for a device with the time of each step.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use crate::table::Column::{Figure, Text, Word};
 use crate::table::Table;
 use crate::{Outcome, models, onnx_file, out, report};
 
-/// Classes of an architecture without weights: ImageNet's.
+/// Number of classes of an architecture without weights: ImageNet's.
 const CLASSES: usize = 1000;
 
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
@@ -106,7 +106,7 @@ fn print_plan(plan: &Plan, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// The architecture that is meant where no model is found: its name may be written with dashes.
+/// The architecture that the argument names if it names no model; dashes stand for underscores. `None` otherwise.
 fn without_weights(args: &InspectArgs) -> Result<Option<(String, Network)>> {
     let name = args.model.to_string_lossy().replace('-', "_");
     if models::find(Some(&args.model)).is_ok() || !model::architectures().contains(&name) {
@@ -116,7 +116,7 @@ fn without_weights(args: &InspectArgs) -> Result<Option<(String, Network)>> {
     Ok(Some((name, graph)))
 }
 
-/// What can be told of a file that is no model here: what it holds, and what of it is not supported.
+/// Describes a file that cannot be opened as a model: its content, and what is not supported.
 fn not_opened(args: &InspectArgs, error: anyhow::Error) -> Result<Outcome> {
     let said = if args.json { None } else { error.downcast_ref::<Error>() };
     match said {
@@ -157,7 +157,7 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
     print_graph(model.image_network()?)
 }
 
-/// What an encoder reads and gives.
+/// Prints the inputs and outputs of an encoder.
 fn print_ports(model: &Model, graph: &values::Graph, path: &Path) -> Result<()> {
     let mut out = out::stdout();
     writeln!(out, "{} from {}", model.name(), report::path(path))?;
@@ -183,7 +183,7 @@ fn limits(gpu: KnownGpu) -> Limits {
     }
 }
 
-/// The plan of an architecture, without weights, for a GPU that need not be there.
+/// The plan of an architecture, without weights, for a GPU that the machine need not have.
 fn planned_network(
     args: &InspectArgs,
     gpu: KnownGpu,
@@ -208,7 +208,7 @@ fn planned_network(
     Ok((plan, steps))
 }
 
-/// The plans of a model for a GPU that need not be there, one for each size.
+/// The plans of a model for a GPU that the machine need not have, one for each size.
 fn planned(args: &InspectArgs, gpu: KnownGpu, model: &Model) -> Result<Vec<(Plan, Steps)>> {
     let limits = limits(gpu);
     let at_size = |ring: Ring| {
@@ -219,13 +219,13 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, model: &Model) -> Result<Vec<(Plan
     rings(args).into_iter().map(at_size).collect()
 }
 
-/// The plans for a device that is there, one for each size, measured on a GPU.
+/// The plans for a device of this machine, one for each size; on a GPU with measured times.
 fn on_device(args: &InspectArgs, model: &Model) -> Result<Vec<(Plan, Steps)>> {
     let device = setup::open_device(args.device)?;
     rings(args).iter().map(|ring| at_size(args, model, &device, ring)).collect()
 }
 
-/// A ring for each size that is asked for.
+/// A ring for each requested size.
 fn rings(args: &InspectArgs) -> Vec<Ring> {
     let exactly = |batch| Sizes::Exactly(vec![batch]);
     let sizes = match args.at.sizes(exactly(args.batch), exactly) {
@@ -247,7 +247,7 @@ fn at_size(args: &InspectArgs, model: &Model, device: &Device, ring: &Ring) -> R
     Ok((times.plan, steps))
 }
 
-/// The graph before any rewrite, one node a line.
+/// Prints the graph before any rewrite, one node on each line.
 fn print_graph(graph: &Network) -> Result<()> {
     let shapes = infer(graph)?;
     let params = params(graph)?;
@@ -294,7 +294,7 @@ fn norm_tensors(norm: &BatchNorm) -> [&str; 4] {
     [&norm.gamma, &norm.beta, &norm.mean, &norm.var].map(String::as_str)
 }
 
-/// The operation with what matters of its attributes.
+/// The operation with its important attributes.
 fn operation(op: &Op) -> String {
     match op {
         Op::Conv2d(conv) if conv.groups > 1 => format!("conv2d {} of {} groups", window(&conv.window), conv.groups),

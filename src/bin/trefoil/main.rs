@@ -58,7 +58,7 @@ use clap::error::ErrorKind;
 
 use cli::{Cli, Command, Tune};
 
-/// What became of the inputs.
+/// The outcome for the inputs, from which the exit code follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     AllGood,
@@ -111,7 +111,7 @@ fn main() -> ExitCode {
     ExitCode::from(if stop::requested() { stop::INTERRUPTED } else { code })
 }
 
-/// Prints help, version or what is wrong with the command line; the exit code.
+/// Prints help, version or the error in the command line; returns the exit code.
 fn answer_instead(error: &clap::Error) -> u8 {
     let printed = error.print().and_then(|()| io::stdout().flush());
     match (error.kind(), printed) {
@@ -134,7 +134,7 @@ fn start_logging() {
     env_logger::Builder::from_env(filter).format(line).init();
 }
 
-/// Whether whoever read the output has gone, as `head` does: no failure of ours.
+/// Whether the reader of the output has closed it, as `head` does: this is no failure of the program.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.into_iter().any(|kind| kind == io::ErrorKind::BrokenPipe)

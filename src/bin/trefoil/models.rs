@@ -1,4 +1,4 @@
-//! Where models and photos are looked for.
+//! Finds models and photos.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use trefoil::{Error, files};
 
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
-/// Extensions of files that are models by themselves.
+/// Extensions of files that are models without a folder.
 const MODEL_FILES: [&str; 2] = ["safetensors", "onnx"];
-/// Where models come from.
+/// Where users get models.
 const GET_ONE: &str = "a model is a folder with model.safetensors and config.json: one comes with trefoil's sources, in \
                        weights/, others are at https://huggingface.co/timm";
 
-/// Opens the model asked for, or the default one; also says where it was.
+/// Opens the requested model, or the default one; also returns its path.
 pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
     opened(find(wanted)?, |path| Model::open(path))
 }
 
-/// The same at these sizes.
+/// Opens the requested model, or the default one, at these sizes; also returns its path.
 pub fn open_at(wanted: Option<&Path>, sizes: &Sizes) -> Result<(Model, PathBuf)> {
     opened(find(wanted)?, |path| Model::open_at(path, sizes))
 }
@@ -37,25 +37,25 @@ fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Re
     Ok((model, path))
 }
 
-/// What a configuration says.
+/// Reads a configuration: the entries of a JSON object.
 pub fn read_config(path: &Path) -> Result<Map<String, Value>> {
     const MOST_BYTES: u64 = 16 << 20;
     let text = files::read("read the configuration", path, MOST_BYTES)?;
     serde_json::from_slice(&text).with_context(|| path.display().to_string())
 }
 
-/// Whether it is named like an ONNX file.
+/// Whether a path is named like an ONNX file.
 pub fn is_onnx(path: &Path) -> bool {
     path.extension() == Some(OsStr::new("onnx"))
 }
 
-/// The folder `photos` beside a model, or in one of the folders with weights.
+/// The folder `photos` beside a model or in one of the folders with weights; `None` if there is none.
 pub fn photos_folder(model: &Path) -> Option<PathBuf> {
     let beside = model.parent().map(Path::to_owned);
     beside.into_iter().chain(weights_folders()).map(|folder| folder.join("photos")).find(|folder| folder.is_dir())
 }
 
-/// `TREFOIL_WEIGHTS`, `./weights`, and `weights` beside the executable.
+/// The folders where models are searched: `TREFOIL_WEIGHTS`, `./weights`, and `weights` beside the executable.
 fn weights_folders() -> Vec<PathBuf> {
     let beside = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("weights")));
     from_environment().into_iter().chain([PathBuf::from("weights")]).chain(beside).collect()
@@ -65,7 +65,7 @@ fn from_environment() -> Option<PathBuf> {
     env::var_os("TREFOIL_WEIGHTS").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Where the model asked for is, or the default one.
+/// The path of the requested model, or of the default one.
 pub fn find(wanted: Option<&Path>) -> Result<PathBuf> {
     match wanted {
         Some(path) if path.exists() => in_path(path)?.with_context(|| no_model(path)),
@@ -74,7 +74,7 @@ pub fn find(wanted: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// A path that does not exist may be the name of a model in a folder with models.
+/// The path of a model by its name in one of the folders with models.
 fn by_name(name: &Path) -> Result<PathBuf> {
     let folders = weights_folders();
     if name.components().count() == 1 {
@@ -88,7 +88,7 @@ fn by_name(name: &Path) -> Result<PathBuf> {
 }
 
 fn by_default() -> Result<PathBuf> {
-    // What was set on purpose is not passed over.
+    // A setting of the user is an error where it does not work; it is not skipped.
     if let Some(path) = from_environment() {
         return in_path(&path)?.with_context(|| format!("TREFOIL_WEIGHTS is {}: {}", path.display(), no_model(&path)));
     }
@@ -105,7 +105,7 @@ fn by_default() -> Result<PathBuf> {
     );
 }
 
-/// The model at `path`: itself, or the default or only one of a folder of models.
+/// The model at `path`: `path` itself, or the default or only model of a folder; `None` if there is none.
 fn in_path(path: &Path) -> Result<Option<PathBuf>> {
     if is_model(path) {
         return Ok(Some(path.to_owned()));
@@ -124,7 +124,8 @@ fn in_path(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Any file may be a model, and its content is then judged; in a folder it has a name.
+/// Whether `path` may be a model. A file may have any name, since its content decides later; in a folder the file's
+/// name decides.
 fn is_model(path: &Path) -> bool {
     let is_named = MODEL_FILES.iter().any(|extension| path.extension() == Some(OsStr::new(extension)));
     path.join(WEIGHTS_FILE).is_file() || path.is_file() && is_named

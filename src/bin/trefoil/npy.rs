@@ -10,14 +10,14 @@ use trefoil::{Dtype, files};
 pub struct Array {
     pub dtype: Dtype,
     pub dims: Vec<usize>,
-    /// Its elements, dense, little-endian.
+    /// The elements, dense and little-endian.
     pub bytes: Vec<u8>,
 }
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Types by their names in a header, without the byte order. What NumPy does not have is two bytes of anything, as
-/// `ml_dtypes` writes it.
+/// Types by their names in a header, without the byte order. Types that NumPy does not have are stored as raw bytes, as
+/// `ml_dtypes` writes them.
 const TYPES: [(&str, Dtype); 13] = [
     ("b1", Dtype::Bool),
     ("u1", Dtype::U8),
@@ -40,7 +40,7 @@ pub fn read(path: &Path) -> Result<Array> {
     files::read("read the array", path, u64::MAX).map_err(anyhow::Error::from).and_then(parse).with_context(named)
 }
 
-/// The array that a file holds.
+/// Parses the content of a file.
 fn parse(mut file: Vec<u8>) -> Result<Array> {
     let header = header_end(&file).context("it is no .npy file: write one by numpy.save")?;
     let text = std::str::from_utf8(&file[header.clone()]).context("its header is no text")?;
@@ -64,7 +64,7 @@ fn parse(mut file: Vec<u8>) -> Result<Array> {
     Ok(Array { dtype, dims, bytes })
 }
 
-/// Where the header's text is.
+/// The range of the header's text; `None` if the file has no header.
 fn header_end(file: &[u8]) -> Option<std::ops::Range<usize>> {
     let rest = file.strip_prefix(MAGIC)?;
     let (start, length) = match rest.first()? {
@@ -85,7 +85,7 @@ fn dtype(descr: &str) -> Result<Dtype> {
     })
 }
 
-/// What a header says: a Python dictionary of three entries.
+/// The entries of a header, which is a Python dictionary of three entries.
 struct Header<'a> {
     descr: &'a str,
     fortran_order: bool,
@@ -112,13 +112,13 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Keeps a value; what is behind it.
+/// Stores a value in `to`; returns the rest of the text.
 fn taken<'a, T>(to: &mut Option<T>, (value, rest): (T, &'a str)) -> &'a str {
     *to = Some(value);
     rest
 }
 
-/// A text in quotes, and what is behind it.
+/// Parses a text in quotes; returns it with the rest of the text.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let quote = text.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
     text[1..].split_once(quote)
@@ -129,7 +129,7 @@ fn truth(text: &str) -> Option<(bool, &str)> {
     is("True", true).or_else(|| is("False", false))
 }
 
-/// A tuple of sizes.
+/// Parses a tuple of sizes; returns them with the rest of the text.
 fn sizes(text: &str) -> Option<(Vec<usize>, &str)> {
     let (inside, rest) = text.strip_prefix('(')?.split_once(')')?;
     let inside = inside.trim();
@@ -161,7 +161,7 @@ pub fn write(dtype: Dtype, dims: &[usize], bytes: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// A file of a version with this header and these bytes of elements.
+    /// The content of a file of this version, with this header and this many bytes of elements.
     fn file(version: u8, header: &str, bytes: usize) -> Vec<u8> {
         let length = header.len() as u32;
         let length = if version == 1 { (length as u16).to_le_bytes().to_vec() } else { length.to_le_bytes().to_vec() };
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Headers as numpy.save of NumPy 1 and 2 and other writers have them.
+    /// Headers as NumPy 1, NumPy 2 and other writers write them.
     #[test]
     fn headers_of_all_versions_are_read() {
         let header = "{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }          \n";
@@ -225,7 +225,7 @@ mod tests {
         assert!(refused(bools).contains("neither 0 nor 1"));
     }
 
-    /// Every header that is cut short or has a wrong byte is read or refused.
+    /// Every header that is cut short or has a wrong byte is read or refused, without a panic.
     #[test]
     fn no_header_leads_to_a_panic() {
         let whole = write(Dtype::F32, &[2, 3], &[0; 24]);

@@ -1,14 +1,14 @@
-//! NumPy's .npz files: zip archives of .npy files, stored as they are.
+//! NumPy's .npz files: zip archives of .npy files, without compression.
 
 use anyhow::{Context, Result, ensure};
 
-/// 1 January 1980: the same arrays make the same file.
+/// 1 January 1980 in DOS format: a fixed date, so that the same arrays make the same file.
 const DATE: u16 = 1 << 5 | 1;
-/// Names are UTF-8.
+/// The flag for names in UTF-8.
 const FLAGS: u16 = 1 << 11;
 const VERSION: u16 = 20;
 
-/// The content of an archive of files by name.
+/// The content of an archive with these files, each with its name.
 pub fn write(files: &[(String, Vec<u8>)]) -> Result<Vec<u8>> {
     let (mut archive, mut directory) = (Vec::new(), Vec::new());
     for (name, content) in files {
@@ -30,7 +30,7 @@ pub fn write(files: &[(String, Vec<u8>)]) -> Result<Vec<u8>> {
     Ok([archive, directory, end].concat())
 }
 
-/// What an archive says of a file, in front of it and in its directory.
+/// The fields of a file's entry that its local header and the central directory share.
 fn about(name: &str, content: &[u8]) -> Result<Vec<u8>> {
     let length = u16::try_from(name.len()).context("a name longer than an .npz file can have")?;
     let (sum, bytes) = (crc32fast::hash(content), small(content.len())?);

@@ -1,4 +1,4 @@
-//! What an ONNX file holds and what becomes of it, as `inspect` prints it.
+//! Describes the content of an ONNX file and the graph that it becomes, as `inspect` prints it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,14 +12,14 @@ use trefoil::printable;
 
 use crate::{out, report};
 
-/// Characters of a line where no terminal says how wide it is.
+/// Characters of a line where the width of the terminal is not known.
 const WIDTH: usize = 80;
-/// Characters of a name.
+/// The most characters of a name.
 const MOST_OF_A_NAME: usize = 48;
-/// Nodes that are listed of each operator.
+/// The most nodes that are listed of each operator.
 const LISTED: usize = 5;
 
-/// Prints what the file says: versions, inputs, outputs and operators.
+/// Prints the content of the file: versions, inputs, outputs and operators.
 pub fn print(path: &Path) -> Result<()> {
     let file = File::open(path)?;
     let (model, mut out) = (file.model(), out::stdout());
@@ -50,7 +50,7 @@ pub fn print(path: &Path) -> Result<()> {
     }))
 }
 
-/// A value as the file describes it.
+/// Describes an input or output by the file's declaration.
 fn port(info: &ValueInfo) -> String {
     let kind = match &info.kind {
         ValueType::Tensor { dtype, dims } => {
@@ -69,13 +69,13 @@ fn port(info: &ValueInfo) -> String {
     format!("`{}` of {kind}", info.name)
 }
 
-/// Prints the operations that the file becomes.
+/// Prints the operations of the graph that the file becomes.
 pub fn print_graph(graph: &Graph) -> Result<()> {
     writeln!(out::stdout(), "\nas a graph of one row: {} operations", graph.nodes.len())?;
     print_counts(graph.nodes.iter().map(|node| node.op.kind().to_owned()))
 }
 
-/// Prints what cannot be imported, by operator.
+/// Prints the nodes that cannot be imported, by operator.
 pub fn print_problems(problems: &[Problem]) -> Result<()> {
     let mut out = out::stdout();
     let mut groups = BTreeMap::<String, Vec<&Problem>>::new();
@@ -94,7 +94,7 @@ pub fn print_problems(problems: &[Problem]) -> Result<()> {
     Ok(())
 }
 
-/// Prints which steps of a plan compute nothing: transposes and copies that no other step does on its way.
+/// Prints the steps of a plan that only move elements: transposes and copies that were not fused into other steps.
 pub fn print_moves(plan: &Plan) -> Result<()> {
     const MOVES: [&str; 6] = ["copy", "transpose", "reshape", "slice", "broadcast", "concat"];
     let moves = |step: &&Step| step.op.label(step.inputs.len()).split('+').all(|kind| MOVES.contains(&kind));
@@ -108,7 +108,7 @@ pub fn print_moves(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Prints how often each name is there, the most frequent first, in columns.
+/// Prints the number of occurrences of each name, in columns, the most frequent first.
 fn print_counts(names: impl Iterator<Item = String>) -> Result<()> {
     let mut counts = BTreeMap::<String, usize>::new();
     names.for_each(|name| *counts.entry(name).or_default() += 1);

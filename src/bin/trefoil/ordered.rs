@@ -1,9 +1,9 @@
-//! Work handed to many threads, answers taken in order, with a bound on how far the threads run ahead.
+//! Hands work to many threads and takes their answers in order, with a limit on how far threads run ahead.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Turns 0, 1, … `total` - 1, each claimed once, never more than `window` past the oldest turn unfinished.
+/// Turns 0, 1, … `total` - 1: each is claimed once, and none is `window` or more past the oldest unfinished turn.
 pub struct Turns {
     total: usize,
     window: usize,
@@ -23,13 +23,13 @@ impl Turns {
         Self { total, window: window.max(1), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// The next turn, if one may begin now.
+    /// Claims the next turn; `None` if none may begin now.
     pub fn try_claim(&self) -> Option<usize> {
         self.take(&mut self.lock())
     }
 
-    /// The next turn, once one may begin; nothing after the last or after [`Turns::stop`]. A thread that claims holds
-    /// no unfinished turn, or it may wait for itself.
+    /// Waits until the next turn may begin, and claims it; `None` after the last turn or after [`Turns::stop`]. The
+    /// calling thread must hold no unfinished turn: it could wait for itself.
     pub fn claim(&self) -> Option<usize> {
         let mut state = self.lock();
         while !state.stopped && state.next < self.total {
@@ -41,19 +41,19 @@ impl Turns {
         None
     }
 
-    /// The oldest unfinished turn is done with.
+    /// Marks the oldest unfinished turn as finished.
     pub fn finish_oldest(&self) {
         self.lock().finished += 1;
         self.changed.notify_all();
     }
 
-    /// No more turns.
+    /// Ends the turns: no more can be claimed.
     pub fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Stops when the thread that holds the guard panics, so that nobody waits for its turn.
+    /// Stops the turns when the thread that holds the guard panics, so that other threads do not wait forever.
     pub fn stop_on_panic(&self) -> impl Drop {
         StopOnPanic(self)
     }
@@ -81,7 +81,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Puts what comes with its number back into the order of the numbers.
+/// Puts numbered items back into the order of their numbers.
 pub struct Reorder<T> {
     next: usize,
     early: BTreeMap<usize, T>,
@@ -92,12 +92,12 @@ impl<T> Reorder<T> {
         Self { next: 0, early: BTreeMap::new() }
     }
 
-    /// Keeps an item until its turn.
+    /// Keeps an item until its turn comes.
     pub fn push(&mut self, turn: usize, item: T) {
         self.early.insert(turn, item);
     }
 
-    /// The next item in order, if it is there.
+    /// The next item in order; `None` if it is not there yet.
     pub fn pop(&mut self) -> Option<T> {
         let item = self.early.remove(&self.next)?;
         self.next += 1;

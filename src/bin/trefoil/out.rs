@@ -1,27 +1,27 @@
-//! Standard output for people: lines that keep to the width of the terminal.
+//! Standard output for people: lines are folded to the width of the terminal.
 
 use std::env;
 use std::io::{self, Stdout, Write};
 
 use console::{Term, measure_text_width as wide};
 
-/// Columns of the terminal that standard output is, else of the variable COLUMNS; none where nothing is to be cut.
+/// Columns of the terminal on standard output, else by the variable COLUMNS; `None` if nothing is to be folded.
 pub fn width() -> Option<usize> {
     let of_terminal = || Some(usize::from(Term::stdout().size_checked()?.1));
     let of_variable = || env::var("COLUMNS").ok()?.parse().ok();
     of_terminal().or_else(of_variable).filter(|columns| *columns > 0)
 }
 
-/// Standard output. What scripts read, such as JSON, goes to [`io::stdout`], so that its lines stay whole.
+/// Standard output for people. JSON and other output for scripts goes to [`io::stdout`], so that its lines stay whole.
 pub fn stdout() -> Folded<Stdout> {
     Folded { inner: io::stdout(), width: width(), line: Vec::new() }
 }
 
-/// Breaks lines that are too wide between their words.
+/// A writer that breaks lines that are too wide, between words.
 pub struct Folded<W: Write> {
     inner: W,
     width: Option<usize>,
-    /// The beginning of a line whose end is still to come.
+    /// The beginning of a line that is not complete yet.
     line: Vec<u8>,
 }
 
@@ -48,8 +48,8 @@ impl<W: Write> Write for Folded<W> {
     }
 }
 
-/// A line in lines of this width. They go on below the text behind the last gap in the first half, if there is one. A
-/// word that is wider, such as a path, stays whole.
+/// Folds a line to this width. The following lines are indented to the text behind the last gap in the first half, if
+/// there is one. A word that is wider, such as a path, stays whole.
 fn fold(line: &str, width: usize) -> String {
     if wide(line) <= width {
         return line.to_owned();

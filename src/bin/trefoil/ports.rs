@@ -1,4 +1,4 @@
-//! Rows of an engine's ports: where their values come from, and what came out.
+//! Input rows of an engine's ports, from files or random, and the results of its output ports.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec, Size};
 use crate::npy::{self, Array};
 use crate::random::Random;
 
-/// What rows bring: a source for each port of the input.
+/// Input rows: a source of values for each port.
 #[derive(Debug)]
 pub struct Inputs {
     ports: Vec<(RowPort, Source)>,
@@ -20,14 +20,14 @@ pub struct Inputs {
 
 #[derive(Debug)]
 enum Source {
-    /// All rows, one behind the other.
+    /// The path of a file, and the values of all its rows, one behind the other.
     File(PathBuf, Vec<u8>),
-    /// The same in each run.
+    /// Random values, the same in each run.
     Random,
 }
 
 impl Inputs {
-    /// Of these files by port, and of random values for the other ports; `rows` of them where there is no file.
+    /// Reads these files, each for its port; the other ports are random. Without a file there are `rows` rows.
     pub fn open(spec: &RowSpec, files: &[(String, PathBuf)], rows: usize) -> Result<Self> {
         let mut ports: Vec<(RowPort, Source)> =
             spec.ports().iter().map(|port| (port.clone(), Source::Random)).collect();
@@ -50,12 +50,12 @@ impl Inputs {
         Ok(Self { ports, rows: counted.map_or(rows, |(count, _)| count) })
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Each port with where its values come from.
+    /// Describes each port with its source of values.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.ports.iter().map(|(port, source)| match source {
             Source::File(path, _) => format!("{port} from {}", path.display()),
@@ -63,14 +63,14 @@ impl Inputs {
         })
     }
 
-    /// Writes one of the rows to one of a batch's. Ports go by their names: those of the batch may have other dimensions
-    /// around the same elements.
+    /// Writes input row `row` to row `to` of a batch. Ports match by their names: those of the batch may have other
+    /// dimensions with the same number of elements.
     pub fn fill(&self, batch: &mut Batch, to: usize, row: usize) -> Result<()> {
         let spec = batch.spec().clone();
         self.fill_row(&spec, batch.row_mut(to), row)
     }
 
-    /// One of the rows, as the bytes of a row of ports.
+    /// One row, as the bytes of a row of `spec`.
     pub fn row(&self, spec: &RowSpec, row: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; spec.row_bytes];
         self.fill_row(spec, &mut bytes, row)?;
@@ -90,7 +90,7 @@ impl Inputs {
     }
 }
 
-/// The rows that an array is for a port, and its elements.
+/// The number of rows that an array has for a port, and its elements.
 fn rows_of(port: &RowPort, array: Array, path: &Path) -> Result<(usize, Vec<u8>)> {
     let Array { dtype, dims, bytes } = array;
     let rows = match &dims[..] {
@@ -108,7 +108,7 @@ fn rows_of(port: &RowPort, array: Array, path: &Path) -> Result<(usize, Vec<u8>)
     }
 }
 
-/// What came out: the rows of each port, one behind the other.
+/// Results: all rows of each port, one behind the other.
 #[derive(Debug)]
 pub struct Results {
     pub ports: Vec<(RowPort, Vec<u8>)>,
@@ -116,12 +116,12 @@ pub struct Results {
 }
 
 impl Results {
-    /// Room for the results of an engine.
+    /// Empty results for an engine's output ports.
     pub fn of(spec: &RowSpec) -> Self {
         Self { ports: spec.ports().iter().map(|port| (port.clone(), Vec::new())).collect(), rows: 0 }
     }
 
-    /// Adds a batch's.
+    /// Adds the rows of a batch.
     pub fn add(&mut self, output: &Output) {
         for row in (0..output.rows()).map(|row| output.row(row)) {
             self.ports.iter_mut().for_each(|(port, all)| all.extend_from_slice(&row[port.offset..][..port.bytes()]));
@@ -130,7 +130,7 @@ impl Results {
     }
 }
 
-/// Sends all rows through an engine in batches of a size, which overlap, and gives each batch's output in order.
+/// Sends all rows through an engine in overlapping batches of one size, and passes each batch's output on, in order.
 pub fn stream(engine: &Engine, (size, inputs): &(Size, Inputs), mut on_output: impl FnMut(&Output)) -> Result<()> {
     let mut under_way = VecDeque::new();
     for first in (0..inputs.rows()).step_by(size.batch()) {
@@ -169,7 +169,7 @@ pub fn numbers(dtype: Dtype, bytes: &[u8]) -> Box<dyn Iterator<Item = f64> + '_>
     }
 }
 
-/// A number in at most nine characters, most of the time.
+/// A number in at most nine characters for most values.
 pub fn short(number: f64) -> String {
     match number.abs() {
         size if number.fract() == 0.0 && size < 1e8 => format!("{number:.0}"),

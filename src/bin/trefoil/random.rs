@@ -1,13 +1,13 @@
-//! Numbers that look random and are the same in each run, and rows of them.
+//! Pseudo-random numbers that are the same in each run, and rows of them.
 
 use half::{bf16, f16};
 use trefoil::{Dtype, RowSpec};
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers; those of neighbouring seeds have nothing in common.
+    /// A generator: the same seed gives the same numbers, and neighbouring seeds give unrelated ones.
     pub fn new(seed: u64) -> Self {
         Self(Self(seed).next())
     }
@@ -19,18 +19,18 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// In (0, 1].
+    /// A number in (0, 1].
     pub fn positive(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From -1 up to 1, in steps of 2^-7, so that every float can be it.
+    /// A number from -1 up to 1, exclusive, in steps of 2^-7, which every float type can represent.
     pub fn signed(&mut self) -> f32 {
         (self.next() >> 56) as f32 / 128.0 - 1.0
     }
 
-    /// Fills a port: floats from -1 to 1, bytes of any value; other whole numbers and bools are 0 or 1, which index whatever
-    /// they index.
+    /// Fills a port: floats from -1 to 1, bytes of any value; other integers and bools are 0 or 1, so that they are
+    /// valid as indices.
     pub fn fill(mut self, to: &mut [u8], dtype: Dtype) {
         for elem in to.chunks_exact_mut(dtype.bytes()) {
             match dtype {
@@ -48,7 +48,8 @@ impl Random {
     }
 }
 
-/// Rows of random ports, one behind the other. They are one random row, whose ports are turned round by some elements.
+/// Random rows of these ports, one behind the other: one random row, whose ports are rotated by some elements in each
+/// row.
 pub fn batch(spec: &RowSpec, rows: usize, seed: u64) -> Vec<u8> {
     let mut row = vec![0; spec.row_bytes];
     for (index, port) in spec.ports().iter().enumerate() {

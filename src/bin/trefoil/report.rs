@@ -1,4 +1,4 @@
-//! Figures and lines: medians, percentiles, top lists.
+//! Figures and lines of text: medians, percentiles, top lists.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -21,7 +21,7 @@ pub struct Class {
 }
 
 impl Class {
-    /// The classes of a top list, with their labels.
+    /// The entries of a top list, with their labels.
     pub fn list(model: &Model, top: &[(usize, f32)]) -> Vec<Self> {
         let class = |&(index, probability): &(usize, f32)| {
             let label = model.label(index).to_owned();
@@ -30,23 +30,23 @@ impl Class {
         top.iter().map(class).collect()
     }
 
-    /// A line for people.
+    /// A line of text for people.
     pub fn line(&self) -> String {
         format!("{:6.1} %  {:>4} {}", 100.0 * self.probability, self.index, printable(&self.label, MOST_OF_A_LABEL))
     }
 }
 
-/// Characters of a label that are shown to people, of a path, and of a message.
+/// The most characters of a label, a path and a message that are shown to people.
 const MOST_OF_A_LABEL: usize = 200;
 const MOST_OF_A_PATH: usize = 4096;
 const MOST_OF_A_MESSAGE: usize = 6000;
 
-/// A path for people: nothing in it steers their terminal.
+/// A path for people, without characters that control the terminal.
 pub fn path(path: &Path) -> String {
     printable(&path.to_string_lossy(), MOST_OF_A_PATH)
 }
 
-/// A message for people, whatever names are in it.
+/// A message for people, without characters that control the terminal.
 pub fn message(text: &str) -> String {
     printable(text, MOST_OF_A_MESSAGE)
 }
@@ -61,12 +61,12 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of samples in any order; nothing of none.
+    /// The spread of samples in any order; `None` without samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let last = sorted.len().checked_sub(1)?;
-        // Between two samples: as far along as the percentile is.
+        // The percentile interpolates between the two nearest samples.
         let at = |part: f64| {
             let place = part * last as f64;
             let (low, rest) = (sorted[place as usize], place.fract());
@@ -76,7 +76,7 @@ impl Spread {
     }
 }
 
-/// Seconds in a unit that suits them.
+/// Seconds in a unit that fits their size.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.1} us", s * 1e6),
@@ -85,7 +85,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// Seconds in milliseconds, with four digits or those before the point.
+/// Seconds in milliseconds, with four digits, or more before the point.
 pub fn ms(seconds: f64) -> String {
     let digits = match seconds {
         s if s < 1e-3 => 4,
@@ -97,7 +97,7 @@ pub fn ms(seconds: f64) -> String {
     format!("{:.digits$}", 1e3 * seconds)
 }
 
-/// How a word on stdout is to look, on a terminal.
+/// The look of a word on stdout, on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
     Good,
@@ -126,19 +126,19 @@ fn painted(as_what: Paint, text: &str, coloured: bool) -> String {
     if coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// A bar on stderr, seen on a terminal only. `{rate}` in the template is what is done in a second, `{eta}` the time that
-/// the rest takes at that rate; both are a dash until something is done.
+/// A bar on stderr, visible only on a terminal. In the template `{rate}` is the number done in a second, and `{eta}`
+/// the remaining time at that rate; both are a dash until something is done.
 pub fn progress_bar(total: u64, template: &str) -> ProgressBar {
     bar(total, template, |state| known(state, format!("{:#}", HumanDuration(state.eta()))))
 }
 
-/// The same where the time that it takes is known: `{eta}` is what is left of that.
+/// A bar for work that takes a known time: `{eta}` is the remaining part of that time.
 pub fn timed_bar(limit: Duration, template: &str) -> ProgressBar {
     let end = Instant::now() + limit;
     bar(0, template, move |_| format!("{:#}", HumanDuration(end.saturating_duration_since(Instant::now()))))
 }
 
-/// Bars that are there at the same time lie one below the other.
+/// Adds a bar; bars that are visible at the same time are one below the other.
 fn bar(
     total: u64,
     template: &str,
@@ -160,7 +160,7 @@ fn bar(
     bar
 }
 
-/// Has a bar that is seen move also while nothing is done. It does without where there is no thread for that.
+/// Starts a thread that moves a visible bar while nothing is done. Without a thread the bar moves only with the work.
 fn keep_ticking(bar: &ProgressBar) {
     const PERIOD: Duration = Duration::from_millis(200);
     if bar.is_hidden() {
@@ -179,12 +179,12 @@ fn keep_ticking(bar: &ProgressBar) {
     }
 }
 
-/// What follows from a rate, once there is one.
+/// A text that depends on the rate; a dash while nothing is done.
 fn known(state: &ProgressState, text: String) -> String {
     if state.pos() == 0 { "-".to_owned() } else { text }
 }
 
-/// Checks that numbers are probabilities: finite, none negative, and 1 in all.
+/// Checks that numbers are probabilities: finite, not negative, and 1 in sum.
 pub fn check_probabilities(values: &[f32]) -> Result<(), String> {
     const MOST_OFF: f32 = 1e-2;
     if let Some(class) = values.iter().position(|p| !p.is_finite() || *p < 0.0) {

@@ -1,4 +1,4 @@
-//! `trefoil run`: rows through a model, and what comes out.
+//! `trefoil run`: runs rows through a model and prints or writes the results.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// Says which values are not finite.
+/// Prints which values are not finite.
 fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcome> {
     let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
     ensure!(all.len() == 1, "--check-finite: give one size");
@@ -94,7 +94,7 @@ fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcom
     Ok(if found == 0 { Outcome::AllGood } else { Outcome::SomeFailed })
 }
 
-/// Runs the rows of one size, and says what came out.
+/// Runs the rows of one size, and prints or writes the results.
 fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()> {
     let mut results = Results::of(engine.rows_for(&rows.0)?.1);
     let began = Instant::now();
@@ -119,7 +119,7 @@ fn print_rows((size, inputs): &(Size, Inputs), repeat: usize, took: Duration) ->
     Ok(())
 }
 
-/// Writes the archive.
+/// Writes the results as an archive.
 fn write(path: &Path, results: &Results) -> Result<()> {
     let file = |(port, bytes): &(RowPort, Vec<u8>)| {
         let dims = [&[results.rows][..], &port.dims].concat();
@@ -133,7 +133,7 @@ fn write(path: &Path, results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// What came out, as a table.
+/// Prints the results as a table.
 fn print(results: &Results) -> Result<()> {
     let mut out = out::stdout();
     let columns = [Text("output"), Figure("min"), Figure("max"), Figure("mean"), Figure("NaN or inf")];
@@ -149,15 +149,15 @@ fn print(results: &Results) -> Result<()> {
     Ok(table.print(&mut out)?)
 }
 
-/// Elements that are shown.
+/// The number of first elements that are shown.
 const FIRST: usize = 5;
 
-/// Elements in short; none of those that are finite where there are none.
+/// A summary of elements; extremes and mean are those of finite elements, and `None` where there are none.
 struct Summary {
     min: Option<f64>,
     max: Option<f64>,
     mean: Option<f64>,
-    /// NaN, or infinite.
+    /// Number of elements that are NaN or infinite.
     bad: usize,
     first: String,
 }

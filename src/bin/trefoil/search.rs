@@ -1,4 +1,4 @@
-//! The first node of a model whose value differs: models cut at one node after the other.
+//! Finds the first node of a model whose value differs, by cutting the model at one node after the other.
 
 use std::collections::HashSet;
 
@@ -16,14 +16,14 @@ use crate::setup;
 pub struct Cut {
     /// The node's name.
     pub name: String,
-    /// What it computes.
+    /// The kind of the node's operation.
     pub kind: &'static str,
-    /// Of a graph of values: the values that it writes.
+    /// The values that the node writes, in a graph of values; empty in a network of images.
     outputs: Vec<Port>,
 }
 
 impl Cut {
-    /// The model whose result is what the node writes.
+    /// The model whose result is the value that the node writes.
     pub fn model(&self, of: &Model) -> Result<Model> {
         if of.image_network().is_ok() {
             return Ok(of.features_at(&self.name)?);
@@ -32,7 +32,7 @@ impl Cut {
     }
 }
 
-/// The nodes that these outputs depend on, in an order in which they are computed.
+/// The nodes that these outputs depend on, in an order of computation.
 pub fn cuts(model: &Model, outputs: &[&str]) -> Result<Vec<Cut>> {
     if let Ok(graph) = model.image_network() {
         let computed = graph.nodes[..=graph.output.0].iter().filter(|node| node.op != images::Op::Input);
@@ -66,7 +66,7 @@ fn needed(graph: &Graph, outputs: &[&str]) -> HashSet<NodeId> {
     nodes
 }
 
-/// By bisection the first of the cuts at which something is found, and what; nothing if it is not found at the last.
+/// Finds the first cut for which `find` returns something, by bisection; `None` if it returns nothing for the last one.
 pub fn first<T>(cuts: &[Cut], mut find: impl FnMut(&Cut) -> Result<Option<T>>) -> Result<Option<(&Cut, T)>> {
     let Some(mut found) = cuts.last().map(&mut find).transpose()?.flatten() else { return Ok(None) };
     let (mut low, mut high) = (0, cuts.len() - 1);
@@ -80,7 +80,7 @@ pub fn first<T>(cuts: &[Cut], mut find: impl FnMut(&Cut) -> Result<Option<T>>) -
     Ok(Some((&cuts[high], found)))
 }
 
-/// What a cut model gives for one of the rows on a device.
+/// The results of a cut model for one of the rows, on a device.
 pub fn one_row(cut: &Model, device: &Device, inputs: &Inputs, row: usize, kernels: Kernels) -> Result<Results> {
     let builder = Engine::builder(cut).on(device).batch(1).slots(1).staging(1).results(1).output(OutputKind::Features);
     let engine = setup::tuned(builder, kernels).build()?;
@@ -101,7 +101,7 @@ mod tests {
 
     const KERNELS: Kernels = Kernels { tune: Tune::Off, lanes: None, precision: PrecisionArg::Auto };
 
-    /// Two products of tokens with this entry in the second one's matrix, and a branch that neither is in.
+    /// Two products of tokens, the second with this entry in its matrix, and a branch that is used by neither.
     fn network(entry: f32) -> Model {
         let matrix = |entry: f32| vec![entry, 0.5, -1.0, 2.0];
         let tensors = [("first", 1.0), ("second", entry)].map(|(name, entry)| (name, vec![2, 2], matrix(entry)));
@@ -122,7 +122,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A device that computes one product wrongly is played by a model with another matrix.
+    /// A model with another matrix stands for a device that computes one product wrongly.
     #[test]
     fn the_first_node_that_differs_is_named() {
         let (right, wrong, cpu) = (network(1.0), network(1.5), Device::open(Target::Cpu).unwrap());

@@ -1,4 +1,4 @@
-//! From arguments to a device and an engine, with the defaults that depend on the device.
+//! Opens devices and builds engines from arguments, with the defaults that depend on the device.
 
 use std::io::{self, Write};
 use std::process::Command;
@@ -12,36 +12,36 @@ use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, Error, OutputKind, Size
 use crate::cli::{Kernels, Tune};
 use crate::{report, smi, stop};
 
-/// A producer that finds no free batch for so long gives up: nothing here computes longer.
+/// How long a producer waits for a free batch before it gives up: no batch computes longer.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The batch sizes that an engine is built for.
 #[derive(Clone, Debug)]
 pub enum Sizes {
-    /// What the library finds good for the device.
+    /// The library's default for the device.
     Default,
-    /// One, and smaller ones for what does not fill it.
+    /// This size, and smaller ones for batches that are not full.
     UpTo(usize),
-    /// These alone.
+    /// Only these sizes.
     Exactly(Vec<usize>),
-    /// These, with free dimensions.
+    /// These sizes, with free dimensions.
     Each(Vec<Size>),
 }
 
-/// Rows of a batch, and how many batches are under way.
+/// Sizes of batches, and how many are in flight.
 #[derive(Clone, Debug)]
 pub struct Ring {
     /// Batch sizes.
     pub sizes: Sizes,
     /// Batches on the device at once.
     pub slots: usize,
-    /// Of them, those that are computed side by side.
+    /// How many of these batches are computed side by side.
     pub compute_streams: usize,
     /// Threads that fill batches.
     pub producers: usize,
-    /// What comes out.
+    /// The kind of the engine's output.
     pub output: OutputKind,
-    /// How its plans are made.
+    /// How the plans are made.
     pub kernels: Kernels,
 }
 
@@ -52,7 +52,7 @@ impl Ring {
     }
 }
 
-/// Opens the device asked for.
+/// Opens the requested device.
 pub fn open_device(target: Target) -> Result<Device> {
     Device::open(target).map_err(|error| match error {
         Error::NoDevice { .. } => {
@@ -67,7 +67,8 @@ pub fn open_device(target: Target) -> Result<Device> {
     })
 }
 
-/// Who holds the memory of the GPU of this ordinal, to be added to an error by which there is too little of it.
+/// The processes that hold memory of the GPU with this ordinal, to be appended to an out-of-memory error; empty for
+/// other errors.
 pub fn holders(error: &Error, ordinal: usize) -> String {
     const OUT_OF_MEMORY: i32 = 2;
     if !matches!(error, Error::Driver { code: OUT_OF_MEMORY, .. }) {
@@ -86,17 +87,17 @@ pub fn holders(error: &Error, ordinal: usize) -> String {
     if holders.is_empty() { String::new() } else { format!("; {}", holders.join(", ")) }
 }
 
-/// Builds an engine whose producers do not wait for each other.
+/// Builds an engine with enough buffers that producers do not wait for each other.
 pub fn build_engine(model: &Model, device: &Device, ring: &Ring) -> Result<Engine> {
     build(engine_builder(model, device, ring))
 }
 
-/// Builds with a bar: weights take as long as they are large.
+/// Builds an engine and shows a bar meanwhile: loading large weights takes time.
 pub fn build(builder: EngineBuilder<'_>) -> Result<Engine> {
     Ok(seen("engine   weights, kernels, memory: {elapsed}", || builder.build())?)
 }
 
-/// Does something of which nobody knows how long it takes.
+/// Runs `something` and shows a bar with the elapsed time.
 pub fn seen<T>(template: &str, something: impl FnOnce() -> T) -> T {
     let bar = report::progress_bar(0, template);
     let done = something();
@@ -104,12 +105,12 @@ pub fn seen<T>(template: &str, something: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The builder of such an engine.
+/// The builder of an engine for this ring on this device.
 pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> EngineBuilder<'a> {
     builder(model, ring).on(device)
 }
 
-/// The builder without a device.
+/// The builder of an engine for this ring, without a device.
 pub fn builder<'a>(model: &'a Model, ring: &Ring) -> EngineBuilder<'a> {
     let builder = Engine::builder(model)
         .slots(ring.slots)
@@ -126,7 +127,7 @@ pub fn builder<'a>(model: &'a Model, ring: &Ring) -> EngineBuilder<'a> {
     }
 }
 
-/// The builder with a precision and a choice of kernels and lanes; what is measured is seen as a bar.
+/// Sets precision, lanes and the choice of kernels; a measurement shows a bar.
 pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes, precision }: Kernels) -> EngineBuilder<'_> {
     let builder = builder.precision(precision.into());
     let builder = match lanes {
@@ -156,7 +157,7 @@ pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes, precision }: Ker
     }
 }
 
-/// What is kept of a measurement that Ctrl-C has ended.
+/// Says how many measurements are kept if Ctrl-C has ended the tuning.
 fn say_if_interrupted(progress: &TuningProgress) {
     let TuningProgress { batch, done, of, .. } = progress;
     if stop::requested() {
@@ -167,17 +168,17 @@ fn say_if_interrupted(progress: &TuningProgress) {
 
 const TUNING_BAR: &str = "tuning batch {prefix} [{bar:30}] {pos}/{len} shapes, {rate}/s, {eta} left  {msg}";
 
-/// Whether it is the host itself.
+/// Whether the device is the CPU.
 pub fn is_cpu(device: &Device) -> bool {
     device.info().target == "cpu"
 }
 
-/// Host threads that run at once.
+/// Number of host threads that can run at once.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The device in words.
+/// Describes the device in words.
 pub fn describe(info: &DeviceInfo) -> String {
     if info.memory_bytes == 0 {
         return format!("{} ({}), {} threads", info.target, info.name, info.units);

@@ -1,4 +1,4 @@
-//! `trefoil simulate`: throughput and latency on paper, from the ring itself in virtual time.
+//! `trefoil simulate`: predicts throughput and latency by running the ring itself in virtual time.
 
 use std::io::{self, Write};
 
@@ -13,7 +13,7 @@ use crate::table::Column::{Figure, Word};
 use crate::table::Table;
 use crate::{Outcome, out};
 
-/// The report.
+/// The figures of the report.
 #[derive(Serialize)]
 struct Figures {
     batches: usize,
@@ -30,7 +30,7 @@ struct Figures {
     bound: Bound,
     latency_seconds: Latency,
     makespan_seconds: f64,
-    /// With nothing overlapping.
+    /// Seconds of a batch if nothing overlaps.
     serial_seconds: f64,
     stages: [Engine; 3],
 }
@@ -52,9 +52,9 @@ struct Latency {
 #[derive(Serialize)]
 struct Engine {
     stage: &'static str,
-    /// A batch with everything else idle.
+    /// Seconds of a batch while everything else is idle.
     alone_seconds: f64,
-    /// A batch with the other copy engine busy.
+    /// Seconds of a batch while the other copy engine is busy.
     loaded_seconds: f64,
     busy_seconds: f64,
     utilisation: f64,
@@ -112,7 +112,7 @@ fn spec(args: &SimulateArgs) -> SimSpec {
     }
 }
 
-/// Options that do not go together, as the command line's own errors look.
+/// Turns a combination of options that is not allowed into an error of the command line.
 fn usage(error: &Error) -> clap::Error {
     let what = match error {
         Error::Option { option, value, expected } => {
@@ -181,7 +181,7 @@ impl Figures {
     }
 }
 
-/// As `trefoil bench` calls it.
+/// The stage's name in `trefoil bench`.
 fn name(stage: Stage) -> &'static str {
     match stage {
         Stage::CopyIn => "upload",

@@ -1,15 +1,15 @@
-//! What nvidia-smi says of a GPU, where there is one: the program's own figures never depend on it.
+//! Queries nvidia-smi where it is installed: the program's own figures never depend on it.
 
 use std::process::Command;
 
-/// What nvidia-smi calls the GPU that CUDA gives this number.
+/// The name for nvidia-smi of the GPU with this CUDA ordinal.
 pub fn visible(ordinal: &str) -> String {
     let list = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let named = ordinal.parse().ok().and_then(|index: usize| list.split(',').nth(index));
     named.filter(|name| !name.is_empty()).unwrap_or(ordinal).trim().to_owned()
 }
 
-/// Fields of a GPU; nothing where there is no nvidia-smi, and for a field that it does not have.
+/// Fields of a GPU: `None` without nvidia-smi, and for a field that it does not have.
 pub fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
     let ask = |fields: &[&str]| {
         let mut smi = Command::new("nvidia-smi");
@@ -20,7 +20,7 @@ pub fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
     match ask(fields) {
         Some(line) if line.split(',').count() == fields.len() => Some(line.split(',').map(known).collect()),
         _ if fields.len() == 1 => None,
-        // A field that this nvidia-smi does not have fails all.
+        // One unknown field makes the whole query fail: ask for each field alone.
         _ => {
             let each: Vec<_> = fields.iter().map(|field| ask(&[field]).as_deref().and_then(known)).collect();
             each.iter().any(Option::is_some).then_some(each)
@@ -28,13 +28,13 @@ pub fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
     }
 }
 
-/// The first line of what a command prints, if it succeeds.
+/// The first line of a command's output; `None` if the command fails.
 pub fn said(command: &mut Command) -> Option<String> {
     let line = all_said(command)?.lines().next()?.trim().to_owned();
     Some(line).filter(|line| !line.is_empty())
 }
 
-/// All that it prints.
+/// The whole output of a command; `None` if the command fails.
 pub fn all_said(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     String::from_utf8(output.stdout).ok()

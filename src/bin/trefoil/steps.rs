@@ -1,4 +1,4 @@
-//! A plan's steps: what each is predicted to take, what it was measured to take, and what it takes at least.
+//! The steps of a plan, with their predicted and measured times and their rooflines.
 
 use std::io::Write;
 
@@ -11,23 +11,23 @@ use crate::table::Column::{Figure, Text, Word};
 use crate::table::Table;
 use crate::{out, report};
 
-/// A plan with its times.
+/// A plan with the times of its steps.
 #[derive(Serialize)]
 pub struct Steps {
     device: String,
     batch: usize,
-    /// What rooflines are of; none for a GPU whose rates are not known.
+    /// The rates from which rooflines are computed; `None` for a GPU whose rates are not known.
     rates: Option<RatesUsed>,
     steps: Vec<Row>,
     sum_of_times_us: Option<f64>,
     sum_of_rooflines_us: Option<f64>,
     /// The sum of times over the sum of rooflines.
     ratio: Option<f64>,
-    /// A run of the whole graph without marks.
+    /// Microseconds of a run of the whole graph without marks.
     graph_us: Option<f64>,
-    /// That over the sum of rooflines.
+    /// The time of the whole graph over the sum of rooflines.
     graph_ratio: Option<f64>,
-    /// Between two marks with nothing in between.
+    /// Microseconds between two marks with nothing in between.
     mark_us: Option<f64>,
 }
 
@@ -35,21 +35,21 @@ pub struct Steps {
 struct RatesUsed {
     tflops: f64,
     memory_gb_per_second: f64,
-    /// None where nobody says.
+    /// The rate of the cache; `None` where it is not known.
     cache_gb_per_second: Option<f64>,
     clock_mhz: f64,
     source: &'static str,
 }
 
-/// One step.
+/// One step of the plan.
 #[derive(Serialize)]
 struct Row {
     step: String,
     operation: String,
     kernel: String,
-    /// Shape of its result.
+    /// Shape of the step's result.
     output: String,
-    /// Of a chain: the second result.
+    /// The second result of a chain.
     also: Option<Also>,
     flops: u64,
     bytes: u64,
@@ -57,16 +57,16 @@ struct Row {
     tflops: Option<f64>,
     gb_per_second: Option<f64>,
     roofline: Option<RooflineUs>,
-    /// The time over the roofline.
+    /// The measured time over the roofline.
     ratio: Option<f64>,
-    /// By the tile model.
+    /// The time that the tile model predicts.
     predicted_us: Option<f64>,
     candidates: Vec<CandidateUs>,
 }
 
 #[derive(Serialize)]
 struct Also {
-    /// The node whose value it is.
+    /// The node that computes this value.
     node: String,
     output: String,
 }
@@ -88,12 +88,12 @@ struct CandidateUs {
 }
 
 impl Steps {
-    /// Of a plan that was not measured.
+    /// The steps of a plan that was not measured.
     pub fn planned(plan: &Plan) -> Self {
         Self::new(plan, None)
     }
 
-    /// Of one that was.
+    /// The steps of a measured plan.
     pub fn measured(times: &StepTimes) -> Self {
         Self::new(&times.plan, Some(times))
     }
@@ -126,7 +126,7 @@ impl Steps {
         }
     }
 
-    /// As a table.
+    /// Prints the steps as a table.
     pub fn print(&self) -> Result<()> {
         let mut out = out::stdout();
         match &self.rates {
@@ -237,7 +237,7 @@ fn ratio(time: Option<f64>, roofline: Option<f64>) -> Option<f64> {
     Some(time? / roofline?)
 }
 
-/// A number, or a dash for none.
+/// A number with this many digits, or a dash for `None`.
 fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
 }

@@ -1,4 +1,4 @@
-//! Tables that keep to the width of the terminal.
+//! Tables that are fitted to the width of the terminal.
 
 use std::io::{self, Write};
 
@@ -7,18 +7,18 @@ use trefoil::printable;
 
 use crate::out;
 
-/// A column with its head.
+/// The kind and the head of a column.
 #[derive(Clone, Copy)]
 pub enum Column {
-    /// Names and the like, on the left: they may be shortened, or stand below their row.
+    /// Names and other texts, left-aligned: they may be shortened, or moved to a line below their row.
     Text(&'static str),
-    /// Words on the left that are never cut.
+    /// Words, left-aligned; they are never shortened.
     Word(&'static str),
-    /// Figures, on the right; they are never cut.
+    /// Figures, right-aligned; they are never shortened.
     Figure(&'static str),
 }
 
-/// A table with as much of its texts as there is room for.
+/// A table whose texts are shortened as much as the width requires.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Row>,
@@ -26,23 +26,23 @@ pub struct Table {
 
 enum Row {
     Cells(Vec<String>),
-    /// What is below a row, in a line of its own.
+    /// A text in a line of its own below a row.
     Line(String),
 }
 
-/// Where everything stands in some width.
+/// The arrangement of columns for a given width.
 struct Layout {
-    /// The columns in the line of a row, and those in a line below it.
+    /// The columns in a row's first line, and those in the line below it.
     lines: [Vec<usize>; 2],
-    /// Of each column.
+    /// The width of each column.
     widths: Vec<usize>,
-    /// Between figures.
+    /// Spaces between figures.
     gap: usize,
 }
 
-/// A text is not shortened to fewer characters than this; it goes below its row instead.
+/// The fewest characters that a text is shortened to; a text with less room moves below its row.
 const LEAST: usize = 16;
-/// Characters of a cell that are shown, whatever is in it.
+/// The most characters of a cell that are shown.
 const MOST: usize = 1000;
 
 impl Table {
@@ -63,12 +63,12 @@ impl Table {
         self.rows.push(Row::Line(format!("  {}", printable(text, MOST))));
     }
 
-    /// Prints it, as wide as the terminal.
+    /// Prints the table, as wide as the terminal.
     pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         self.lines(out::width()).iter().try_for_each(|line| writeln!(out, "{line}"))
     }
 
-    /// Its lines, in a width if there is one.
+    /// The lines of the table, fitted to the width if there is one.
     fn lines(&self, width: Option<usize>) -> Vec<String> {
         let layout = self.layout(width.unwrap_or(usize::MAX));
         let heads: Vec<String> = self.columns.iter().map(|column| column.head().to_owned()).collect();
@@ -105,7 +105,7 @@ impl Table {
         layout
     }
 
-    /// Takes characters from the widest texts of a line until it fits, if it can.
+    /// Shortens the widest texts of a line until it fits; returns whether it does.
     fn shrink(&self, layout: &mut Layout, line: usize, width: usize) -> bool {
         while self.taken(layout, line) > width {
             let shortens = |index: &&usize| {
@@ -119,13 +119,13 @@ impl Table {
         true
     }
 
-    /// The width of a line.
+    /// The width that a line takes.
     fn taken(&self, layout: &Layout, line: usize) -> usize {
         let columns = &layout.lines[line];
         columns.iter().map(|index| layout.widths[*index]).sum::<usize>() + self.gaps(layout, line).iter().sum::<usize>()
     }
 
-    /// Before each column of a line.
+    /// The gap before each column of a line.
     fn gaps(&self, layout: &Layout, line: usize) -> Vec<usize> {
         let is_figure = |index: &usize| matches!(self.columns[*index], Column::Figure(_));
         let columns = &layout.lines[line];
@@ -133,14 +133,14 @@ impl Table {
         columns.iter().take(1).map(|_| 0).chain(between).collect()
     }
 
-    /// Where the line below a row begins: a little behind its first text.
+    /// The indent of the line below a row: a little to the right of its first text.
     fn indent(&self, layout: &Layout) -> usize {
         let columns = layout.lines[0].iter().zip(self.gaps(layout, 0));
         let before = columns.take_while(|(index, _)| !matches!(self.columns[**index], Column::Text(_)));
         before.map(|(index, gap)| layout.widths[*index] + gap).sum::<usize>() + 4
     }
 
-    /// A row in one line, or in two.
+    /// The lines of a row: one or two.
     fn cells(&self, layout: &Layout, cells: &[String]) -> Vec<String> {
         let line = |line: usize| {
             let mut text = String::new();
@@ -169,7 +169,7 @@ impl Column {
     }
 }
 
-/// A text with its middle left out where it is wider than this.
+/// Shortens a text by its middle where it is wider than `width`.
 fn shorten(text: &str, width: usize) -> String {
     if wide(text) <= width {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! Threads of the program's own.
+//! Threads of the command line program.
 
 use std::sync::Arc;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -6,7 +6,7 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 use anyhow::{Result, anyhow};
 use trefoil::Error;
 
-/// Starts a thread that a scope waits for. That it cannot be had is the library's error, which says what to do.
+/// Starts a thread in a scope. Where there is no thread to be had, the error is the library's, which says what to do.
 pub fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: String,
@@ -16,7 +16,7 @@ pub fn spawn<'scope, T: Send + 'scope>(
     Ok(spawned.map_err(|source| Error::Thread { name, source: Arc::new(source) })?)
 }
 
-/// Runs `work` on so many threads, which are named by a number; the first error counts when all have ended.
+/// Runs `work` on `count` threads, which are named `name` and a number; when all have ended, returns the first error.
 pub fn run_all(count: usize, name: &str, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     std::thread::scope(|scope| {
         let work = &work;
@@ -27,7 +27,7 @@ pub fn run_all(count: usize, name: &str, work: impl Fn(usize) -> Result<()> + Sy
     })
 }
 
-/// What a thread gave.
+/// The result of a thread; a panic becomes an error.
 pub fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a thread panicked")))
 }

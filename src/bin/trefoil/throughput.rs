@@ -1,4 +1,4 @@
-//! Many producers on one engine for a while, and what the times say.
+//! Runs many producers on one engine for a while, and derives rates from the times of answers.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use trefoil::{Engine, Output, Ticket};
 use crate::threads::run_all;
 use crate::{report, stop};
 
-/// Threads that fill, submit and wait.
+/// Threads that fill batches, submit them and wait.
 pub struct Load<'a> {
     pub engine: &'a Engine,
     /// Rows that are copied into batches, over and over.
@@ -19,16 +19,16 @@ pub struct Load<'a> {
     pub limit: Duration,
 }
 
-/// When batches were answered, in seconds from the start, ascending.
+/// The times of answered batches, in seconds from the start, ascending.
 #[derive(Debug)]
 pub struct Run {
     answered: Vec<f64>,
-    /// Batches under way at once: as many at the start are no steady state.
+    /// Batches in flight at once: this many answers at the start are not in the steady state.
     under_way: usize,
 }
 
 impl Load<'_> {
-    /// Runs until the limit and until what is in flight then is answered. Every probability is checked.
+    /// Runs until the limit, and then waits for all batches in flight. Every probability is checked.
     pub fn run(&self, on_batch: impl Fn() + Sync) -> Result<Run> {
         let (start, answered) = (Instant::now(), Mutex::new(Vec::new()));
         let on_output = |output: &Output| -> Result<()> {
@@ -45,7 +45,7 @@ impl Load<'_> {
         Ok(Run { answered, under_way: self.engine.slots() + self.producers })
     }
 
-    /// One producer: fills a batch while the one before it is computed.
+    /// Runs one producer: it fills a batch while the one before it is computed.
     fn produce(&self, index: usize, start: Instant, on_output: impl Fn(&Output) -> Result<()>) -> Result<()> {
         let mut sources = self.rows.iter().cycle().skip(index);
         let mut last: Option<Ticket> = None;
@@ -64,20 +64,21 @@ impl Load<'_> {
 }
 
 impl Run {
-    /// Batches answered.
+    /// Number of answered batches.
     pub fn batches(&self) -> usize {
         self.answered.len()
     }
 
-    /// Seconds a batch in the steady state: from the answer after the first ones to the last.
+    /// Seconds of a batch in the steady state, from the answer after the first ones to the last; `None` with too few
+    /// answers.
     pub fn batch_seconds(&self) -> Option<f64> {
         let steady = self.steady();
         let (first, last) = (steady.first()?, steady.last()?);
         (steady.len() > 1).then(|| (last - first) / (steady.len() - 1) as f64)
     }
 
-    /// Seconds a batch in each of up to twenty groups of consecutive batches, and the size of a group. A producer sees
-    /// an answer only when it looks, so that single distances say little.
+    /// Seconds of a batch in each of up to twenty groups of consecutive batches, and the size of a group. A producer
+    /// sees an answer only when it looks, so that the time between two answers says little.
     pub fn grouped(&self) -> (Vec<f64>, usize) {
         const GROUPS: usize = 20;
         let steady = self.steady();
@@ -86,7 +87,7 @@ impl Run {
         (marks.windows(2).map(|pair| (pair[1] - pair[0]) / group as f64).collect(), group)
     }
 
-    /// Without the first ones, unless too few would be left; then from the start.
+    /// The times without the first ones, or all times if too few would be left.
     fn steady(&self) -> Vec<f64> {
         match self.answered.get(self.under_way..) {
             Some(steady) if steady.len() > self.under_way => steady.to_vec(),
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_first_batches_do_not_count() {
-        // Two under way; the first come late, then one each half second.
+        // Two batches are in flight; the first answers come late, then one each half second.
         let answered: Vec<f64> = (0..10).map(|i| 5.0 + 0.5 * f64::from(i)).collect();
         let run = Run { answered, under_way: 2 };
         assert_eq!(run.batch_seconds(), Some(0.5));

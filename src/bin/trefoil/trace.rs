@@ -1,4 +1,4 @@
-//! `trefoil trace`: a run with the recorder on, as a timeline file and an overlap report.
+//! `trefoil trace`: runs a model with the recorder on, and writes a timeline and an overlap report.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::{Outcome, out, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
-/// Different random rows that producers copy.
+/// Number of different random rows that producers copy.
 const RANDOM_ROWS: usize = 16;
-/// Batches that are remembered of a run over a time.
+/// The number of batches that are kept of a run over a time.
 const REMEMBERED: usize = 4096;
-/// And of a run over a number of batches at most.
+/// The most batches of a run over a number of batches.
 const MOST_BATCHES: usize = 65_536;
 
 /// Arguments of `trace`.
@@ -67,13 +67,13 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// The files that it writes, by option.
+    /// The files that the command writes, by option.
     pub fn files(&self) -> [(&'static str, Option<&Path>); 2] {
         [("--out", self.out.as_deref()), ("--html", self.html.as_deref())]
     }
 }
 
-/// The report with what was run.
+/// The report, with the model and options of the run.
 #[derive(Serialize)]
 struct Figures<'a> {
     model: &'a str,
@@ -127,7 +127,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let report = trace.report();
     ensure!(report.batches > 0, "no batch was finished");
     let run = Run { args, files: &files, engine: &engine, model: &model, path: &path, batch, producers };
-    // First the figures, whatever becomes of the files; then these, whoever reads the figures.
+    // The figures are printed even if a file cannot be written, and the files are written even if printing fails.
     let printed = run.print(&report);
     files.write(&trace)?;
     printed?;
@@ -137,7 +137,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// What was run.
+/// The options and the parts of a run.
 struct Run<'a> {
     args: &'a TraceArgs,
     files: &'a Files<'a>,
@@ -170,7 +170,7 @@ impl Run<'_> {
     }
 }
 
-/// Where the timelines go.
+/// The files for the timelines.
 struct Files<'a> {
     perfetto: Option<&'a Path>,
     html: Option<&'a Path>,
@@ -208,14 +208,14 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Threads that fill, submit and wait.
+/// Threads that fill batches, submit them and wait.
 struct Load<'a> {
     engine: &'a Engine,
     rows: &'a [Vec<u8>],
     batch: usize,
     batches: usize,
     limit: Option<Duration>,
-    /// Batches that a producer has begun.
+    /// Number of batches that producers have begun.
     taken: AtomicUsize,
     bar: ProgressBar,
 }
@@ -226,7 +226,7 @@ impl Load<'_> {
         run_all(producers, "trefoil-producer", |index| self.produce(index, start))
     }
 
-    /// One producer: fills a batch while the one before it is computed.
+    /// Runs one producer: it fills a batch while the one before it is computed.
     fn produce(&self, index: usize, start: Instant) -> Result<()> {
         let mut sources = self.rows.iter().cycle().skip(index);
         let mut last: Option<Ticket> = None;

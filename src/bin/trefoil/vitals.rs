@@ -1,4 +1,4 @@
-//! What a process holds at a moment, of which nothing may grow.
+//! Resources that a process holds at a moment: none of them may grow over time.
 
 use std::fs;
 
@@ -7,25 +7,25 @@ use trefoil::Device;
 
 use crate::smi;
 
-/// Memory, descriptors and threads; 0 where the system does not tell.
+/// Memory, descriptors and threads; 0 where the system does not report a value.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Vitals {
-    /// Memory of this process that is resident.
+    /// Resident memory of this process.
     pub resident_bytes: u64,
-    /// Open files, sockets and devices.
+    /// Number of open files, sockets and devices.
     pub descriptors: u64,
-    /// Threads of this process.
+    /// Number of threads of this process.
     pub threads: u64,
-    /// What buffers of the handle hold on the device.
+    /// Bytes on the device that are held by buffers of the device handle.
     pub device_bytes: u64,
-    /// What they hold of page-locked host memory.
+    /// Bytes of page-locked host memory that are held by buffers of the device handle.
     pub page_locked_bytes: u64,
-    /// What the GPU holds for all its processes, in MiB, where there is one.
+    /// Memory of the GPU that is in use by all processes, in MiB; `None` without a GPU.
     pub gpu_mib: Option<u64>,
 }
 
 impl Vitals {
-    /// Those of this process and of a device.
+    /// The vitals of this process and of a device.
     pub fn take(device: &Device) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let number = |name: &str| {

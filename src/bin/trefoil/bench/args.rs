@@ -46,7 +46,7 @@ pub enum BenchCommand {
 }
 
 impl BenchCommand {
-    /// Its name, and what becomes of its figures; nothing where they are printed only.
+    /// The benchmark's name and its report options; `None` for one that only prints its figures.
     pub fn report(&self) -> Option<(&'static str, &ReportArgs)> {
         match self {
             Self::Overlap(args) => Some(("overlap", &args.report)),
@@ -60,7 +60,7 @@ impl BenchCommand {
 }
 
 impl ReportArgs {
-    /// The files that are written, by option.
+    /// The files that the report options name, by option.
     pub fn files(&self) -> [(&'static str, Option<&Path>); 2] {
         [("--record", self.record.as_deref()), ("--plot", self.plot.as_deref())]
     }
@@ -331,13 +331,13 @@ pub struct ColdArgs {
     pub since: Option<u64>,
 }
 
-/// Enough that the first and the last of them can be compared.
+/// Parses a number of periods: at least 4, so that the last third can be compared with the first.
 fn periods(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| (4..=10_000).contains(n));
     number.ok_or_else(|| "expected a whole number from 4 to 10000".to_owned())
 }
 
-/// A time that somebody may be ready to wait.
+/// Parses milliseconds, up to an hour.
 fn milliseconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
     number.ok_or_else(|| "expected milliseconds from 0 to 3.6e6".to_owned())

@@ -28,13 +28,13 @@ const GPU_THREADS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const CPU_THREADS: [usize; 3] = [1, 4, 16];
 const GPU_BATCH: usize = 32;
 const CPU_BATCH: usize = 8;
-/// Different images.
+/// Number of different images.
 const IMAGES: usize = 16;
-/// Threads that fill batches for the ring's own rate.
+/// Threads that fill batches when the ring's own rate is measured.
 const PRODUCERS: usize = 8;
-/// So much more of a run beforehand, so that what is counted is a steady state.
+/// The warm-up before a run, as a part of the run's time: only the steady state is counted.
 const WARM_UP: f64 = 0.1;
-/// The bound on p99: so many batches.
+/// The bound on p99, in times of a full batch.
 const BOUND_BATCHES: f64 = 4.0;
 const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for more rows, upload, \
                         normalisation, network, probabilities, download, and comparing the answer";
@@ -55,12 +55,12 @@ struct Figures {
     upload: bool,
     includes: &'static str,
     ring: RingFigure,
-    /// Four times the ring's time of a full batch.
+    /// The bound on p99: four times the ring's time of a full batch.
     p99_bound_seconds: f64,
     rows: Vec<Row>,
 }
 
-/// What the ring does without a batcher.
+/// The rate of the ring without a batcher.
 #[derive(Serialize)]
 pub struct RingFigure {
     upload: bool,
@@ -75,7 +75,7 @@ struct Row {
     seconds: f64,
     images: usize,
     images_per_second: f64,
-    /// Of the ring's rate with full batches.
+    /// Images a second over the ring's rate with full batches.
     ratio: f64,
     p50_seconds: f64,
     p95_seconds: f64,
@@ -129,7 +129,7 @@ pub fn batch_of(args: &BatcherArgs, device: &Device) -> usize {
 }
 
 impl Served {
-    /// Builds it, learns the answers, and measures the ring for so many seconds.
+    /// Builds the engine and its batcher, learns the answers, and measures the ring for this many seconds.
     pub fn build(model: &Model, device: &Device, args: &BatcherArgs, kernels: Kernels, seconds: f64) -> Result<Self> {
         let batch = batch_of(args, device);
         let producers = PRODUCERS.min(setup::cores());
@@ -158,7 +158,7 @@ impl Served {
         Ok(Self { images, engine, batcher, batch, ring_images_per_second: batch as f64 / batch_seconds })
     }
 
-    /// The ring's rate, as a figure.
+    /// The ring's rate, as an entry of the report.
     pub fn ring_figure(&self) -> RingFigure {
         let images_per_second = self.ring_images_per_second;
         RingFigure { upload: true, includes: RING_INCLUDES, batch: self.batch, images_per_second }
@@ -188,7 +188,7 @@ fn measure(served: &Served, threads: usize, seconds: f64, bound: f64, bar: &Prog
             if since >= warm {
                 own.push(asked.elapsed().as_secs_f32());
             }
-            // Every image answered within the window counts, and no other.
+            // Only images that are answered within the window count.
             if (warm..warm + limit).contains(&start.elapsed()) {
                 counted.fetch_add(1, Ordering::Relaxed);
                 bar.inc(1);
@@ -223,7 +223,7 @@ fn measure(served: &Served, threads: usize, seconds: f64, bound: f64, bar: &Prog
     })
 }
 
-/// Images and upload copies in a batch between two looks at the batcher's books.
+/// Mean images and mean upload copies of a batch between two snapshots of the batcher's counters.
 pub fn since(before: Option<&BatcherStats>, after: &BatcherStats) -> (f64, f64) {
     let [rows, runs, batches] = [BatcherStats::rows, |stats: &BatcherStats| stats.runs, BatcherStats::batches]
         .map(|count: fn(&BatcherStats) -> u64| (count(after) - before.map_or(0, count)) as f64);

@@ -13,17 +13,17 @@ use super::args::ColdArgs;
 use crate::setup::{self, Ring, Sizes};
 use crate::{Outcome, out, report, stop};
 
-/// What one process took.
+/// The times of one process, from its start to its first result.
 #[derive(Serialize, Deserialize)]
 struct Start {
     device: String,
-    /// Names with seconds, in order.
+    /// Names of phases with their seconds, in order.
     phases: Vec<(String, f64)>,
-    /// From before the process was made to its first result.
+    /// Seconds from before the process was started to its first result.
     seconds: f64,
 }
 
-/// The phases that belong to the driver: nothing here makes them shorter.
+/// The phases that the driver spends: trefoil cannot shorten them.
 const OF_DRIVER: [&str; 2] = ["driver", "context"];
 
 impl Start {
@@ -43,7 +43,7 @@ pub fn run(args: &ColdArgs) -> Result<Outcome> {
     }
 }
 
-/// Starts processes, one after the other, and prints the one in the middle.
+/// Starts processes, one after the other, and prints the one with the median time above driver and context.
 fn starts(args: &ColdArgs) -> Result<Outcome> {
     let bar = report::progress_bar(args.runs as u64, "cold     {pos} of {len} starts, {eta} left");
     let mut starts = Vec::new();
@@ -77,7 +77,7 @@ fn starts(args: &ColdArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// One process of this program that does `first_result`.
+/// Starts this program once more, to run `first_result`.
 fn start(args: &ColdArgs) -> Result<Start> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
@@ -108,7 +108,7 @@ fn start(args: &ColdArgs) -> Result<Start> {
     serde_json::from_slice(&done.stdout).context("a start printed something else")
 }
 
-/// Classifies one image, as early as can be, and prints what each phase took.
+/// Classifies one image as early as possible, and prints the time of each phase.
 fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
     let process = SystemTime::now().duration_since(since)?.as_secs_f64();
     let mut phases = vec![("process".to_owned(), process)];

@@ -1,4 +1,4 @@
-//! The times of a ring's engines, each measured alone, and the run on paper that follows from them.
+//! The times of a ring's engines, each measured alone, and the simulated run that follows from them.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -9,8 +9,8 @@ use super::network::Buffers;
 
 /// Threads that submit and wait; they fill nothing.
 pub const PRODUCERS: usize = 4;
-/// Submissions of its own that a producer leaves unanswered while it takes the next batch. All of them together have to
-/// last longer than a thread that sleeps in the driver takes to hear of an answer; small batches do not last long.
+/// How many submissions a producer leaves unanswered while it takes the next batch. All of them together have to last
+/// longer than a thread that sleeps in the driver needs to learn of an answer; small batches do not last long.
 pub fn ahead(batch: usize) -> usize {
     if batch <= 16 { 3 } else { 1 }
 }
@@ -24,12 +24,12 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Slower than anything.
+    /// Infinite times, from which `best` starts.
     pub fn none() -> Self {
         Self { copy_in: f64::INFINITY, compute: f64::INFINITY, copy_out: f64::INFINITY }
     }
 
-    /// The best of both, engine by engine.
+    /// The shorter time of each engine.
     pub fn best(self, other: Self) -> Self {
         Self {
             copy_in: self.copy_in.min(other.copy_in),
@@ -45,7 +45,7 @@ impl Engines {
     }
 }
 
-/// Each engine loaded as in a run, and each with nothing else running.
+/// Seconds of a batch on each engine: under load as in a run, and with nothing else running.
 pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(Engines, Engines)> {
     let loaded = |stage| engine.measure_loaded(stage, batch, batches);
     let idle = |stage| -> Result<f64> {
@@ -62,13 +62,13 @@ pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(E
     Ok((engines, idle))
 }
 
-/// Enough of both that no producer ever waits for page-locked memory.
+/// Staging and result buffers, enough that no producer waits for page-locked memory.
 pub fn buffers(slots: usize, batch: usize) -> Buffers {
     let ahead = ahead(batch);
     Buffers { slots, staging: PRODUCERS * (ahead + 1) + 1, results: PRODUCERS * (ahead + 2) }
 }
 
-/// The run on paper. Link rates are those of the copies measured: idle, and at once in both directions, the slower one.
+/// The simulated run. Link rates are those of the measured copies: idle, and with both directions busy, the slower one.
 pub fn simulated(
     batch: usize,
     slots: usize,

@@ -1,9 +1,9 @@
 //! `trefoil bench forum`: threads that share one model, in five orders of locking, and the ring as it is meant to be
 //! used.
 //!
-//! The five are those of a question that comes up again and again: which part of upload, forward pass and download of a
-//! batch is to be under the lock, when many threads serve one GPU? In trefoil all three are one submission, which never
-//! waits; what a thread can do before it is to acquire page-locked memory and copy its pixels there.
+//! The first five come from a question that is asked again and again: when many threads serve one GPU, which part of a
+//! batch's upload, forward pass and download has to be under the lock? In trefoil all three are one submission, which
+//! never waits; before it a thread can acquire page-locked memory and copy its pixels there.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -26,9 +26,9 @@ use crate::{Outcome, report, setup, stop};
 
 const GPU_BATCH: usize = 32;
 const CPU_BATCH: usize = 4;
-/// Runs of compute alone in each round.
+/// Measurements of compute alone in each round.
 const COMPUTE_RUNS: usize = 50;
-/// A thread that finds no free batch for so long gives up.
+/// How long a thread waits for a free batch before it gives up.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ struct Figures {
     upload: bool,
     threads: usize,
     batch: usize,
-    /// By input format: images a second of compute with nothing else running, in each round. Without the upload.
+    /// Images a second of compute with nothing else running and without the upload, for each input format and round.
     compute: Vec<Compute>,
     rows: Vec<Row>,
 }
@@ -59,11 +59,11 @@ struct Row {
     includes: String,
     images_per_second: f64,
     images_per_second_all: Vec<f64>,
-    /// Of compute alone, the median over the rounds.
+    /// The rate over that of compute alone, the median over the rounds.
     ratio: f64,
 }
 
-/// An engine for one input format, with what its answers have to be.
+/// An engine for one input format, with its expected answers.
 struct Side {
     format: InputFormat,
     engine: Engine,
@@ -102,7 +102,7 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
             let Side { engine, sources, .. } = side;
             let load = Turns { engine, sources, case, batch, threads: args.threads, seconds };
             let Some(rate) = stop::complete(load.images_per_second())? else {
-                // A round counts as a whole, for its rows are compared.
+                // Rows are compared within a round: only complete rounds count.
                 compute.iter_mut().chain(&mut rates).for_each(|rates| rates.truncate(round));
                 ensure!(round > 0, "interrupted before a round was over: nothing was measured");
                 break 'all;
@@ -142,7 +142,7 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
 }
 
 impl Side {
-    /// Every thread has a batch of its own to submit, and one more to fill.
+    /// Builds the engine with two batches for each thread: one to submit and one to fill.
     fn build(model: &Model, device: &Device, format: InputFormat, args: &ForumArgs, batch: usize) -> Result<Self> {
         let builder = Engine::builder(model).on(device).batch_sizes(&[batch]).slots(args.slots);
         let builder = setup::tuned(builder, args.place.kernels);

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets of each power of two: a percentile is at most a 32nd too long.
+/// Buckets of each power of two: a percentile is too long by at most a 32nd.
 const PARTS: u64 = 32;
 const BUCKETS: usize = (64 * PARTS) as usize;
 
-/// Answers by their latency; many threads may add to it.
+/// Counts of answers by their latency; many threads may add to them.
 pub struct Latencies(Vec<AtomicU64>);
 
-/// How many answers there were of each latency.
+/// Numbers of answers in each bucket of latencies.
 pub struct Counted(Vec<u64>);
 
 impl Latencies {
@@ -22,7 +22,7 @@ impl Latencies {
         self.0[bucket(latency)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Those added since the last call.
+    /// Takes the answers that were added since the last call.
     pub fn take(&self) -> Counted {
         Counted(self.0.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect())
     }
@@ -33,7 +33,7 @@ impl Counted {
         self.0.iter().sum()
     }
 
-    /// The seconds that at least this part of the answers stayed below; 0 without answers.
+    /// Seconds within which at least this part of the answers came; 0 without answers.
     pub fn percentile(&self, part: f64) -> f64 {
         let wanted = ((self.answers() as f64 * part).ceil() as u64).max(1);
         let mut seen = 0;
@@ -51,7 +51,7 @@ fn bucket(latency: Duration) -> usize {
     (log * PARTS + (nanos >> (log - u64::from(PARTS.ilog2()))) % PARTS) as usize
 }
 
-/// The seconds that all of a bucket stay below.
+/// The upper bound of a bucket, in seconds.
 fn upper(bucket: usize) -> f64 {
     let (log, part) = (bucket as u64 / PARTS, bucket as u64 % PARTS);
     (log as f64).exp2() * (PARTS + part + 1) as f64 / PARTS as f64 * 1e-9

@@ -1,4 +1,4 @@
-//! Threads that work an engine, and what the times of the answers say.
+//! Threads that load an engine, and figures from the times of the answers.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -11,12 +11,12 @@ use trefoil::{Engine, Output, Ticket};
 use super::sources::Sources;
 use crate::threads::run_all;
 
-/// Runs `work` on `threads` threads; the first error counts when all have ended.
+/// Runs `work` on `threads` threads; when all have ended, returns the first error.
 pub fn on_threads(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     run_all(threads, "trefoil-load", work)
 }
 
-/// The ring alone: producers that submit what the page-locked memory holds, each some batches ahead.
+/// The ring alone: producers submit batches from page-locked memory, each several batches ahead.
 pub struct RingLoad<'a> {
     pub engine: &'a Engine,
     pub sources: &'a Sources,
@@ -27,13 +27,13 @@ pub struct RingLoad<'a> {
 }
 
 impl RingLoad<'_> {
-    /// Answers at the start and at the end that do not count: the ring fills, and runs empty.
+    /// Number of answers that do not count at the start, while the ring fills, and at the end, while it runs empty.
     pub fn under_way(&self) -> usize {
         self.engine.slots() + (self.ahead + 1) * self.producers
     }
 
-    /// Seconds a batch end to end over `batches` batches in the steady state. Some of every answer is checked while
-    /// the clock runs, all of each producer's last answer afterwards.
+    /// Seconds of a batch end to end, over `batches` batches in the steady state. A part of every answer is checked
+    /// while the clock runs; each producer's last answer is checked completely afterwards.
     pub fn seconds_a_batch(&self, batches: usize) -> Result<f64> {
         let total = batches + 2 * self.under_way() + 1;
         let (next, answered) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(total)));
@@ -71,7 +71,7 @@ impl RingLoad<'_> {
     }
 }
 
-/// Seconds from one answer to the next, without so many at both ends.
+/// Mean seconds from one answer to the next, without the first and last `under_way` answers.
 pub fn steady(mut answered: Vec<f64>, under_way: usize) -> Result<f64> {
     answered.sort_by(f64::total_cmp);
     let end = answered.len().saturating_sub(under_way);
@@ -81,12 +81,12 @@ pub fn steady(mut answered: Vec<f64>, under_way: usize) -> Result<f64> {
     Ok(took / (end - 1 - under_way) as f64)
 }
 
-/// The median; of an even number, the mean of the two in the middle.
+/// The median; of an even number of values, the mean of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     crate::report::Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// The smallest value that at least this part of the values does not exceed; values ascend.
+/// The smallest value that at least this part of the values does not exceed; `sorted` ascends.
 pub fn percentile(sorted: &[f32], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(place.max(1) - 1).map_or(f64::NAN, |value| f64::from(*value))

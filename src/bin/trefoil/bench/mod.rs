@@ -1,4 +1,4 @@
-//! `trefoil bench`: the stages of a model, and the benchmarks that have a name.
+//! `trefoil bench`: measures the stages of a model, and runs the benchmarks that are subcommands.
 
 pub mod args;
 mod clients;

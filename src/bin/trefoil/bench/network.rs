@@ -1,4 +1,4 @@
-//! Networks made for `bench overlap`: features as large as the input, and as much compute as asked for.
+//! Networks made for `bench overlap`: features as large as the input, and an adjustable amount of compute.
 
 use anyhow::{Result, ensure};
 use trefoil::graph::{GraphBuilder, Window};
@@ -9,14 +9,15 @@ use super::args::Regime;
 use crate::random::Random;
 use crate::setup;
 
-/// What is stacked: 1x1 convolutions of as many channels in as out, each added to its input. They wait for memory: a GPU
-/// whose power limit holds its clocks down would compute faster in a ring that leaves it idle now and then than alone.
+/// The layers that are stacked: 1x1 convolutions with as many channels out as in, each added to its input. They are
+/// bound by memory: a GPU whose power limit lowers its clocks would run compute-bound layers faster in a ring that
+/// leaves it idle now and then than alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers {
     shape: Shape,
 }
 
-/// The ring around a network.
+/// Slots and buffers of the ring around a network.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     pub slots: usize,
@@ -24,24 +25,25 @@ pub struct Buffers {
     pub results: usize,
 }
 
-/// Convolutions at most.
+/// The largest number of convolutions.
 const MOST_DEPTH: usize = 1_000;
-/// Depths at which the time of a convolution is found.
+/// Depths at which compute is measured first.
 const PROBES: [usize; 2] = [2, 12];
-/// Times that a depth is corrected by what it measures.
+/// How often a depth is corrected after it is measured.
 const CORRECTIONS: usize = 3;
-/// Closer than this, a depth is not corrected.
+/// A depth is not corrected where compute is off by no more than this part.
 const CLOSE: f64 = 0.02;
 
 impl Layers {
-    /// Rows of 588 KiB, as 224 x 224 RGB images in f32 have; few operations a layer on the CPU.
+    /// Layers for a device: rows of 588 KiB, like 224 x 224 RGB images in f32; on the CPU each layer has few
+    /// operations.
     pub fn of(device: &Device) -> Self {
         let shape = if setup::is_cpu(device) { Shape::new(112, 168, 8) } else { Shape::new(48, 49, 64) };
         Self { shape }
     }
 
-    /// A network of `depth` convolutions. Each adds a little to its input, so that the result neither grows nor
-    /// forgets what went in, however deep it is.
+    /// A network of `depth` convolutions. Each adds a little to its input, so that at any depth the result stays within
+    /// range and still depends on the input.
     fn model(self, depth: usize) -> Result<Model> {
         let channels = self.shape.channels;
         let scale = (0.003 * 3.0 / channels as f32).sqrt();
@@ -74,14 +76,14 @@ impl Layers {
         Ok(engine)
     }
 
-    /// What the network is made of.
+    /// Describes the layers in words.
     pub fn describe(self) -> String {
         format!("1x1 convolutions on {}, f32 in and out", self.shape)
     }
 }
 
 impl Regime {
-    /// What compute takes, in copies.
+    /// The time of compute, in times of a copy.
     pub fn copies(self) -> f64 {
         match self {
             Self::ComputeBound => 4.0,
@@ -99,15 +101,15 @@ impl Regime {
     }
 }
 
-/// Finds depths at which compute takes some part of a copy, from measured times.
+/// Finds the depth at which compute takes a given multiple of a copy's time, by measurement.
 pub struct Calibration<'a> {
     device: &'a Device,
     layers: Layers,
     batch: usize,
     batches: usize,
-    /// Depths measured, with seconds of compute, ascending.
+    /// Measured depths with seconds of compute, in ascending order.
     known: Vec<(usize, f64)>,
-    /// Seconds of the slower copy, the other one beside it: the least of those seen.
+    /// Seconds of the slower copy while the other one runs: the least value seen.
     copy: f64,
 }
 
@@ -119,7 +121,7 @@ impl<'a> Calibration<'a> {
         Ok(this)
     }
 
-    /// The depth for a regime, as near as whole convolutions come to it.
+    /// The number of convolutions that comes nearest to a regime.
     pub fn depth(&mut self, regime: Regime) -> Result<usize> {
         let mut depth = self.guess(regime.copies() * self.copy);
         for _ in 0..CORRECTIONS {
@@ -141,14 +143,14 @@ impl<'a> Calibration<'a> {
         let engine = self.layers.engine(self.device, depth, self.batch, buffers)?;
         let time = |stage| engine.measure_loaded(stage, self.batch, self.batches);
         self.copy = self.copy.min(time(Stage::CopyIn)?.max(time(Stage::CopyOut)?));
-        // Of two, for a device that was idle before may still be slow in the first.
+        // The lesser of two, because a device that was idle before may still be slow in the first.
         let compute = time(Stage::Compute)?.min(time(Stage::Compute)?);
         self.known.push((depth, compute));
         self.known.sort_by_key(|known| known.0);
         Ok(compute)
     }
 
-    /// On the line through the two known depths that are nearest in time.
+    /// The depth for a time of compute, on the line through the two measured depths that are nearest in time.
     fn guess(&self, wanted: f64) -> usize {
         let mut near = self.known.clone();
         near.sort_by(|a, b| (a.1 - wanted).abs().total_cmp(&(b.1 - wanted).abs()));

@@ -1,4 +1,4 @@
-//! Orders in which threads may share an engine, and threads that keep to one of them.
+//! Orders in which threads may share an engine, and threads that follow one of them.
 
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
@@ -12,21 +12,21 @@ use super::load::{on_threads, steady};
 use super::sources::Sources;
 use crate::stop;
 
-/// What happens under the lock that all threads share.
+/// The part of a batch's work that is done under the lock that all threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IssueOrder {
-    /// Filled outside; submitted, waited for and read under it.
+    /// Filling is outside; submitting, waiting and reading are under the lock.
     FillOutside,
-    /// Filled and read outside; submitted and waited for under it.
+    /// Filling and reading are outside; submitting and waiting are under the lock.
     FillAndReadOutside,
-    /// Everything under it.
+    /// Everything is under the lock.
     AllInside,
-    /// Only the submission under it.
+    /// Only the submission is under the lock.
     SubmitInside,
-    /// No lock; each thread waits for its batch at once.
+    /// There is no lock; each thread waits at once for the batch that it submitted.
     NoLock,
-    /// No lock; each thread fills its next batch while the last one is on its way.
+    /// There is no lock; each thread fills its next batch while its last one is in flight.
     Recommended,
 }
 
@@ -39,13 +39,13 @@ const ORDERS: [IssueOrder; 6] = [
     IssueOrder::Recommended,
 ];
 
-/// Where the pixels are when a thread has its turn.
+/// Where the pixels of a batch are when a thread begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Start {
-    /// In memory of the thread's own: they are copied.
+    /// In the thread's own memory, from which they are copied.
     Pageable,
-    /// In the batch that was acquired, as a camera or decoder would have written them.
+    /// In the acquired batch, as if a camera or decoder had written them there.
     PageLocked,
 }
 
@@ -57,7 +57,7 @@ pub struct Case {
     pub order: IssueOrder,
 }
 
-/// The five orders and the recommended one from ordinary memory; the recommended one from where the pixels may be else.
+/// The rows of the table: all orders from ordinary memory, then the recommended order with pixels in other places.
 pub fn cases() -> Vec<Case> {
     let forum = ORDERS.map(|order| Case { format: InputFormat::F32Nchw, start: Start::Pageable, order });
     let more = [
@@ -70,7 +70,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl IssueOrder {
-    /// In few words; a bar is where the lock is taken or given back.
+    /// A short name; a bar marks where the lock is taken or released.
     pub fn name(self) -> &'static str {
         match self {
             Self::FillOutside => "1 fill | lock: submit, wait, read",
@@ -84,7 +84,7 @@ impl IssueOrder {
 }
 
 impl Start {
-    /// In a word.
+    /// The name in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pageable => "pageable",
@@ -94,7 +94,7 @@ impl Start {
 }
 
 impl Case {
-    /// What a figure has in it.
+    /// The steps that a figure includes.
     pub fn includes(self) -> String {
         let copied = match self.start {
             Start::Pageable => "copying pixels from ordinary into page-locked memory, ",
@@ -108,7 +108,7 @@ impl Case {
     }
 }
 
-/// Threads that take turns in one order.
+/// Threads that share an engine in one order.
 pub struct Turns<'a> {
     pub engine: &'a Engine,
     pub sources: &'a Sources,
@@ -139,7 +139,7 @@ impl Turns<'_> {
         Ok(self.batch as f64 / steady(answered, under_way)?)
     }
 
-    /// One batch of one thread. What is returned is on its way.
+    /// Runs one batch of one thread. Returns a ticket that was left unanswered, with the number of its batch.
     fn turn(
         &self,
         thread: usize,
@@ -184,7 +184,7 @@ impl Turns<'_> {
         Ok(None)
     }
 
-    /// A batch with pixels in it: the thread's own, or what was there.
+    /// A batch with pixels in it, and its number: the thread's own pixels are copied, or those already there are used.
     fn filled(&self, thread: usize) -> Result<(usize, Batch)> {
         let mut batch = self.engine.acquire()?;
         if self.case.start == Start::PageLocked {

@@ -1,4 +1,4 @@
-//! `trefoil bench overlap`: the ring beside its slowest engine alone, and beside what the simulator says.
+//! `trefoil bench overlap`: the ring compared with its slowest engine alone and with the simulator's prediction.
 
 use std::io::{self, Write};
 
@@ -23,11 +23,12 @@ use crate::{report, setup, stop};
 
 const GPU_BATCHES: [usize; 3] = [8, 32, 128];
 const CPU_BATCHES: [usize; 1] = [8];
-/// A regime counts as missed when compute is off by more than this part.
+/// A regime counts as missed when the time of compute is off by more than this part.
 const REGIME_OFF: f64 = 0.15;
-/// Compute with nothing beside it is at least as fast as loaded, but for what two measurements differ by.
+/// Idle compute may take this part less time than loaded compute, for the noise of two measurements; else there is a
+/// warning.
 const IDLE_FASTER: f64 = 0.99;
-/// Different batches.
+/// Number of different batches.
 const SOURCES: usize = 3;
 const ON_GPUS: &str = "If compute is faster under load than idle, there is a warning. ratio: the throughput of the ring over that of its \
                        slowest engine alone. off: the difference of the simulator's prediction and the measurement. gain: the \
@@ -38,7 +39,7 @@ const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so no e
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
                         alone: back to back with no host wait, while the other two stages run as in the ring";
 
-/// What all rows have in common.
+/// The parts that all rows share.
 struct Bench<'a> {
     device: &'a Device,
     layers: Layers,
@@ -58,49 +59,49 @@ struct Figures {
 
 #[derive(Serialize)]
 struct Row {
-    /// What was aimed at, and whether it was reached.
+    /// The wanted regime, and whether it was reached.
     regime: Regime,
     regime_reached: bool,
     batch: usize,
     slots: usize,
-    /// Convolutions.
+    /// Number of convolutions.
     depth: usize,
     upload: bool,
-    /// What compute takes, in copies; and what was aimed at.
+    /// The time of compute, in times of a copy, measured and wanted.
     compute_in_copies: f64,
     compute_in_copies_wanted: f64,
-    /// The best of all repetitions on this network, the other engines loaded.
+    /// The best times of all repetitions on this network, each engine alone under load.
     alone_seconds: Engines,
-    /// The same with nothing else running; compute is what `bench` gives as resident on the device.
+    /// The best times with nothing else running; compute is the figure that `bench` gives for a resident input.
     idle_seconds: Engines,
     ring_seconds: f64,
     ring_seconds_median: f64,
     ring_seconds_all: Vec<f64>,
     images_per_second: f64,
-    /// Over one slot, if that was run.
+    /// The throughput over that with one slot, if one slot was measured.
     gain: Option<f64>,
-    /// Nothing on the CPU, see [`ON_THE_CPU`].
+    /// The comparison with the slowest engine and with the prediction; `None` on the CPU, see [`ON_THE_CPU`].
     #[serde(flatten)]
     beside: Option<Beside>,
 }
 
-/// The ring beside its slowest engine alone, and beside the run on paper.
+/// The ring compared with its slowest engine alone and with the simulated run.
 #[derive(Serialize)]
 struct Beside {
     slowest: &'static str,
     slowest_seconds: f64,
     slowest_images_per_second: f64,
-    /// Of the ring's rate to the slowest engine's.
+    /// The ring's rate over the slowest engine's rate.
     ratio: f64,
     predicted_images_per_second: f64,
-    /// Of the prediction from the measurement.
+    /// The deviation of the prediction from the measurement.
     deviation_percent: f64,
-    /// Over one slot, if that was run.
+    /// The predicted throughput over that with one slot, if one slot was measured.
     predicted_gain: Option<f64>,
 }
 
 impl Beside {
-    /// Of a ring that takes so long for a batch, and of predictions in images a second, for it and for one slot.
+    /// Compares a ring's seconds of a batch with the predicted images a second, for its slots and for one slot.
     fn new(batch: usize, alone: Engines, ring_seconds: f64, predicted: f64, predicted_one: Option<f64>) -> Self {
         let (slowest, slowest_seconds) = alone.slowest();
         Self {
@@ -153,9 +154,10 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
 }
 
 impl Bench<'_> {
-    /// The rows of one network. A repetition measures the ring with each number of slots, and the engines alone on one of
-    /// these rings, the next each time: so all figures are spread over the same time, and a disturbance from elsewhere
-    /// meets all alike. The measurements of the engines alone are pooled, for it is the same work whatever the slots.
+    /// The rows of one network. Each repetition measures the ring with every number of slots, and the engines alone on
+    /// one of these rings, another one each time: all figures are spread over the same time, so a disturbance from
+    /// outside affects all alike. The measurements of the engines alone are pooled, because their work does not depend
+    /// on the slots.
     fn network(&self, regime: Regime, batch: usize, depth: usize) -> Result<Vec<Row>> {
         let engine = |&slots: &usize| self.layers.engine(self.device, depth, batch, buffers(slots, batch));
         let engines = self.slots.iter().map(engine).collect::<Result<Vec<_>>>()?;
@@ -171,7 +173,7 @@ impl Bench<'_> {
                     let (loaded, quiet) = measure_alone(engine, batch, self.batches)?;
                     alone = alone.best(loaded);
                     idle = idle.best(quiet);
-                    // Measuring leaves other rows in a staging buffer.
+                    // The measurement has left other rows in a staging buffer.
                     sources.restore(engine)?;
                 }
                 let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS, ahead: ahead(batch) };
@@ -281,7 +283,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}", figures.shows)
 }
 
-/// A panel for each regime: ratio over slots, measured and predicted; where there is no such thing, images a second.
+/// A panel for each regime: measured and predicted ratio by slots; without a ratio, images a second.
 fn plot(figures: &Figures, about: &str) -> Chart {
     let mut panels: Vec<Panel> = Vec::new();
     for row in &figures.rows {

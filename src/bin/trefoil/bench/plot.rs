@@ -7,10 +7,10 @@ use std::fmt::Write;
 
 use trefoil::printable;
 
-/// Panels one below the other, for narrow screens too.
+/// A drawing of panels one below the other, which also fits narrow screens.
 pub struct Chart {
     pub title: String,
-    /// What the figures are of, in small print.
+    /// The small print: which device, model and options the figures belong to.
     pub about: String,
     pub panels: Vec<Panel>,
 }
@@ -21,18 +21,18 @@ pub struct Panel {
     x: Axis,
     y: Axis,
     series: Vec<Series>,
-    /// Levels to compare with.
+    /// Horizontal lines to compare with, each with its name.
     levels: Vec<(f64, String)>,
 }
 
-/// What an axis shows, with its unit.
+/// The label of an axis, with its unit, and its scale.
 pub struct Axis {
     label: String,
     log2: bool,
     has_zero: bool,
 }
 
-/// One line.
+/// One line of a panel.
 pub struct Series {
     name: String,
     dashed: bool,
@@ -43,13 +43,13 @@ const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
 const GAP: f64 = 24.0;
-/// Of the whole drawing, and characters of small print that fit.
+/// The width of the whole drawing, and the number of characters of small print that fit into it.
 const PAGE: f64 = LEFT + WIDTH + GAP;
 const PRINT: usize = 78;
 const LINE: f64 = 18.0;
-/// Characters of a text that are drawn.
+/// The most characters of a text that are drawn.
 const MOST_OF_A_TEXT: usize = 300;
-/// On light paper, and on dark.
+/// Colours of series: on light paper, and on dark.
 const COLOURS: [[&str; 2]; 6] = [
     ["#0969da", "#58a6ff"],
     ["#bc4c00", "#f0883e"],
@@ -69,7 +69,7 @@ const DARK: &str = "\
 .frame { stroke: #6e7681; } .grid { stroke: #30363d; } .level { stroke: #9198a1; }
 ";
 
-/// Colours that follow the reader's scheme.
+/// The style sheet, with colours that follow the reader's scheme.
 fn style() -> String {
     let lines = |scheme: usize| -> String {
         let line = |(index, colours): (usize, &[&str; 2])| {
@@ -83,17 +83,17 @@ fn style() -> String {
 }
 
 impl Axis {
-    /// A linear axis; the label has the unit.
+    /// A linear axis; the label includes the unit.
     pub fn new(label: &str) -> Self {
         Self { label: label.into(), log2: false, has_zero: false }
     }
 
-    /// Each doubling as long.
+    /// Makes the axis logarithmic: each doubling has the same length.
     pub fn log2(self) -> Self {
         Self { log2: true, ..self }
     }
 
-    /// It begins at zero.
+    /// Makes the axis begin at zero.
     pub fn with_zero(self) -> Self {
         Self { has_zero: true, ..self }
     }
@@ -102,7 +102,7 @@ impl Axis {
         if self.log2 { value.max(f64::MIN_POSITIVE).log2() } else { value }
     }
 
-    /// From where to where it goes, and the values that are marked.
+    /// The ends of the axis, and its marked values.
     fn range(&self, values: impl Iterator<Item = f64>) -> (f64, f64, Vec<f64>) {
         let finite = values.filter(|value| value.is_finite());
         let (least, most) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(v), b.max(v)));
@@ -139,13 +139,13 @@ impl Panel {
         Self { title: title.into(), x, y, series: Vec::new(), levels: Vec::new() }
     }
 
-    /// Adds a level to compare with.
+    /// Adds a horizontal line to compare with.
     pub fn line(mut self, at: f64, name: &str) -> Self {
         self.levels.push((at, name.into()));
         self
     }
 
-    /// Adds a point to the series of that name, which is new if there is none.
+    /// Adds a point to the series of the same name, which is added if there is none.
     pub fn point(&mut self, series: Series, x: f64, y: f64) {
         let index = self.series.iter().position(|known| known.name == series.name).unwrap_or_else(|| {
             self.series.push(series);
@@ -154,7 +154,7 @@ impl Panel {
         self.series[index].points.push((x, y));
     }
 
-    /// What it takes, with its title, axes and names.
+    /// The height of the panel, with its title, axes and names of series.
     fn height(&self) -> f64 {
         GAP + HEIGHT + 60.0 + LINE * self.series.len() as f64
     }
@@ -208,7 +208,7 @@ impl Panel {
         }
     }
 
-    /// A dashed line has the colour of the solid one before it.
+    /// The colour of a series; a dashed line has that of the solid line before it.
     fn colour(&self, index: usize) -> usize {
         let solid = self.series[..=index].iter().filter(|series| !series.dashed).count();
         solid.saturating_sub(1) % COLOURS.len()
@@ -231,7 +231,7 @@ impl Chart {
 pub struct Bar {
     pub label: String,
     pub value: f64,
-    /// Bars of a group have a colour.
+    /// Bars of the same group have the same colour.
     pub group: usize,
 }
 
@@ -252,7 +252,7 @@ pub fn bars(title: &str, about: &str, unit: &str, bars: &[Bar]) -> String {
     out + "</svg>\n"
 }
 
-/// The head of a drawing with so much below it, and where that begins.
+/// Begins a drawing with this height below the head; returns its text, and where the part below begins.
 fn open(below: f64, title: &str, about: &str) -> (String, f64) {
     let about = lines(about);
     let top = 40.0 + LINE * about.len() as f64;
@@ -271,7 +271,7 @@ fn open(below: f64, title: &str, about: &str) -> (String, f64) {
     (out, top)
 }
 
-/// Small print broken between words.
+/// Breaks small print between words.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -291,7 +291,7 @@ fn text(out: &mut String, x: f64, y: f64, class: &str, anchor: &str, text: &str)
     let _ = writeln!(out, r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{text}</text>"#);
 }
 
-/// Text for XML, which holds no control characters.
+/// Escapes a text for XML and removes its control characters.
 fn escaped(text: &str) -> String {
     printable(text, MOST_OF_A_TEXT)
         .replace('&', "&amp;")
@@ -300,7 +300,7 @@ fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// As few digits as say it.
+/// A number in as few digits as its size needs.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1e6 => format!("{:.4}M", value * 1e-6).replace(".0000", ""),

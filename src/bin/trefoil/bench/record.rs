@@ -1,4 +1,4 @@
-//! What a figure has to carry: commit, date, device, driver, clocks, temperature, options, model.
+//! The context that is kept with a figure: commit, date, device, driver, clocks, temperature, options, model.
 
 use std::io::{self, Write};
 use std::process::Command;
@@ -21,29 +21,29 @@ pub struct Record {
     benchmark: &'static str,
     trefoil: &'static str,
     commit: String,
-    /// UTC, when it began.
+    /// When the benchmark began, in UTC.
     date: String,
     seconds: f64,
-    /// By Ctrl-C: the figures are of what was measured before.
+    /// Whether Ctrl-C ended the benchmark: the figures are those measured until then.
     interrupted: bool,
     cores: usize,
     device: String,
     device_name: String,
-    /// Of the GPU, as nvidia-smi tells it.
+    /// Version of the GPU's driver, by nvidia-smi.
     driver: Option<String>,
-    /// Nothing where nvidia-smi tells nothing.
+    /// The GPU's states during the benchmark; `None` where nvidia-smi gives none.
     gpu: Option<Vec<GpuState>>,
     model: Option<String>,
     options: Value,
     figures: Value,
     #[serde(skip)]
     began: Instant,
-    /// The GPU that nvidia-smi is asked about.
+    /// The GPU's name for nvidia-smi.
     #[serde(skip)]
     id: Option<String>,
 }
 
-/// The GPU at a moment.
+/// The state of the GPU at one moment.
 #[derive(Serialize)]
 struct GpuState {
     at: String,
@@ -51,12 +51,12 @@ struct GpuState {
     memory_mhz: Option<f64>,
     celsius: Option<f64>,
     watt: Option<f64>,
-    /// What holds the clocks down: nvidia-smi's bits.
+    /// The reasons that hold the clocks down, as nvidia-smi's bits.
     clocks_held_by: Option<String>,
 }
 
 impl Record {
-    /// Starts a record; also makes sure that what is to be written can be.
+    /// Starts a record; fails at once if a file that is asked for cannot be written.
     pub fn start(
         benchmark: &'static str,
         device: &Device,
@@ -89,7 +89,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Notes the GPU's clocks and temperature. Best right behind a measurement, while the clocks are still up.
+    /// Notes the GPU's clocks and temperature. Call it right after a measurement, while the clocks are still up.
     pub fn note(&mut self, at: &str) {
         let Some(id) = &self.id else { return };
         let fields = ["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active"];
@@ -105,7 +105,7 @@ impl Record {
         });
     }
 
-    /// One line that says of what the figures are.
+    /// One line that names the device, model and options of the figures.
     pub fn headline(&self) -> String {
         let driver = self.driver.as_ref().map_or_else(String::new, |driver| format!(", driver {driver}"));
         let model = self.model.as_ref().map_or_else(String::new, |model| format!("{model} on "));
@@ -127,7 +127,7 @@ impl Record {
         if self.interrupted {
             let _ = writeln!(io::stderr(), "interrupted: these figures were complete before");
         }
-        // First the figures, whatever becomes of the files; then these, whoever reads the figures.
+        // The figures are printed even if a file cannot be written, and the files are written even if printing fails.
         let printed = self.print(args.json, table);
         let kept = self.keep(args, plot);
         kept.and(printed)
@@ -155,7 +155,7 @@ impl Record {
     }
 }
 
-/// The option, TREFOIL_COMMIT, or what git says of the folder that the program lies in.
+/// The commit from the option, from TREFOIL_COMMIT, or from git in the folder of the program.
 fn commit(args: &ReportArgs) -> String {
     let given = args.commit.clone().or_else(|| std::env::var("TREFOIL_COMMIT").ok());
     let described = || {
@@ -168,11 +168,11 @@ fn commit(args: &ReportArgs) -> String {
     given.filter(|commit| !commit.is_empty()).or_else(described).unwrap_or_else(|| "unknown".into())
 }
 
-/// UTC, as in 2026-11-21T08:09:10Z.
+/// Date and time in UTC, as in 2026-11-21T08:09:10Z.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let [hour, minute, second] = [seconds / 3600 % 24, seconds / 60 % 60, seconds % 60];
-    // Days from 1 March of the year 0, in cycles of 400 years of 146,097 days.
+    // Days since 1 March of the year 0, in cycles of 400 years, each of 146,097 days.
     let days = seconds / 86_400 + 719_468;
     let (cycle, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

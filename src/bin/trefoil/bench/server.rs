@@ -1,4 +1,4 @@
-//! `trefoil bench server`: images that arrive at random, and the highest rate whose p99 latency keeps a limit.
+//! `trefoil bench server`: finds the highest rate of random arrivals whose p99 latency keeps a limit.
 
 use std::io::{self, Write};
 use std::sync::Mutex;
@@ -23,13 +23,13 @@ use crate::table::Table;
 use crate::threads::{join, spawn};
 use crate::{Outcome, report, setup, stop};
 
-/// Threads that send, each its part of the arrivals: a copy takes long enough that one could not send all.
+/// Threads that send, each a part of the arrivals: copying takes so long that one thread could not send all.
 const SENDERS: usize = 8;
-/// A rate is given up when an answer is later than so many limits.
+/// A rate is given up when an answer is later than this many limits.
 const HOPELESS: f64 = 20.0;
-/// Two rates closer than this part are not told apart.
+/// Two rates that differ by less than this part count as equal.
 const CLOSE: f64 = 0.02;
-/// Below it a sleep would oversleep by more than it sleeps.
+/// For a shorter time a thread spins: a sleep would take more than twice as long.
 const SLEEP_LEAST: Duration = Duration::from_micros(200);
 const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for more rows, upload, \
                         normalisation, network, probabilities, download; from when the image was due";
@@ -40,17 +40,17 @@ struct Figures {
     includes: &'static str,
     ring: RingFigure,
     limit_seconds: f64,
-    /// The highest rate tried that kept the limit.
+    /// The highest tried rate that kept the limit; `None` if none did.
     best_images_per_second: Option<f64>,
-    /// That, of the ring's rate with full batches.
+    /// The highest rate that kept the limit, over the ring's rate with full batches.
     ratio: Option<f64>,
-    /// In the order tried.
+    /// All rates, in the order in which they were tried.
     ladder: Vec<Step>,
 }
 
 #[derive(Serialize, Clone)]
 struct Step {
-    /// Images due in a second, in the mean.
+    /// Mean number of images due in a second.
     images_per_second: f64,
     answered_per_second: f64,
     images: usize,
@@ -60,12 +60,12 @@ struct Step {
     max_seconds: f64,
     mean_batch: f64,
     upload: bool,
-    /// Given up early, for answers far too late.
+    /// Whether the rate was given up early because answers came far too late.
     given_up: bool,
     within_limit: bool,
 }
 
-/// One image on its way.
+/// One image that was sent and is not answered.
 struct Sent {
     number: usize,
     due: Instant,
@@ -122,7 +122,7 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// Halves the gap between the highest rate that kept the limit and the lowest that did not; tries the highest first.
+/// Bisects between the highest rate that kept the limit and the lowest that did not; the highest of all is tried first.
 fn bisect(most: f64, steps: usize, mut offer: impl FnMut(f64) -> Result<Option<Step>>) -> Result<Vec<Step>> {
     let (mut low, mut high, mut rate) = (0.0, most, most);
     let mut ladder = Vec::new();
@@ -144,7 +144,7 @@ fn bisect(most: f64, steps: usize, mut offer: impl FnMut(f64) -> Result<Option<S
 }
 
 impl Server<'_> {
-    /// One rate. Each sender has arrivals of its own; together they are as random as one stream.
+    /// Measures one rate. Each sender has arrivals of its own; together they are as random as one stream.
     fn offer(&self, rate: f64) -> Result<Step> {
         let (latencies, hopeless) = (Mutex::new(Vec::<f32>::new()), AtomicBool::new(false));
         let before = self.served.batcher.stats();
@@ -180,12 +180,12 @@ impl Server<'_> {
             mean_batch: since(Some(&before), &self.served.batcher.stats()).0,
             upload: true,
             given_up,
-            // Of no image at all nothing is known: that keeps no limit.
+            // Without an answer the percentile is not a number, which keeps no limit.
             within_limit: !given_up && p99_seconds <= self.limit,
         })
     }
 
-    /// Sends each image when it is due, or as soon after that as can be.
+    /// Sends each image when it is due, or as soon as possible after that.
     fn send(
         &self,
         sender: usize,
@@ -218,7 +218,7 @@ impl Server<'_> {
         }
     }
 
-    /// Waits for the answers of one sender, in the order sent, which is that of their batches.
+    /// Waits for the answers of one sender, in the order sent, which is also the order of their batches.
     fn collect(&self, answers: mpsc::Receiver<Sent>, hopeless: &AtomicBool) -> Result<Vec<f32>> {
         let mut latencies = Vec::new();
         for Sent { number, due, ticket } in answers {

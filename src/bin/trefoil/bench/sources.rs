@@ -1,4 +1,4 @@
-//! Random batches, and what the engine answers to each when it has nothing else to do: what is timed is checked.
+//! Random batches, with the answers that an idle engine gives: every timed answer is checked against them.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,17 @@ use trefoil::{Batch, Engine, Output};
 
 use crate::{random, stop};
 
-/// Batches in ordinary memory, with their answers of a run of one batch at a time.
+/// Batches in ordinary memory, with their answers from a run of one batch at a time.
 pub struct Sources {
     rows: usize,
     row_bytes: usize,
     batches: Vec<Vec<u8>>,
-    /// By the first bytes of a batch: its number.
+    /// The number of each batch, by the batch's first bytes.
     numbers: HashMap<[u8; ID_BYTES], usize>,
     answers: Vec<Vec<u8>>,
 }
 
-/// Enough for numbers that are 0 or 1.
+/// Bytes that identify a batch: enough even if each element is 0 or 1.
 const ID_BYTES: usize = 256;
 
 impl Sources {
@@ -33,7 +33,7 @@ impl Sources {
         let staging = engine.credits()?.staging;
         let mut held = (0..staging.max(count)).map(|number| (number, number % count)).peekable();
         while held.peek().is_some() {
-            // All staging at once, or the same buffer would be lent again and again.
+            // All staging buffers are held at once; otherwise the same one would be lent again and again.
             let lent: Vec<_> = held.by_ref().take(staging).collect();
             let lent =
                 lent.into_iter().map(|(_, number)| Ok((number, engine.acquire()?))).collect::<Result<Vec<_>>>()?;
@@ -52,7 +52,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Leaves every staging buffer holding one of the batches again.
+    /// Fills every staging buffer with one of the batches again.
     pub fn restore(&self, engine: &Engine) -> Result<()> {
         let staging = engine.credits()?.staging;
         let lent = (0..staging).map(|_| engine.acquire()).collect::<Result<Vec<_>, _>>()?;
@@ -70,13 +70,13 @@ impl Sources {
         }
     }
 
-    /// Which batch the memory holds, by its first bytes.
+    /// The number of the batch that the memory holds, by its first bytes.
     pub fn number(&self, batch: &mut Batch) -> Result<usize> {
         let number = self.numbers.get(&first_bytes(batch.row_mut(0))).copied();
         number.map_or_else(|| bail!("internal error, please report it: page-locked memory with unknown pixels"), Ok)
     }
 
-    /// Checks some of the answer, cheaply: the first, the last and one other row, a part of each that moves with
+    /// Checks a part of the answer, cheaply: the first, the last and one other row, a part of each that moves with
     /// `turn`.
     pub fn check_some(&self, number: usize, output: &Output, turn: usize) -> Result<()> {
         const PART: usize = 512;
@@ -110,10 +110,10 @@ impl Sources {
     }
 }
 
-/// Images in ordinary memory, with the answers that they have in a batch of each size, one batch at a time.
+/// Images in ordinary memory, with their answers in a batch of each size, one batch at a time.
 pub struct Images {
     pixels: Vec<Vec<u8>>,
-    /// By image, then by batch size: sizes run different kernels, which round differently.
+    /// Answers by image, then by batch size: the kernels of different sizes round differently.
     answers: Vec<Vec<Vec<u8>>>,
 }
 
@@ -150,12 +150,12 @@ impl Images {
         &self.pixels[number % self.pixels.len()]
     }
 
-    /// All of them, as rows.
+    /// All images, as rows.
     pub fn all(&self) -> &[Vec<u8>] {
         &self.pixels
     }
 
-    /// Checks that an answer is one that the image has in some batch.
+    /// Checks that an answer is the image's answer in a batch of some size.
     pub fn check(&self, number: usize, answer: &[u8]) -> Result<()> {
         let known = &self.answers[number % self.answers.len()];
         ensure!(

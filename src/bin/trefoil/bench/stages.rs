@@ -1,4 +1,4 @@
-//! `trefoil bench` without a subcommand: each stage of a model alone, and everything end to end.
+//! `trefoil bench` without a subcommand: each stage of a model alone, and all of them end to end.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -20,11 +20,11 @@ const GPU_BATCHES: [usize; 3] = [1, 32, 256];
 const CPU_BATCHES: [usize; 2] = [1, 8];
 const STAGES: [BenchStage; 4] = [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd];
 const DEFAULT_PRODUCERS: usize = 4;
-/// Different random rows that producers copy.
+/// Number of different random rows that producers copy.
 const RANDOM_ROWS: usize = 16;
-/// A stage is repeated at least so often, however long it takes.
+/// The least number of runs of a stage, however long they take.
 const LEAST_RUNS: usize = 3;
-/// And at most so often without a look at the clock.
+/// The most runs of a stage between two looks at the clock.
 const MOST_RUNS: usize = 500;
 
 /// One line of the report.
@@ -38,7 +38,7 @@ struct Figure<'a> {
     slots: usize,
     compute_streams: usize,
     producers: Option<usize>,
-    /// What a sample is the mean of.
+    /// Number of batches of which a sample is the mean.
     batches_per_sample: usize,
     samples: usize,
     seconds_median: f64,
@@ -51,14 +51,14 @@ struct Figure<'a> {
     includes: &'static str,
 }
 
-/// What all runs have in common.
+/// The parts that all runs share.
 struct Bench<'a> {
     args: &'a StagesArgs,
     model: &'a Model,
     device: &'a Device,
     producers: usize,
     bar: ProgressBar,
-    /// Whether a figure was.
+    /// Whether a figure was printed.
     printed: Cell<bool>,
 }
 
@@ -118,7 +118,7 @@ impl Bench<'_> {
                 self.bar.inc(1);
             }
         }
-        // On the CPU a copy is host work as well: nothing could hide it.
+        // On the CPU a copy is host work too, which nothing can hide.
         let say_hidden = !self.args.json && !setup::is_cpu(self.device);
         if let ([copy_in, compute, copy_out, together], true) = (&medians[..], say_hidden) {
             let hidden = 100.0 * throughput::hidden_part(*together, *copy_in, *compute, *copy_out);
@@ -167,7 +167,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Runs one stage alone, each round with a warm-up of its own, until the time is over.
+    /// Runs one stage alone, in rounds that each have a warm-up, until the time is over.
     fn repeat(&self, engine: &Engine, stage: Stage, batch: usize) -> Result<Vec<f64>> {
         let start = Instant::now();
         let mut samples = engine.measure(stage, batch, LEAST_RUNS)?;
@@ -208,7 +208,7 @@ impl Bench<'_> {
     }
 }
 
-/// A batch through the ring: the figures are of something that works.
+/// Runs a batch through the ring, to make sure that the measured engine works.
 fn check_one_batch(engine: &Engine, rows: &[Vec<u8>], batch: usize) -> Result<()> {
     let mut filling = engine.acquire()?;
     for (row, source) in filling.rows_mut().zip(rows.iter().cycle()) {
@@ -221,7 +221,7 @@ fn check_one_batch(engine: &Engine, rows: &[Vec<u8>], batch: usize) -> Result<()
     })
 }
 
-/// The ring's stage, but for end to end.
+/// The ring's stage; `None` for end to end.
 fn alone(stage: BenchStage) -> Option<Stage> {
     match stage {
         BenchStage::Upload => Some(Stage::CopyIn),
@@ -254,7 +254,7 @@ fn includes(stage: BenchStage) -> &'static str {
     }
 }
 
-/// Says what is in each figure.
+/// Explains which steps each figure includes.
 fn explain(args: &StagesArgs, device: &Device) -> Result<()> {
     let mut out = out::stdout();
     writeln!(out)?;

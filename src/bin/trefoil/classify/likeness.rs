@@ -1,4 +1,4 @@
-//! Classes that are texts: a photo is as probable as its vector is like theirs.
+//! Classes that are texts: a photo's probabilities follow from how similar its vector is to theirs.
 
 use std::path::Path;
 
@@ -14,24 +14,24 @@ use crate::models;
 use crate::report::Class;
 use crate::setup::{self, Ring, Sizes};
 
-/// What a template has in the place of a label.
+/// The place of the label in a template.
 const PLACE: &str = "{}";
-/// What the message of each failure begins with.
+/// The beginning of the message of each failure.
 const OPTION: &str = "--labels-from-text needs a model of images and texts, CLIP or SigLIP";
-/// Bytes of a file with labels at most.
+/// The most bytes of a file with labels.
 const MOST_BYTES: u64 = 1 << 24;
 
-/// Labels, and how photos are compared with them.
+/// Labels with their vectors, and how photos are compared with them.
 pub struct Likeness {
     labels: Vec<String>,
-    /// Vectors of length 1, one for each label.
+    /// The vector of each label, of length 1.
     vectors: Vec<Vec<f32>>,
     logits: Logits,
     /// Classes shown for each photo.
     top: usize,
 }
 
-/// What cosines are multiplied by, and what is added where each label has a probability of its own.
+/// The factor of cosines, and the bias where each label has a probability of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Logits {
     scale: f64,
@@ -47,7 +47,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The encoder of photos, and these labels with theirs.
+    /// Opens the encoder of photos, and the labels with the encoder of texts.
     pub fn open(args: &ClassifyArgs, labels: &str) -> Result<(Model, Self)> {
         ensure!(args.template.contains(PLACE), "--template: expected {PLACE} in it, found `{}`", args.template);
         ensure!(args.place.sizes.is_empty(), "--size: not together with --labels-from-text");
@@ -61,7 +61,7 @@ impl Labels {
         Ok((photos, Self { labels, texts, model, logits }))
     }
 
-    /// Their vectors, which are computed once.
+    /// Computes the vectors of the labels, once.
     pub fn likeness(self, args: &ClassifyArgs, device: &Device) -> Result<Likeness> {
         let Self { labels, texts, model, logits } = self;
         let ring = Ring::new(args.batch.map_or(Sizes::Default, Sizes::UpTo), args.place.kernels);
@@ -70,7 +70,7 @@ impl Labels {
     }
 }
 
-/// The lines of a file, or what is between commas.
+/// The lines of a file, or the parts of a text between commas.
 fn read(labels: &str) -> Result<Vec<String>> {
     let path = Path::new(labels);
     let of = |parts: &mut dyn Iterator<Item = &str>| parts.map(|label| label.trim().to_owned()).collect::<Vec<_>>();
@@ -108,7 +108,7 @@ fn vectors(engine: &Engine, texts: &Texts) -> Result<Vec<Vec<f32>>> {
 }
 
 impl Logits {
-    /// As the model learned them: their logarithm, and of SigLIP what is added.
+    /// The scale and bias that the model has learned: the scale is stored as its logarithm, and only SigLIP has a bias.
     fn of(model: &Model) -> Result<Self> {
         let weights = model.weights();
         let number = |name: &str| -> Result<Option<f64>> {
@@ -124,7 +124,8 @@ impl Logits {
         Ok(Self { scale: scale.exp(), bias })
     }
 
-    /// The probability of each label, by its cosine: together 1, or each for itself.
+    /// The probability of each label, by its cosine: without a bias they add up to 1, with a bias each stands for
+    /// itself.
     fn probabilities(self, cosines: &[f64]) -> Vec<f64> {
         let logits = cosines.iter().map(|cosine| self.scale * cosine);
         if let Some(bias) = self.bias {
@@ -139,7 +140,7 @@ impl Logits {
 }
 
 impl Likeness {
-    /// The most probable labels of a photo by its vector of length 1, the first of equal ones first.
+    /// The most probable labels of a photo, by its vector of length 1; of equal ones the first comes first.
     ///
     /// # Errors
     /// For a vector with numbers that are not finite.

@@ -1,4 +1,4 @@
-//! A GPU: what it is, which kernels it takes, whether they are right, and how fast its link is.
+//! Checks of a GPU: its properties, the kernels that it loads, whether they are right, and the speed of its link.
 
 use std::fs;
 
@@ -12,19 +12,19 @@ use super::{Check, host};
 use crate::report::Spread;
 use crate::{setup, smi};
 
-/// What to do about a GPU that does not open beside others that do.
+/// Advice for a GPU that does not open while others do.
 pub const LEAVE_OUT: &str = "leave it out by CUDA_VISIBLE_DEVICES, and look at `dmesg` and `nvidia-smi`";
-/// What to do about a driver that fails.
+/// Advice for a driver that fails.
 pub const LOOK: &str = "look at `dmesg` and `nvidia-smi`";
 const BATCH: usize = 64;
-/// Copies that the link is timed by.
+/// Number of copies by which the link is timed.
 const COPIES: usize = 30;
-/// A link that reaches less of what its lanes carry is slow.
+/// A link is slow if it reaches less than this part of the rate of its lanes.
 const GOOD_PART: f64 = 0.75;
-/// The part of the memory that is little to be free.
+/// Used memory beyond this part is worth a warning.
 const MUCH_USED: f64 = 0.5;
 
-/// Everything about one GPU.
+/// All checks of one GPU.
 pub fn examine(device: &Device) -> Vec<Check> {
     let info = device.info();
     let name = |what: &str| format!("{} {what}", info.target);
@@ -56,7 +56,7 @@ pub fn examine(device: &Device) -> Vec<Check> {
     checks
 }
 
-/// Who else uses the memory, as nvidia-smi tells it.
+/// Other processes that use the memory, by nvidia-smi.
 fn memory(device: &Device, name: &str) -> Option<Check> {
     let id = smi::visible(device.info().target.strip_prefix("cuda:")?);
     let told = smi::query(&id, &["memory.used", "memory.total"])?;
@@ -69,7 +69,7 @@ fn memory(device: &Device, name: &str) -> Option<Check> {
     })
 }
 
-/// An engine whose result is what goes in: bytes in, the same as numbers out.
+/// An engine that returns its input: bytes go in, and the same values come out as numbers.
 fn trial(device: &Device) -> Result<Engine> {
     const CHANNELS: usize = 3;
     let shape = Shape::new(224, 224, CHANNELS);
@@ -87,7 +87,7 @@ fn trial(device: &Device) -> Result<Engine> {
     Ok(builder.slots(2).staging(2).results(2).build()?)
 }
 
-/// Runs bytes through it, another in each place, and compares.
+/// Runs rows of different bytes through the engine, and compares.
 fn answers(engine: &Engine) -> Result<()> {
     let mut batch = engine.acquire()?;
     let byte = |row: usize, at: usize| (row * 31 + at * 7 + at / 251) as u8;
@@ -107,7 +107,7 @@ fn answers(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// GB/s to the device and from it, each alone.
+/// GB/s to the device and from it, each direction alone.
 fn rates(engine: &Engine) -> Result<[f64; 2]> {
     let rate = |stage, pitch: usize| -> Result<f64> {
         let seconds = Spread::of(&engine.measure(stage, BATCH, COPIES)?).map_or(f64::NAN, |spread| spread.median);
@@ -128,7 +128,7 @@ fn kernels(name: &str, [major, minor]: [u32; 2], plans: &[Plan]) -> Check {
     )
 }
 
-/// What was kept of earlier measurements.
+/// Judges the measurements that earlier runs have kept.
 fn judge_tuning(name: &str, cache: &TuningCache) -> Check {
     const MEASURE: &str = "`trefoil bench --model MODEL --batch N --tune full` on a GPU that has nothing else to do";
     let Some(folder) = &cache.folder else {
@@ -150,7 +150,7 @@ fn judge_tuning(name: &str, cache: &TuningCache) -> Check {
     }
 }
 
-/// What the lanes of a link are.
+/// Generation and lanes of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Link {
     generation: u32,
@@ -160,7 +160,8 @@ struct Link {
 }
 
 impl Link {
-    /// As nvidia-smi has it, else /sys where that is clear. Best right after copies: links sleep.
+    /// The link as nvidia-smi gives it, else as /sys does if there is only one card. Call it right after copies: an
+    /// idle link sleeps.
     fn of(device: &Device) -> Option<Self> {
         const FIELDS: [&str; 4] =
             ["pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"];
@@ -173,7 +174,7 @@ impl Link {
         Some(Self { generation, most_generation, width, most_width })
     }
 
-    /// GB/s of one direction, without what packets take.
+    /// GB/s of one direction, without the overhead of packets.
     fn carries(self) -> f64 {
         let lane = match self.generation {
             1 => 0.25,
@@ -187,7 +188,7 @@ impl Link {
     }
 }
 
-/// The link of the only card.
+/// The link of the only card, from /sys; `None` if there are several cards.
 fn from_sys() -> Option<Vec<u32>> {
     let [card] = &host::nvidia_cards()[..] else { return None };
     let read = |file: &str| fs::read_to_string(card.join(file)).ok();
@@ -210,7 +211,7 @@ fn judge_link(name: &str, [into, out]: [f64; 2], link: Option<Link>) -> Check {
     let Some(link) = link else {
         return Check::ok(name, format!("{measured}; the PCIe link is unknown"));
     };
-    // A link sleeps a moment after its last copy, and then says less than it has just carried.
+    // An idle link sleeps soon after its last copy, and then reports a lower rate than it has just carried.
     let asleep = into.max(out) > link.carries();
     let link = if asleep { Link { generation: link.most_generation, width: link.most_width, ..link } } else { link };
     let Link { generation, most_generation, width, most_width } = link;

@@ -1,4 +1,4 @@
-//! The host: processor, memory, driver.
+//! Checks of the host: processor, memory, driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use super::Check;
 use crate::setup;
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Less free memory than this is little for weights, page-locked buffers and photos.
+/// GiB of free memory below which there is too little for weights, page-locked buffers and photos.
 const LITTLE: f64 = 2.0;
 const GET_DRIVER: &str = "install NVIDIA's driver 580 or newer (CUDA 13.0), or pass it into the container; until then everything runs on the CPU";
 
-/// The processor: how many threads, and whether it has what the CPU's kernels are compiled for.
+/// Checks the number of the processor's threads, and whether it has the instructions that the CPU's kernels use.
 pub fn processor() -> Check {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text
@@ -33,7 +33,7 @@ pub fn processor() -> Check {
     }
 }
 
-/// Memory that is free, within the limit of the container if there is one.
+/// Checks the free memory, within the limit of the container if there is one.
 pub fn memory() -> Check {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = |name: &str| -> Option<f64> {
@@ -51,7 +51,7 @@ pub fn memory() -> Check {
     }
 }
 
-/// The limit on locked memory. The driver locks pages on its own account, so that it decides nothing by itself.
+/// Reports the limit on locked memory. It decides nothing: the driver locks pages on its own account.
 pub fn locked_memory() -> Check {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"));
@@ -67,7 +67,7 @@ pub fn locked_memory() -> Check {
     Check::ok("locked memory", found)
 }
 
-/// The driver that was opened, and the library that is mapped.
+/// Reports the driver's version and the path of its mapped library.
 pub fn driver(version: u32) -> Check {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let library = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("libcuda"));
@@ -80,7 +80,7 @@ pub fn driver(version: u32) -> Check {
     Check::ok("driver", format!("{number}for CUDA {cuda}, {}", library.unwrap_or("libcuda")))
 }
 
-/// Why there is no GPU, and what is missing: bad where there should be one.
+/// Reports why there is no GPU, and what is missing; bad where a GPU was asked for or seems to be there.
 pub fn no_gpu(error: &Error, ordinal: usize, wanted: bool) -> Check {
     let (cards, libraries) = (nvidia_cards(), libraries());
     let hidden = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() && !libraries.is_empty();
@@ -108,7 +108,7 @@ pub fn no_gpu(error: &Error, ordinal: usize, wanted: bool) -> Check {
     }
 }
 
-/// NVIDIA's cards on the PCI bus, by their folders in /sys: display and 3D controllers.
+/// NVIDIA's cards on the PCI bus, as folders in /sys: display and 3D controllers.
 pub fn nvidia_cards() -> Vec<PathBuf> {
     let says = |path: &Path, file: &str, start: &str| {
         fs::read_to_string(path.join(file)).is_ok_and(|text| text.starts_with(start))
@@ -117,7 +117,7 @@ pub fn nvidia_cards() -> Vec<PathBuf> {
     entries.filter(|path| says(path, "vendor", "0x10de") && says(path, "class", "0x03")).collect()
 }
 
-/// Driver libraries where loaders look.
+/// Libraries of the driver in the folders where loaders look.
 fn libraries() -> Vec<PathBuf> {
     const FOLDERS: [&str; 5] = [
         "/usr/lib/x86_64-linux-gnu",

@@ -1,4 +1,4 @@
-//! `trefoil doctor`: whether this machine can do it, and what is to be done where it cannot.
+//! `trefoil doctor`: checks whether this machine can run trefoil, and says what to do where it cannot.
 
 mod gpu;
 mod host;
@@ -35,7 +35,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// How it looks.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
@@ -44,13 +44,13 @@ enum Verdict {
     Bad,
 }
 
-/// One thing that was looked at.
+/// One check with its result.
 #[derive(Debug, Serialize)]
 struct Check {
     check: String,
     verdict: Verdict,
     found: String,
-    /// What is to be done.
+    /// What the user can do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
@@ -69,7 +69,7 @@ impl Check {
     }
 }
 
-/// What `--json` prints.
+/// The findings as `--json` prints them.
 #[derive(Serialize)]
 struct Findings {
     ok: bool,
@@ -106,7 +106,7 @@ fn print(out: &mut impl Write, check: &Check) -> io::Result<()> {
     check.advice.iter().try_for_each(|advice| writeln!(out, "{:26}{} {advice}", "", paint(Paint::Faint, "do:")))
 }
 
-/// The driver, then every GPU, or the one asked for.
+/// Checks the driver, then every GPU, or the one that was asked for.
 fn gpus(target: Target) -> Vec<Check> {
     let (wanted, first) = match target {
         Target::Cuda(number) => (true, number),
@@ -114,7 +114,7 @@ fn gpus(target: Target) -> Vec<Check> {
     };
     let device = match Device::open(Target::Cuda(first)) {
         Ok(device) => device,
-        // Others than the one asked for may be there: the error tells them.
+        // Other GPUs may be there: the error lists them.
         Err(error) if first > 0 && Device::open(Target::Cuda(0)).is_ok() => {
             let advice = "ask for one that is there; CUDA_VISIBLE_DEVICES hides others, where it is set";
             return vec![Check::bad(&target.to_string(), error.to_string(), advice)];
@@ -129,7 +129,7 @@ fn gpus(target: Target) -> Vec<Check> {
     checks
 }
 
-/// All GPUs but the first. That one is there, so that what is wrong with another is its own.
+/// Checks all GPUs but the first. The first one opens, so a failure of another is that GPU's own.
 fn examine_others(checks: &mut Vec<Check>) {
     let count = Device::gpus().unwrap_or_else(|error| {
         checks.push(Check::bad("GPUs", format!("how many there are is not known: {error}"), gpu::LOOK));
@@ -150,13 +150,13 @@ fn examine_others(checks: &mut Vec<Check>) {
     }
 }
 
-/// Looks at one GPU; the fault that it has met.
+/// Checks one GPU; returns the fault that its device has met.
 fn examine(device: &Device, checks: &mut Vec<Check>) -> Option<Error> {
     checks.extend(gpu::examine(device));
     device.fault()
 }
 
-/// Whether no other GPU can be looked at any more.
+/// Whether a fault prevents looking at any other GPU in this process.
 fn ends_the_process(error: Option<&Error>) -> bool {
     error.is_some_and(|error| error.class() == FaultClass::Process)
 }

@@ -1,4 +1,4 @@
-//! What is embedded: texts of a file, a line each, or photos.
+//! The inputs of `embed`: lines of files of texts, or photos.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ pub enum Source {
 }
 
 impl Source {
-    /// What the paths name: photos if the first one is a folder or named like one, otherwise files of texts.
+    /// Collects the inputs that the paths name: photos if all paths are folders or named like photos, otherwise files
+    /// of texts.
     pub fn collect(model: &Path, paths: &[PathBuf]) -> Result<Self> {
         if paths.iter().all(|path| path.is_dir() || image::is_image(path)) {
             return Ok(Self::Photos(Inputs::collect(paths).list));
@@ -31,7 +32,7 @@ impl Source {
         Ok(Self::Texts(Texts::new(model, lines)?.into()))
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn len(&self) -> usize {
         match self {
             Self::Texts(texts) => texts.len(),
@@ -39,7 +40,7 @@ impl Source {
         }
     }
 
-    /// What an input is called.
+    /// The name of an input in results and errors.
     pub fn name(&self, input: usize) -> String {
         match self {
             Self::Texts(texts) => texts.line(input).to_owned(),
@@ -47,7 +48,7 @@ impl Source {
         }
     }
 
-    /// The part of a model of two towers that reads them.
+    /// The tower that reads these inputs, of a model with two towers.
     pub fn tower(&self) -> Tower {
         match self {
             Self::Texts(_) => Tower::Texts,
@@ -56,7 +57,7 @@ impl Source {
     }
 }
 
-/// The text in a file, or of the standard input.
+/// The text of a file, or of the standard input for `-`.
 fn read(path: &Path) -> Result<String> {
     if path == Path::new("-") {
         let mut text = String::new();

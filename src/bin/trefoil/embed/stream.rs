@@ -1,4 +1,4 @@
-//! Inputs through an engine: batches are filled, and their results taken in order.
+//! Streams inputs through an engine: batches are filled, and their results taken in order.
 
 use std::collections::VecDeque;
 
@@ -11,15 +11,15 @@ use super::tokens::Texts;
 use super::write::Sink;
 use crate::{report, stop};
 
-/// A batch under way: for each input why it has no row, if it has none.
+/// A batch in flight: for each input the reason why it has no row, or `None`.
 struct Pending {
     problems: Vec<Option<String>>,
     ticket: Option<Ticket>,
-    /// Where the rows are, if they lie end to end in one record.
+    /// Where the rows are, if texts lie end to end in one pack.
     packed: Option<Packed>,
 }
 
-/// Sends all inputs through the engine, batches overlapping, and gives the sink what became of each, in order.
+/// Sends all inputs through the engine in overlapping batches, and gives each result to the sink, in order.
 pub fn stream(engine: &Engine, model: &Model, source: &Source, sink: &mut Sink<'_>) -> Result<()> {
     let bar = report::progress_bar(source.len() as u64, "{bar:30} {pos}/{len} inputs, {rate} a second, {eta} left");
     let mut under_way = VecDeque::new();
@@ -46,7 +46,7 @@ pub fn stream(engine: &Engine, model: &Model, source: &Source, sink: &mut Sink<'
     Ok(())
 }
 
-/// Fills the rows of a batch with the next inputs that are sound, one below the other, and submits it.
+/// Fills the rows of a batch with the next valid inputs, one after the other, and submits it.
 fn begin(engine: &Engine, model: &Model, source: &Source, first: usize) -> Result<Pending> {
     let mut batch = engine.acquire()?;
     let (mut problems, mut rows) = (Vec::new(), 0);
@@ -62,7 +62,7 @@ fn begin(engine: &Engine, model: &Model, source: &Source, first: usize) -> Resul
     Ok(Pending { problems, ticket, packed: None })
 }
 
-/// Fills a pack with the next texts that are sound, end to end, until there is no room for one, and submits it.
+/// Fills a pack with the next valid texts, end to end, until one has no room, and submits it.
 fn begin_packed(engine: &Engine, size: Packing, texts: &Texts, first: usize) -> Result<Pending> {
     let mut pack = Pack::new(engine.acquire()?, size)?;
     let mut problems = Vec::new();

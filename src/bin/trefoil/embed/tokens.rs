@@ -12,7 +12,7 @@ use trefoil::{Batch, Pack, files};
 use crate::setup;
 use crate::threads::{join, spawn};
 
-/// Bytes of a tokenizer's file at most.
+/// The most bytes of a tokenizer's file.
 const MOST_BYTES: u64 = 1 << 28;
 
 /// Texts, and the tokens of each.
@@ -20,12 +20,12 @@ pub struct Texts {
     lines: Vec<String>,
     tokens: Vec<Encoding>,
     tokenizer: Tokenizer,
-    /// The number of the token that fills rows.
+    /// The number of the token that pads rows.
     padding: i64,
 }
 
 impl Texts {
-    /// Texts by the `tokenizer.json` of a model's folder.
+    /// Encodes texts by the `tokenizer.json` in a model's folder.
     pub fn new(model: &Path, lines: Vec<String>) -> Result<Self> {
         let path = model.join("tokenizer.json");
         ensure!(path.exists(), "{} is not there: texts need the model's tokenizer", path.display());
@@ -49,12 +49,12 @@ impl Texts {
         &self.lines[input]
     }
 
-    /// Tokens of the longest text.
+    /// The number of tokens of the longest text.
     pub fn longest(&self) -> usize {
         self.tokens.iter().map(Encoding::len).max().unwrap_or(1).max(1)
     }
 
-    /// Writes a text to the ports of a row; one that is too long is cut, but for the tokens that end it.
+    /// Writes a text to the ports of a row; a text that is too long is cut, but keeps the tokens that end it.
     pub fn fill(&self, input: usize, batch: &mut Batch, row: usize) -> Result<(), String> {
         let told = |error: trefoil::Error| error.to_string();
         let room = batch.port_mut::<i64>(row, "input_ids").map_err(told)?.len();
@@ -75,7 +75,7 @@ impl Texts {
         Ok(())
     }
 
-    /// Puts a text behind those of a pack, cut as a row is; nothing where there is no room for it.
+    /// Adds a text to a pack, cut to `longest` tokens; `None` where the pack has no room for it.
     pub fn push(&self, input: usize, pack: &mut Pack, longest: usize) -> Result<Option<usize>, String> {
         let tokens = self.cut(input, longest)?;
         let [ids, types] =
@@ -85,7 +85,7 @@ impl Texts {
         pack.push(known).map_err(|error| error.to_string())
     }
 
-    /// The most texts that one pack of so many tokens has, each cut to the longest row, where they follow each other.
+    /// The most texts that one pack of `tokens` tokens holds, if texts follow in order, each cut to `longest` tokens.
     pub fn most_rows(&self, tokens: usize, longest: usize) -> usize {
         let (mut most, mut rows, mut left) = (1, 0, tokens);
         for length in self.tokens.iter().map(|text| text.len().min(longest)) {
@@ -98,7 +98,7 @@ impl Texts {
         most
     }
 
-    /// The tokens of a text; of one that is longer than a row those that it is cut to.
+    /// The tokens of a text, cut to at most `room`.
     fn cut(&self, input: usize, room: usize) -> Result<Cow<'_, Encoding>, String> {
         if self.tokens[input].len() <= room {
             return Ok(Cow::Borrowed(&self.tokens[input]));
@@ -110,7 +110,7 @@ impl Texts {
     }
 }
 
-/// The tokens of each line; a thread has no fewer lines than are worth it.
+/// The tokens of each line; each thread gets at least as many lines as make a thread worthwhile.
 fn encoded(tokenizer: &Tokenizer, lines: &[String]) -> Result<Vec<Encoding>> {
     const FEWEST: usize = 256;
     let encode = |line: &String| tokenizer.encode(line.as_str(), true).map_err(|error| anyhow!("{error}"));
@@ -125,7 +125,7 @@ fn encoded(tokenizer: &Tokenizer, lines: &[String]) -> Result<Vec<Encoding>> {
     })
 }
 
-/// The token that fills rows by the `tokenizer_config.json` of a model's folder.
+/// The padding token, by the `tokenizer_config.json` in a model's folder.
 fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
     let path = model.join("tokenizer_config.json");
     if !path.exists() {

@@ -1,4 +1,4 @@
-//! Where vectors go: lines of JSON, or an array in a file.
+//! Writes vectors: as lines of JSON, or as an array in a file.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,9 +9,9 @@ use trefoil::{Dtype, Engine, files};
 
 use crate::{npy, report};
 
-/// Takes what became of the inputs, in order.
+/// Receives the results of the inputs, in order.
 pub struct Sink<'a> {
-    /// The file, and the values for it.
+    /// The file with the values collected for it; `None` where lines are printed.
     file: Option<(&'a Path, Vec<f32>)>,
     width: usize,
     counts: Counts,
@@ -22,7 +22,7 @@ pub fn is_finite(vector: &[f32]) -> bool {
     vector.iter().all(|value| value.is_finite())
 }
 
-/// Inputs that were taken, and those of them that failed.
+/// Number of inputs received, and number of failed ones.
 #[derive(Clone, Copy, Default)]
 pub struct Counts {
     pub done: usize,
@@ -43,12 +43,12 @@ impl<'a> Sink<'a> {
         Ok(Self { file: path.map(|path| (path, Vec::new())), width, counts: Counts::default() })
     }
 
-    /// Inputs so far.
+    /// Number of inputs received.
     pub fn done(&self) -> usize {
         self.counts.done
     }
 
-    /// Takes an input's vector, or why it has none.
+    /// Receives an input's vector, or the reason why it has none.
     pub fn add(&mut self, input: &str, result: Result<&[f32], &str>) -> Result<()> {
         let result =
             result.and_then(|vector| if is_finite(vector) { Ok(vector) } else { Err("its vector is not finite") });

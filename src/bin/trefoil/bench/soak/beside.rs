@@ -1,4 +1,4 @@
-//! A model that is opened, run and closed over and over, each time on a device that is opened for it.
+//! A model that is opened, run and closed repeatedly, each time on a newly opened device.
 
 use std::thread;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::bench::sources::Images;
 use crate::cli::Place;
 use crate::setup::{self, Ring, Sizes};
 
-/// Batch sizes in turn, so that what is allocated differs from what was freed.
+/// Batch sizes in turn, so that allocations differ from those freed before.
 const SIZES: [usize; 3] = [1, 5, 2];
-/// Longest that a drained engine takes.
+/// The longest time that draining an engine may take.
 const LIMIT: Duration = Duration::from_secs(60);
-/// From one closing to the next opening: the clients are what is measured.
+/// Pause between a closing and the next opening: the clients are measured, not the openings.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub struct Beside<'a> {
     place: &'a Place,
     images: &'a Images,
-    /// The first answer at each of the sizes.
+    /// The first answer of each size.
     first: [Option<Vec<u8>>; SIZES.len()],
     turn: usize,
 }
@@ -30,7 +30,7 @@ impl<'a> Beside<'a> {
         Self { place, images, first: Default::default(), turn: 0 }
     }
 
-    /// One turn; the answer has to be that of the first turn of its size, bit for bit.
+    /// Opens, runs and closes the model once; the answer has to equal the first answer of its size, bit for bit.
     pub fn open_run_close(&mut self) -> Result<()> {
         let turn = self.turn % SIZES.len();
         self.turn += 1;

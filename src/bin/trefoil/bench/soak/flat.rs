@@ -1,20 +1,20 @@
-//! Whether anything grows.
+//! Checks whether memory, threads or latency grow.
 
 use super::Row;
 
-/// Resident memory that is no growth: an allocator keeps some of what it was given back.
+/// Increase of resident memory that does not count as growth: an allocator keeps some of the freed memory.
 const RESIDENT_BYTES: f64 = (1 << 20) as f64;
 const RESIDENT_PART: f64 = 0.01;
-/// Latency that is no growth: the machine may have others to serve.
+/// Increase of latency that does not count as growth: other programs may use the machine.
 const LATENCY_PART: f64 = 1.0;
-/// Fewer periods show nothing.
+/// The least number of periods that show growth.
 const LEAST: usize = 4;
 
-/// A quantity, how one figure stands for several periods, and what may be added to it.
+/// A quantity, how several periods make one figure, and by how much it may increase.
 struct Quantity {
     name: &'static str,
     of: fn(&Row) -> f64,
-    /// Else the most.
+    /// Whether the figure of several periods is their least value; otherwise it is the largest.
     least: bool,
     free: f64,
     free_part: f64,
@@ -24,7 +24,7 @@ const fn exact(name: &'static str, of: fn(&Row) -> f64) -> Quantity {
     Quantity { name, of, least: false, free: 0.0, free_part: 0.0 }
 }
 
-/// GPU memory may be others' too, who come and go, and so may cores: there the least of some periods is what stays.
+/// Other programs may take and free GPU memory and cores: for these quantities the least value of some periods counts.
 const QUANTITIES: [Quantity; 7] = [
     Quantity {
         free: RESIDENT_BYTES,
@@ -39,13 +39,13 @@ const QUANTITIES: [Quantity; 7] = [
     Quantity { least: true, free_part: LATENCY_PART, ..exact("p50_seconds", p50_seconds) },
 ];
 
-/// Of a period without an answer nothing is known, unless there are only such.
+/// The median latency; infinite for a period without answers, so that other periods count before it.
 fn p50_seconds(row: &Row) -> f64 {
     if row.answers == 0 { f64::INFINITY } else { row.p50_seconds }
 }
 
-/// What is more in the last third of the periods than in the first, without the very first period, in which everything
-/// is done for the first time.
+/// The quantities that are larger in the last third of the periods than in the first. The very first period is left
+/// out, because everything happens there for the first time.
 pub fn grown(rows: &[Row]) -> Vec<String> {
     if rows.len() < LEAST {
         return Vec::new();

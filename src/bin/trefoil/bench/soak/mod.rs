@@ -1,4 +1,4 @@
-//! `trefoil bench soak`: an engine and its batcher in use for long, beside models that are opened and closed, and whether
+//! `trefoil bench soak`: runs an engine and its batcher for long, opens and closes models meanwhile, and checks whether
 //! anything grows.
 
 mod beside;
@@ -25,11 +25,11 @@ use beside::Beside;
 
 const GPU_THREADS: usize = 64;
 const CPU_THREADS: usize = 4;
-/// Of so many clients one submits whole batches to the ring, the others single images to the batcher.
+/// One of this many clients submits whole batches to the ring; the others submit single images to the batcher.
 const WITH_BATCHES: usize = 4;
-/// Seconds that the ring is worked before, which shows that it works.
+/// Seconds of a run of the ring alone beforehand, which shows that it works.
 const WARM_UP: f64 = 1.0;
-/// How long the threads of a closed engine may take to end on a loaded machine.
+/// How long the threads of a closed engine may take to end on a busy machine.
 const SETTLED: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -37,19 +37,19 @@ struct Figures {
     upload: bool,
     includes: &'static str,
     rows: Vec<Row>,
-    /// What was more in the last third of the periods than in the first, the very first period left out.
+    /// The quantities that grew from the first third of the periods to the last, without the very first period.
     grown: Vec<String>,
     flat: bool,
 }
 
-/// What happened in a period, and what there was at its end.
+/// The answers of a period, and the vitals at its end.
 #[derive(Serialize, Clone, Default)]
 struct Row {
-    /// Since the start.
+    /// Seconds since the start.
     seconds: f64,
     answers: u64,
     answers_per_second: f64,
-    /// Models opened, run and closed.
+    /// Number of models opened, run and closed.
     opened: u64,
     p50_seconds: f64,
     p99_seconds: f64,
@@ -85,7 +85,7 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     Ok(if figures.flat { Outcome::AllGood } else { Outcome::SomeFailed })
 }
 
-/// All that its threads share.
+/// The parts that all threads of the soak share.
 struct Soak<'a> {
     args: &'a SoakArgs,
     device: &'a Device,
@@ -95,7 +95,7 @@ struct Soak<'a> {
 }
 
 impl Soak<'_> {
-    /// Runs the clients, and beside them what opens and closes models; the first failure ends all.
+    /// Runs the clients while models are opened and closed; the first failure ends all of them.
     fn run(&self, clients: usize) -> Result<Vec<Row>> {
         let submit = |client: usize| {
             let ended = match client % WITH_BATCHES == WITH_BATCHES - 1 {
@@ -121,7 +121,7 @@ impl Soak<'_> {
         !self.is_over.load(Ordering::Relaxed) && !stop::requested()
     }
 
-    /// A client that waits for each answer.
+    /// Runs a client that submits single images and waits for each answer.
     fn submit_images(&self, client: usize) -> Result<()> {
         let Served { batcher, images, .. } = self.served;
         for number in client.. {
@@ -136,7 +136,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// A client that fills whole batches.
+    /// Runs a client that fills and submits whole batches.
     fn submit_batches(&self, client: usize) -> Result<()> {
         let Served { engine, images, batch: rows, .. } = self.served;
         for first in client.. {
@@ -155,7 +155,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Opens and closes models, and looks at the process at the end of each period.
+    /// Opens and closes models, and takes the vitals of the process at the end of each period.
     fn periods(&self) -> Result<Vec<Row>> {
         let (start, period) = (Instant::now(), Duration::from_secs_f64(self.args.seconds / self.args.periods as f64));
         let (mut beside, mut rows) = (Beside::new(&self.args.place, &self.served.images), Vec::new());
@@ -180,7 +180,7 @@ impl Soak<'_> {
         Ok(rows)
     }
 
-    /// What there is once the threads of closed engines have ended, which they do on their own.
+    /// The vitals once the threads of closed engines have ended, for which it waits.
     fn settled(&self, threads: u64) -> Vitals {
         let limit = Instant::now() + SETTLED;
         loop {
