@@ -1,4 +1,4 @@
-//! Captures: streams that fork from the one that a capture began on, and join it again.
+//! Captures: streams that fork from the stream on which a capture began, and join it again.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use crate::driver::Driver;
 use crate::ffi::*;
 use crate::module::Node;
 
-/// A place in a capture: of a stream, or of an event that was recorded in one.
+/// A position of a stream in a capture, or of an event that was recorded in one.
 #[derive(Clone)]
 pub struct Place {
     /// The stream that the capture began on.
     pub origin: Handle,
-    /// The nodes that come before what is captured next.
+    /// The nodes that the next captured node depends on.
     behind: BTreeSet<usize>,
-    /// Whether some of them are another stream's, since this one's last node.
+    /// Whether some of these nodes are another stream's and were added since this stream's last node.
     waited: bool,
 }
 
@@ -32,13 +32,14 @@ impl Driver {
         Ok(())
     }
 
-    /// The place of a stream that captures.
+    /// The stream's position in a capture; `None` if it does not capture.
     pub fn place(&mut self, stream: Handle) -> Result<Option<Place>, Code> {
         let found = self.streams.get(stream).map(|stream| stream.place.clone());
         self.valid(found)
     }
 
-    /// Captures a node, which may begin before the one before it has ended if it is `early`: not before another stream's.
+    /// Captures a node. One that is `early` may begin before its predecessor has ended, which is refused behind a wait
+    /// for another stream.
     pub fn capture(&mut self, stream: Handle, mut node: Node, early: bool) -> Result<(), Code> {
         let mut place = self.place(stream)?.expect("the caller has looked");
         if early && place.waited {
@@ -55,7 +56,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Has a stream wait for an event that was recorded in a capture: it becomes a part of that capture.
+    /// Makes a stream wait for an event that was recorded in a capture: the stream becomes a part of that capture.
     pub fn join_capture(&mut self, stream: Handle, event: Place) -> Result<(), Code> {
         let mut place = match self.place(stream)? {
             Some(place) if place.origin != event.origin => {
@@ -70,7 +71,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the capture that this thread began on a stream; gives its nodes.
+    /// Ends the capture that this thread began on a stream; returns its nodes.
     pub fn end_capture(&mut self, origin: Handle) -> Result<Vec<Node>, Code> {
         let me = std::thread::current().id();
         let Some(index) = self.capturing.iter().position(|capture| *capture == (me, origin)) else {
@@ -84,7 +85,7 @@ impl Driver {
         self.events.each_live(|event| drop(is_part(&mut event.place)));
         match place.behind.len() == nodes.len() {
             true => Ok(nodes),
-            // What a failed call has cut short need not join.
+            // A branch need not join where a failed call has cut it short.
             false if self.has_failed => Err(CAPTURE_UNJOINED),
             false => self.refuse("a capture with a branch that does not join it".into(), CAPTURE_UNJOINED),
         }

@@ -5,13 +5,13 @@ use crate::module::Kernel;
 /// Offset and size of a field.
 type Field = (usize, usize);
 
-/// Of the file's header: where the section headers are, how many, and which names the sections.
+/// Fields of the file's header: the offset of the section headers, their number, and the index of the names' section.
 const SECTIONS: [Field; 3] = [(0x28, 8), (0x3c, 2), (0x3e, 2)];
-/// Of a section's header: its name's place, where it is, and its size.
+/// Fields of a section's header: the offset of its name, its own offset and its size.
 const SECTION: [Field; 3] = [(0, 4), (0x18, 8), (0x20, 8)];
 const SECTION_BYTES: usize = 64;
 
-/// Attributes of a kernel: a format, a number, then two bytes that are the value, or the size of what follows.
+/// Formats and numbers of a kernel's attributes; behind both come two bytes: the value, or the size of the value.
 const SIZED: u8 = 4;
 const MAX_THREADS: u8 = 0x05;
 const PARAMETER_BYTES: u8 = 0x19;

@@ -1,4 +1,4 @@
-//! The driver's state behind one lock, the way of every call through it, and the log.
+//! The driver's state behind one lock, the path of every call through it, and the log.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -18,14 +18,14 @@ use crate::table::Table;
 pub struct Driver {
     pub config: Config,
     pub started: bool,
-    /// How often each device's primary context is retained.
+    /// How often the primary context of each device is retained.
     pub retained: Vec<u32>,
-    /// The contexts that a program made: of which device each is.
+    /// The contexts that a program made, each with its device.
     pub contexts: Table<i32>,
-    /// The default stream, once it was used; it is never destroyed.
+    /// The default stream, once it has been used; it is never destroyed.
     pub default_stream: Option<Handle>,
     pub streams: Table<Stream>,
-    /// Those with work that is not done, ended ones too.
+    /// Streams with unfinished work, including destroyed ones.
     pub busy: BTreeSet<Handle>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
@@ -34,23 +34,23 @@ pub struct Driver {
     pub execs: Table<Vec<Node>>,
     pub device: Memory,
     pub host: Memory,
-    /// Contexts made current on all threads together.
+    /// Number of contexts that are current on all threads together.
     pub pushed: usize,
-    /// Threads that capture, and on what.
+    /// The threads that capture, each with its stream.
     pub capturing: Vec<(ThreadId, Handle)>,
     pub random: u64,
-    /// What all copies and kernels so far have taken.
+    /// The time of all copies and kernels so far.
     pub clock_ms: f64,
     calls: usize,
-    /// Calls of each name.
+    /// The number of calls by name.
     named: HashMap<&'static str, usize>,
-    /// What the test last marked, and the names that were called since.
+    /// The last mark of the test, and the names called since.
     phase: (String, HashSet<&'static str>),
-    /// What every call gives from now on: after a failure that lasts, as it was told to, or a kernel's fault.
+    /// The status of every call from now on: after an injected failure that lasts, or a kernel's fault.
     pub fault: Option<Code>,
-    /// Whether a call has failed as it was told to.
+    /// Whether a call has failed by injection.
     pub has_failed: bool,
-    /// The status that the call under way gives in the end, although it does its work.
+    /// The status with which the current call ends, although it does its work.
     pub injected: Option<Code>,
     log: Option<File>,
 }
@@ -60,16 +60,16 @@ pub struct Config {
     pub devices: i32,
     pub capability: i32,
     pub memory: usize,
-    /// Work is not done when it is enqueued.
+    /// Work is not finished when it is enqueued.
     pub held: bool,
-    /// A thread of the driver's own does it, a step at a time.
+    /// A thread of the driver does the work, one step at a time.
     pub own: bool,
     /// Kernels never end.
     pub stuck: bool,
     pub ptx_error: Option<String>,
-    /// Kernels whose name has this in it take ten times as long as others.
+    /// Kernels with this text in their names take ten times as long as others.
     pub slow: Option<String>,
-    /// Branches of a graph run at the same time, and a kernel that joins one to another begins so much later.
+    /// If set, branches of a graph run at the same time, and a kernel that joins another branch begins this much later.
     pub join_ms: Option<f64>,
     fail_call: Option<Which>,
     fail_code: Code,
@@ -80,11 +80,11 @@ pub struct Config {
 
 /// Calls that fail or return late.
 enum Which {
-    /// These, by their number.
+    /// Calls by their numbers.
     Numbers(Vec<usize>),
-    /// Those of a name, from the first or a later one on.
+    /// Calls of this name, from this occurrence on.
     From(String, usize),
-    /// The first of a name behind a mark.
+    /// The first call of a name after a mark: the mark, then the name.
     Behind(String, String),
 }
 
@@ -100,7 +100,7 @@ impl Which {
         }
     }
 
-    /// Whether a call is one, and whether no other by number is still to come.
+    /// Whether a call is one of these, and whether no call by number is still to come.
     fn is(&self, call: &Counted) -> (bool, bool) {
         let is_of = |of: &str| short(of) == short(call.name);
         match self {
@@ -111,33 +111,33 @@ impl Which {
     }
 }
 
-/// A call that is under way.
+/// A call in progress, with its counts.
 struct Counted {
     name: &'static str,
-    /// Counts all calls, from 1.
+    /// The number of this call, counted from 1 over all calls.
     number: usize,
-    /// Counts those of its name.
+    /// The number of this call among those of its name.
     named: usize,
-    /// The mark behind which it is the first of its name, if it is.
+    /// The last mark, if this is the first call of its name after it.
     first_behind: Option<String>,
 }
 
-/// A call's name as the log has it.
+/// The name of a call in the log.
 fn short(name: &str) -> &str {
     name.trim_end_matches("_v2")
 }
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
 
-/// What the driver's own thread takes for an operation.
+/// The time that the driver's own thread takes for an operation.
 const MOMENT: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// The contexts made current on this thread, the last one now.
+    /// The stack of contexts that are current on this thread; the last one is in use.
     pub static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls that do their work also when they fail, as the driver's do: nobody can call them again.
+/// Calls that do their work even when they fail, as the driver's do: they cannot be repeated.
 const ENDINGS: [&str; 11] = [
     "cuCtxDestroy_v2",
     "cuCtxPopCurrent_v2",
@@ -152,8 +152,8 @@ const ENDINGS: [&str; 11] = [
     "cuDevicePrimaryCtxRelease_v2",
 ];
 
-/// Calls that make or load something in the current context. The others name what they work on, and with it its
-/// context; the driver does them whichever context is current.
+/// Calls that make or load something in the current context. Other calls name an object and thereby its context; the
+/// driver accepts them whichever context is current.
 const IN_CURRENT_CONTEXT: [&str; 13] = [
     "cuCtxGetDevice",
     "cuStreamCreate",
@@ -174,7 +174,8 @@ const IN_CURRENT_CONTEXT: [&str; 13] = [
 const CAPTURABLE: [&str; 5] =
     ["cuLaunchKernelEx", "cuEventRecord", "cuEventRecordWithFlags", "cuStreamWaitEvent", "cuStreamEndCapture"];
 
-/// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
+/// Runs one call: counts it, fails it if that is asked for, checks it, does its work and logs it. `body` returns the
+/// rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
     let mut driver = DRIVER.lock().expect("no call panics");
     let call = driver.count(name);
@@ -277,12 +278,12 @@ impl Driver {
         self.fault.or(code)
     }
 
-    /// Whether the device does nothing more, or the call under way fails.
+    /// Whether the device does no more work, or the current call fails.
     fn is_failing(&self) -> bool {
         self.fault.is_some() || self.injected.is_some()
     }
 
-    /// What must hold before any call but the first ones.
+    /// Checks the conditions for any call but the first ones.
     fn admits(&mut self, name: &str) -> Result<(), Code> {
         if !self.started && !["cuDriverGetVersion", "cuInit"].contains(&name) {
             return self.refuse(format!("{name} before cuInit"), NOT_INITIALIZED);
@@ -298,7 +299,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether `context` is alive: the primary one of a device, which are numbered from 1, or one that was made.
+    /// Whether `context` is alive: the primary one of a device, numbered from 1, or one that a program made.
     pub fn is_retained(&self, context: Handle) -> bool {
         context != 0 && self.retained.get(context - 1).is_some_and(|&times| times > 0)
             || self.contexts.live().any(|(made, _)| made == context)
@@ -309,7 +310,7 @@ impl Driver {
         CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0))
     }
 
-    /// The stream that a handle names: the default one too, which needs a current context.
+    /// The stream of a handle; the default stream needs a current context.
     pub fn stream(&mut self, stream: Handle) -> Result<Handle, Code> {
         if stream > 2 {
             return Ok(stream);
@@ -321,13 +322,13 @@ impl Driver {
         Ok(*self.default_stream.get_or_insert_with(|| self.streams.add(Stream { context, ..Stream::default() })))
     }
 
-    /// Reports a violation and gives the status that the call ends with.
+    /// Reports a violation and returns the status with which the call ends.
     pub fn refuse<T>(&mut self, what: String, code: Code) -> Result<T, Code> {
         self.write(&format!("VIOLATION {what}"));
         Err(code)
     }
 
-    /// Passes a look-up on; a failed one is a violation.
+    /// Returns the result of a look-up; a failed one is a violation.
     pub fn valid<T>(&mut self, found: Result<T, String>) -> Result<T, Code> {
         found.or_else(|what| self.refuse(what, INVALID_HANDLE))
     }
@@ -338,7 +339,7 @@ impl Driver {
         }
     }
 
-    /// The last reference to the last context went: reports all that is still there.
+    /// Reports all that is still alive when the last reference to the last context is dropped.
     pub fn report_leaks(&mut self) {
         let mut lines = Vec::new();
         let pending: usize = self.busy.iter().map(|&handle| self.streams.ever(handle).queue.len()).sum();
@@ -400,8 +401,8 @@ unsafe extern "C" fn fake_cuda_mark(name: *const std::ffi::c_char) {
     driver.phase = (name, HashSet::new());
 }
 
-/// Starts the thread that does the work, where it is to be one of the driver's own. After a fault it does nothing more,
-/// as a real device.
+/// Starts the thread that does the work, if it is to be the driver's own. After a fault it does nothing more, like a
+/// real device.
 pub fn start_own_thread() {
     thread::spawn(|| {
         loop {
@@ -414,7 +415,7 @@ pub fn start_own_thread() {
     });
 }
 
-/// Returns when `event` is done, or all calls fail, if it is not for the caller to do the work.
+/// Waits until `event` is done or all calls fail, if the driver's own thread does the work.
 pub fn sleep_until_done(event: Handle) {
     loop {
         let mut driver = DRIVER.lock().expect("no call panics");

@@ -1,5 +1,5 @@
-//! The driver's functions, all in one list, and long as that is. Each checks its handles, does its work, and gives its
-//! line for the log.
+//! The driver's functions, in one list, which makes the file long. Each checks its handles, does its work, and returns
+//! its line for the log.
 #![allow(non_snake_case, reason = "the driver's names")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -154,7 +154,7 @@ extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
         if !driver.is_retained(context) {
             return driver.refuse(format!("context {context} made current, which is not retained"), INVALID_CONTEXT);
         }
-        // It takes the place of the one on top; nobody has to pop it.
+        // The context replaces the top one; it need not be popped.
         CURRENT.with_borrow_mut(|pushed| {
             pushed.pop();
             pushed.push(context);
@@ -175,7 +175,7 @@ extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
     })
 }
 
-/// A context of the program's own, made current.
+/// Creates a context that belongs to the program, and makes it current.
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxCreate_v4(context: Out<Handle>, _how: *const c_void, _flags: u32, device: c_int) -> Code {
     call("cuCtxCreate_v4", |driver| {
@@ -328,7 +328,7 @@ extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: Handle) -> Code {
     })
 }
 
-/// Asked for the kind of memory and its device: of ordinary memory it knows nothing, which is no error.
+/// Answers for the kind of memory and its device; ordinary memory is unknown, which is no error.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerGetAttributes(
     count: u32,
@@ -359,7 +359,7 @@ extern "C" fn cuPointerGetAttributes(
 
 // Streams and events -----------------------------------------------------------------------------------------------
 
-/// A stream of the program's own.
+/// Creates a stream that belongs to the program.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(stream: Out<Handle>, flags: u32) -> Code {
     call("cuStreamCreate", |driver| {
@@ -369,7 +369,7 @@ extern "C" fn cuStreamCreate(stream: Out<Handle>, flags: u32) -> Code {
     })
 }
 
-/// Of a default stream: the current context.
+/// Returns the stream's context: for a default stream the current context.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) -> Code {
     call("cuStreamGetCtx", |driver| {
@@ -394,7 +394,7 @@ extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<u32>) -> Code {
     })
 }
 
-/// Only the program's: trefoil waits for events.
+/// Waits for a stream. Only programs call it: trefoil waits for events.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamSynchronize(stream: Handle) -> Code {
     call("cuStreamSynchronize", |driver| {
@@ -479,7 +479,8 @@ extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
     })
 }
 
-/// Only as a node of a graph that is captured, so that the event can be asked afterwards.
+/// Records an event as a node of a captured graph, so that the event can be queried after each run: no other use is
+/// allowed.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) -> Code {
     const EXTERNAL: u32 = 1;
@@ -529,7 +530,7 @@ extern "C" fn cuEventElapsedTime_v2(ms: Out<f32>, start: Handle, end: Handle) ->
             }
         }
         let [start_ms, end_ms] = [start, end].map(|event| driver.events.ever(event).at_ms);
-        // Never nothing: two events are never recorded at once.
+        // The time is never 0: two events are never recorded at the same moment.
         ms.set((end_ms - start_ms) as f32 + 0.001);
         Ok(format!("{} {}", driver.events.name(start), driver.events.name(end)))
     })
@@ -740,7 +741,7 @@ extern "C" fn cuTensorMapEncodeIm2col(
         };
         let corners = lower.iter().chain(upper).all(|corner| (-128..=127).contains(corner));
         let columns = channels * 2 <= 128 && (channels * 2).is_multiple_of(16) && (1..=256).contains(&pixels);
-        // Every dimension must leave room for a window.
+        // Each dimension needs room for at least one window.
         let room = (0..2).all(|axis| tensor.dims[1 + axis] as i64 + i64::from(upper[axis] - lower[axis]) > 0);
         if !corners || !columns || !room || [data_type, interleave, swizzle, fill] != HALVES {
             let what = format!("an im2col map of {:?}, corners {lower:?} {upper:?}", tensor.dims);

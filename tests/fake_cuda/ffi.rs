@@ -1,4 +1,5 @@
-//! What crosses the border: statuses, handles, pointers to results, and the launch configuration.
+//! Types that cross the border between caller and driver: statuses, handles, pointers to results, and the launch
+//! configuration.
 
 /// A driver status.
 pub type Code = u32;
@@ -22,7 +23,7 @@ pub const CAPTURE_UNSUPPORTED: Code = 900;
 pub const CAPTURE_INVALIDATED: Code = 901;
 pub const CAPTURE_UNJOINED: Code = 904;
 
-/// A stream, event, module, ...: a number that no real pointer has.
+/// The handle of a stream, event, module, ...: a number that no real pointer has.
 pub type Handle = usize;
 
 /// Where a call leaves a result.
@@ -59,7 +60,7 @@ pub struct Copy2d {
 }
 
 impl Copy2d {
-    /// Where each row is copied to and from, and how many bytes; nothing if it is not from the device to the device.
+    /// Source, destination and bytes of each row; `None` unless the copy is from the device to the device.
     pub fn rows(&self) -> Option<impl Iterator<Item = (usize, usize, usize)>> {
         const DEVICE: u32 = 2;
         let is_plain = self.src_type == DEVICE
@@ -97,8 +98,8 @@ pub struct LaunchAttribute {
 }
 
 impl LaunchConfig {
-    /// Whether there is none but the permission to start before the predecessor has ended, and a cluster of as many
-    /// blocks as the function may have, which the grid is a multiple of.
+    /// Whether the only attributes are the permission to start before the predecessor has ended, and a cluster of no
+    /// more blocks than the function may have, of which the grid is a multiple.
     pub fn attributes_are_known(&self, most_cluster: u32) -> bool {
         const CLUSTER_DIMENSION: u32 = 4;
         self.attributes().iter().all(|a| match (a.id, &a.value) {
@@ -110,7 +111,7 @@ impl LaunchConfig {
         })
     }
 
-    /// Whether it has that permission.
+    /// Whether the kernel may start before its predecessor has ended.
     pub fn is_early(&self) -> bool {
         self.attributes().iter().any(|a| a.id == PROGRAMMATIC_STREAM_SERIALIZATION)
     }

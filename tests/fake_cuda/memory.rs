@@ -1,4 +1,4 @@
-//! Device and page-locked memory: the host's, poisoned, with guard bytes behind each block.
+//! Device and page-locked memory: memory of the host, poisoned, with guard bytes behind each block.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ const GUARD_BYTES: usize = 64;
 pub struct Memory {
     kind: &'static str,
     align: usize,
-    /// Each byte of a new block.
+    /// The value of each byte of a new block.
     poison: u8,
     blocks: Vec<Block>,
-    /// The numbers of the live ones, by their start: a long run has many others.
+    /// The numbers of the live blocks by their start: after a long run most blocks are freed.
     live: BTreeMap<usize, usize>,
-    /// Bytes of the live ones.
+    /// Bytes of all live blocks.
     used: usize,
 }
 
@@ -35,7 +35,7 @@ impl Memory {
         Layout::from_size_align(bytes + GUARD_BYTES, self.align).expect("a block that the budget allows")
     }
 
-    /// A block of `bytes`, which is more than 0: its start and name.
+    /// Allocates a block of `bytes`, more than 0; returns its start and name.
     pub fn allocate(&mut self, bytes: usize) -> (usize, String) {
         // SAFETY: the layout has a size above 0; the slice is what was just allocated, written before it is read.
         let start = unsafe {
@@ -51,7 +51,7 @@ impl Memory {
         (start, format!("{}{}", self.kind, self.blocks.len() - 1))
     }
 
-    /// Ends the block at `start`: its name, or what is wrong.
+    /// Frees the block at `start`; returns its name, or an error text.
     pub fn free(&mut self, start: usize) -> Result<String, String> {
         let kind = self.kind;
         let Some(index) = self.live.remove(&start) else {
@@ -73,7 +73,7 @@ impl Memory {
         }
     }
 
-    /// The name of the live block that holds all of `bytes` from `start`, with an offset where there is one.
+    /// The name of the live block that holds all of `bytes` from `start`, with the offset if it is not 0.
     pub fn find(&self, start: usize, bytes: usize) -> Result<String, String> {
         match self.index_of(start) {
             Some(index) if start + bytes <= self.blocks[index].start + self.blocks[index].bytes => {
@@ -87,13 +87,13 @@ impl Memory {
         }
     }
 
-    /// The live block that `address` lies in.
+    /// The index of the live block that contains `address`.
     pub fn index_of(&self, address: usize) -> Option<usize> {
         let (&start, &index) = self.live.range(..=address).next_back()?;
         (address - start < self.blocks[index].bytes).then_some(index)
     }
 
-    /// The addresses of the live blocks.
+    /// The address ranges of the live blocks.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.live.iter().map(|(&start, &index)| start..start + self.blocks[index].bytes)
     }

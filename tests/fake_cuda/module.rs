@@ -1,5 +1,5 @@
-//! Modules, kernels and the nodes of graphs: PTX and cubins of `kernels/` are read as far as a launch can be checked
-//! against them, other PTX as far as it can be run.
+//! Modules, kernels and the nodes of graphs: PTX and cubins of `kernels/` are read as far as launches are checked
+//! against them, other PTX so that it can be run.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -14,19 +14,19 @@ use crate::ptx::{self, Grid, Program};
 
 pub struct Module {
     pub kernels: Vec<Kernel>,
-    /// The one compute capability that it runs on; PTX runs on more.
+    /// The only compute capability on which a cubin runs; `None` for PTX.
     pub capability: Option<i32>,
 }
 
-/// What PTX or a cubin says of an entry point.
+/// An entry point of PTX or of a cubin.
 #[derive(Clone)]
 pub struct Kernel {
     pub name: String,
-    /// Where each parameter is in the block of all of them.
+    /// The range of each parameter in the block of all parameters.
     parameters: Vec<Range<usize>>,
-    /// Threads that a block may have.
+    /// The most threads of a block.
     threads: u32,
-    /// What it is an entry point of, if it does anything.
+    /// The program that contains the entry point; `None` for a kernel that does nothing.
     program: Option<Arc<Program>>,
 }
 
@@ -34,33 +34,33 @@ pub struct Kernel {
 pub struct Function {
     pub module: Handle,
     pub kernel: Kernel,
-    /// Dynamic shared memory that it may have.
+    /// The most bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Blocks of a cluster: 8, which any device takes, or 16 when that was asked for.
+    /// The most blocks of a cluster: 8, which every device allows, or 16 if the program has asked for it.
     pub most_cluster: u32,
     pub loaded: bool,
 }
 
-/// What a graph does.
+/// A node of a graph.
 #[derive(Clone)]
 pub enum Node {
     Launch(Launch),
-    /// An event recorded in every run.
+    /// An event that is recorded in every run.
     Record(Handle),
 }
 
-/// A kernel that is launched.
+/// A launch of a kernel in a graph.
 #[derive(Clone)]
 pub struct Launch {
     kernel: String,
     module: Handle,
-    /// The device blocks that its arguments point into.
+    /// The device blocks that the launch's arguments point into.
     blocks: Vec<usize>,
-    /// What it computes, if anything.
+    /// The program to run; `None` for a kernel that does nothing.
     work: Option<Work>,
-    /// The nodes of its graph that come before it.
+    /// The nodes of its graph on which the launch depends.
     pub behind: BTreeSet<usize>,
-    /// Whether its stream has waited for another one's, since that one's last node.
+    /// Whether the launch's stream has waited for another stream since its own last node.
     pub joins: bool,
 }
 
@@ -122,7 +122,7 @@ impl Module {
     }
 }
 
-/// The text of PTX from the name of each entry point on. It is long, and the C library looks through it many bytes at a time.
+/// Parts of PTX text, each from the name of an entry point on. The text is long, so the search uses the C library.
 fn entries(ptx: &str) -> impl Iterator<Item = &str> {
     unsafe extern "C" {
         fn memmem(text: *const u8, bytes: usize, word: *const u8, word_bytes: usize) -> *const u8;
@@ -139,7 +139,7 @@ fn entries(ptx: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Kernel {
-    /// One that does nothing: its one parameter has so many bytes.
+    /// A kernel that does nothing, with one parameter of this many bytes.
     pub fn precompiled(name: &str, argument_bytes: usize, threads: u32) -> Self {
         Self { name: name.to_owned(), parameters: once(0..argument_bytes).collect(), threads, program: None }
     }
@@ -158,7 +158,7 @@ impl Kernel {
         arguments
     }
 
-    /// Why it cannot be launched so.
+    /// The reason why a launch is not allowed; `None` if it is.
     fn refuses(&self, config: &LaunchConfig) -> Option<&'static str> {
         let threads: u32 = config.block.iter().product();
         let exact = self.program.as_ref().and_then(|program| program.entries[&self.name].threads);
@@ -218,7 +218,7 @@ impl Driver {
         Ok(Node::Launch(Launch { kernel: kernel.name, module, blocks, work, behind: BTreeSet::new(), joins: false }))
     }
 
-    /// Runs nodes up to a fault. What kernels run from and address must still be there.
+    /// Runs nodes until one faults. The modules and the memory of their kernels must still be alive.
     pub fn run_nodes(&mut self, nodes: &[Node]) {
         let start_ms = self.clock_ms;
         let mut ends_ms: Vec<f64> = Vec::with_capacity(nodes.len());
@@ -234,7 +234,7 @@ impl Driver {
         }
     }
 
-    /// Runs one kernel; gives its end by the stand-in's clock.
+    /// Runs one kernel; returns the time of its end by the stand-in's clock.
     fn run_launch(&mut self, launch: &Launch, start_ms: f64, ends_ms: &[f64]) -> f64 {
         let Launch { kernel, module, blocks, work, behind, joins } = launch;
         let unloaded = self.modules.get(*module).err();
@@ -258,7 +258,7 @@ impl Driver {
         begin_ms + taken_ms
     }
 
-    /// Interprets a kernel. What it does that it must not is a fault, which lasts.
+    /// Interprets a kernel. A forbidden access is a fault, which lasts.
     fn compute(&mut self, kernel: &str, work: &Work) {
         let live: Vec<Range<usize>> = self.device.ranges().chain(self.host.ranges()).collect();
         let entry = &work.program.entries[kernel];
@@ -283,7 +283,7 @@ impl Driver {
     }
 }
 
-/// What a fault's kind is called by the driver.
+/// The driver's status for a kind of fault.
 fn code_of(kind: ptx::Kind) -> Code {
     match kind {
         ptx::Kind::Address => ILLEGAL_ADDRESS,
@@ -293,5 +293,5 @@ fn code_of(kind: ptx::Kind) -> Code {
     }
 }
 
-/// What a kernel takes by the stand-in's clock.
+/// The time of a kernel by the stand-in's clock.
 const KERNEL_MS: f64 = 0.01;

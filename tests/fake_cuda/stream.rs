@@ -12,22 +12,22 @@ use crate::table::Table;
 #[derive(Default)]
 pub struct Stream {
     pub queue: VecDeque<Operation>,
-    /// The context that it was made in.
+    /// The context in which the stream was made.
     pub context: Handle,
-    /// What was captured so far, while a capture that began here goes on.
+    /// The nodes captured so far; `None` unless a capture began on this stream.
     pub captured: Option<Vec<Node>>,
-    /// While the stream is a part of a capture.
+    /// The stream's position in a capture; `None` if it does not capture.
     pub place: Option<Place>,
 }
 
 pub struct Event {
     pub timing: bool,
-    /// Where it was recorded last, while that is a capture that goes on.
+    /// The position of its last recording, if that was in a capture that goes on.
     pub place: Option<Place>,
-    /// How often it was recorded, and the last of these recordings that is done.
+    /// The number of recordings, and the number of the last one that is done.
     pub recorded: u64,
     pub done: u64,
-    /// By the stand-in's clock, when that was.
+    /// The time of the last finished recording, by the stand-in's clock.
     pub at_ms: f64,
 }
 
@@ -53,11 +53,11 @@ pub enum Operation {
     },
 }
 
-/// What a copy takes by the stand-in's clock.
+/// The time of a copy by the stand-in's clock.
 const COPY_MS: f64 = 1.0;
 
 impl Driver {
-    /// Puts an operation behind what is on the stream, which must not capture.
+    /// Appends an operation to a stream, which must not be capturing.
     pub fn enqueue(&mut self, stream: Handle, operation: Operation) -> Result<(), Code> {
         let found = self.streams.get(stream).map(|stream| stream.place.is_some());
         if self.valid(found)? {
@@ -69,7 +69,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs one operation of one of the streams that have one ready; whether there was any. After a fault there is none.
+    /// Runs one operation of a stream that has one ready; returns whether there was one. After a fault there is none.
     pub fn step(&mut self) -> bool {
         if self.fault.is_some() {
             return false;
@@ -111,7 +111,7 @@ impl Driver {
         }
     }
 
-    /// A wait for work that is not going to be done.
+    /// The result of a wait for work that will not finish.
     pub fn never_ends<T>(&mut self) -> Result<T, Code> {
         match self.fault {
             Some(code) => Err(code),
@@ -138,7 +138,7 @@ impl Driver {
         }
     }
 
-    /// Refuses to free the block at `start` while enqueued copies name it.
+    /// Refuses to free the block at `start` while enqueued work names it.
     pub fn check_idle(&mut self, start: usize) -> Result<(), Code> {
         let same = |address: usize| {
             let of = |memory: &Memory, address| memory.index_of(address);

@@ -1,4 +1,4 @@
-//! Handles of one kind, named in the order of their making and never reused, so that a stale one is recognised.
+//! Handles of one kind, named in the order of creation and never reused, so that a stale handle is recognised.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ pub struct Table<T> {
     kind: &'static str,
     base: Handle,
     entries: Vec<Entry<T>>,
-    /// The numbers of the live ones: a long run has many others.
+    /// The numbers of the live handles: after a long run most have ended.
     live: BTreeSet<usize>,
 }
 
@@ -32,7 +32,7 @@ impl<T> Table<T> {
         format!("{}{}", self.kind, handle.wrapping_sub(self.base))
     }
 
-    /// The value of a live handle, or what is wrong with the handle.
+    /// The value of a live handle, or an error text.
     pub fn get(&mut self, handle: Handle) -> Result<&mut T, String> {
         let kind = self.kind;
         match self.entries.get_mut(handle.wrapping_sub(self.base)) {
@@ -42,7 +42,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Ends a live handle.
+    /// Ends a live handle; returns its value.
     pub fn end(&mut self, handle: Handle) -> Result<&mut T, String> {
         self.get(handle)?;
         self.live.remove(&(handle - self.base));
@@ -51,7 +51,7 @@ impl<T> Table<T> {
         Ok(&mut entry.value)
     }
 
-    /// The value of a handle that was made once, also after its end: work under way may still refer to it.
+    /// The value of a handle that existed at some time, even if it has ended: work in flight may still refer to it.
     pub fn ever(&mut self, handle: Handle) -> &mut T {
         &mut self.entries[handle - self.base].value
     }
@@ -60,7 +60,7 @@ impl<T> Table<T> {
         self.live.iter().map(|&index| (self.base + index, &self.entries[index].value))
     }
 
-    /// What is alive, to change it.
+    /// Changes all live values.
     pub fn each_live(&mut self, mut change: impl FnMut(&mut T)) {
         self.live.iter().for_each(|&index| change(&mut self.entries[index].value));
     }

@@ -1,11 +1,11 @@
-//! Tensor maps: checked as the driver checks them; an encoded one is just the address, where a launch looks for it.
+//! Tensor maps: checked as the driver checks them; the encoded map is only the address, which a launch looks up.
 
 use crate::driver::Driver;
 use crate::ffi::*;
 
-/// Type, interleave, swizzle and fill of the maps that trefoil makes: halves, none, 128 bytes, zeros.
+/// Type, interleave, swizzle and fill of the usual maps of trefoil: halves, none, 128 bytes, zeros.
 pub const HALVES: [u32; 4] = [6, 0, 3, 0];
-/// The same with a swizzle of 64 bytes and of 32, and without; and the bytes that a row of a box may have.
+/// Maps of halves with a swizzle of 64 bytes, of 32 bytes and without one, each with the most bytes of a box's row.
 pub const HALVES_OTHERWISE: [([u32; 4], u32); 3] = [([6, 0, 2, 0], 64), ([6, 0, 1, 0], 32), ([6, 0, 0, 0], 128)];
 
 pub struct Tensor<'a> {
@@ -37,7 +37,7 @@ impl Tensor<'_> {
 }
 
 impl Driver {
-    /// Checks that the tensor lies in one block of device memory; gives the block's name.
+    /// Checks that the tensor lies in one block of device memory; returns the block's name.
     pub fn tensor(&mut self, tensor: &Tensor<'_>) -> Result<String, Code> {
         let Tensor { address, dims, strides, steps } = tensor;
         let strided = strides.iter().all(|stride| stride.is_multiple_of(16) && *stride < 1 << 40);

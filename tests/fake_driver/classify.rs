@@ -1,11 +1,11 @@
-//! `trefoil classify` on a driver whose kernels do nothing: what it finds in device memory is no answer.
+//! `trefoil classify` on a driver whose kernels do nothing: the content of device memory must not become an answer.
 #![cfg(feature = "cli")]
 
 use std::process::Command;
 
 use super::harness::library_folder;
 
-/// The photos are refused for this reason when memory is full of this byte.
+/// Checks that the photos are refused for this reason when memory is filled with this byte.
 fn refused(top: &str, byte: u8, why: &str) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
     command.args(["classify", "weights/photos", "--device", "cuda:0", "--tune", "off", "--top", top]);
@@ -24,7 +24,7 @@ fn classes_that_the_model_does_not_have_are_errors_of_their_photos() {
     refused("5", 0xCD, "it names class 3452816845, and the model has 1000");
 }
 
-/// More classes than the device chooses: all probabilities are downloaded.
+/// All probabilities are downloaded where more classes are asked for than the device chooses.
 #[test]
 fn a_probability_above_1_is_an_error_of_its_photo() {
     refused("100", 0x40, "the probability of class 0 is 3.003");

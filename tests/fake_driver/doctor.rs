@@ -1,4 +1,4 @@
-//! `trefoil doctor` on a driver: what it says of GPUs, and that it tells wrong answers.
+//! `trefoil doctor` on the stand-in driver: its findings about GPUs, and that it detects wrong answers.
 #![cfg(feature = "cli")]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::harness::{for_each_number, library_folder};
 
 fn doctor(variables: &[(&str, &str)]) -> (Option<i32>, Value) {
-    // It is killed should it never end.
+    // `timeout` kills the program if it does not end.
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "100", env!("CARGO_BIN_EXE_trefoil"), "doctor", "--json"]);
     command.env("LD_LIBRARY_PATH", library_folder()).envs(variables.iter().copied());
@@ -54,7 +54,8 @@ fn a_driver_that_does_not_do_is_bad_and_says_what_to_do() {
     }
 }
 
-/// The first call of each name fails, and all after it; some fail alone. The round ends, and the findings are told.
+/// The first call of each name fails, with all later calls or alone. The checks end in time, and the findings are
+/// printed.
 #[test]
 fn a_driver_that_fails_anywhere_ends_no_round_too_late() {
     let log = std::env::temp_dir().join(format!("trefoil-doctor-{}.log", std::process::id()));
@@ -78,7 +79,7 @@ fn a_driver_that_fails_anywhere_ends_no_round_too_late() {
     });
 }
 
-/// A GPU whose memory others have: the program says who, as far as nvidia-smi knows.
+/// Other processes hold the memory of a GPU: the program names them, as far as nvidia-smi knows them.
 #[cfg(unix)]
 #[test]
 fn who_has_the_memory_of_a_full_gpu_is_told() {
@@ -115,7 +116,7 @@ fn measurements_that_are_kept_are_counted() {
     };
     assert_eq!(told(), ("ok".into(), "nothing was measured; answers would be kept in CACHE/tuning".into()));
 
-    // The stand-in computes nothing, so that the benchmark ends with wrong results, after the measurement.
+    // The stand-in computes nothing, so the benchmark ends with wrong results, after the measurement.
     let mut tune = Command::new(env!("CARGO_BIN_EXE_trefoil"));
     tune.args(["bench", "--model", "weights/convnet28", "--batch", "4", "--only", "compute", "--seconds", "0.1"]);
     tune.args(["--tune", "full"]).envs(variables).env("LD_LIBRARY_PATH", library_folder());
@@ -126,7 +127,7 @@ fn measurements_that_are_kept_are_counted() {
     assert!(count > 1, "{answers:?}");
     assert_eq!(told(), ("ok".into(), format!("{count} answers in CACHE/tuning")));
 
-    // An update of the driver: another folder, by then.
+    // The folder of another driver version, as an update leaves it.
     let older = cache.join("tuning/older");
     fs::create_dir(&older).unwrap();
     for answer in &answers {
@@ -143,7 +144,7 @@ fn measurements_that_are_kept_are_counted() {
     fs::remove_dir_all(&cache).unwrap();
 }
 
-/// What is in a folder, in order.
+/// The paths in a folder, sorted.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();

@@ -1,4 +1,4 @@
-//! Whole engines: the calls of one batch, a failure of each call, late and reordered work, drops, memory that runs out.
+//! Whole engines: the calls of one batch, a failure of each call, late and reordered work, drops, too little memory.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use trefoil::{Device, Engine, Error, Precision, Shape, Stage, Target};
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 use crate::support;
 
-/// One step of every kind: both convolutions, sum, two branches, pools, classifier.
+/// A model with one step of every kind: both convolutions, sum, two branches, pools, classifier.
 pub fn small_model() -> Model {
     let mut graph = GraphBuilder::new();
     let image = graph.image("image", Shape::new(12, 10, 3));
@@ -43,7 +43,7 @@ pub fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
     Engine::builder(model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).check(true).build()
 }
 
-/// Device memory as the stand-in gives it; kernels leave it so.
+/// The value of device memory in the stand-in; kernels leave it unchanged.
 pub const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
 
 /// Builds an engine and runs four batches.
@@ -91,8 +91,8 @@ fn the_calls_of_one_batch_are_as_kept() {
     compare_with_kept(&kept, "one_batch.log");
 }
 
-/// What a program has in ordinary memory: bytes are copied into page-locked memory by the CPU, and go up as bytes. The
-/// stand-in refuses a copy from or to memory that is not page-locked.
+/// Bytes in ordinary memory are copied into page-locked memory by the CPU, and are uploaded as bytes. The stand-in
+/// refuses copies between the device and memory that is not page-locked.
 #[test]
 fn bytes_go_up_as_bytes_from_page_locked_memory() {
     let scenario = Scenario::new("engine::bytes_go_up_as_bytes_from_page_locked_memory", || {
@@ -117,7 +117,7 @@ fn bytes_go_up_as_bytes_from_page_locked_memory() {
     assert!(down.starts_with("cuMemcpyDtoHAsync"), "{down}");
 }
 
-/// Cases of networks of images at several sizes, behind the hazard checker. Kernels leave results as they are.
+/// Networks of images at several sizes, with the hazard checker. Kernels do nothing.
 #[test]
 fn images_of_several_sizes_have_graphs_of_their_own() {
     let scenario = Scenario::new("engine::images_of_several_sizes_have_graphs_of_their_own", || {
@@ -130,8 +130,9 @@ fn images_of_several_sizes_have_graphs_of_their_own() {
     scenario.run(&[]).assert_clean();
 }
 
-/// A lane's stream joins the capture with a wait for an event, and the first lane waits for one of it in the end. The
-/// stand-in refuses a capture that a stream does not join, and a kernel that may begin before what its stream waits for.
+/// A lane's stream joins the capture by a wait for an event, and at the end the first lane waits for an event of each
+/// other lane. The stand-in refuses a capture that a stream does not join, and a kernel that may begin before what its
+/// stream waits for.
 #[test]
 fn lanes_fork_and_join_in_the_capture() {
     let scenario = Scenario::new("engine::lanes_fork_and_join_in_the_capture", || {
@@ -180,9 +181,9 @@ fn every_call_may_be_the_devices_last() {
     fail_each_call("engine::every_call_may_be_the_devices_last", "1");
 }
 
-/// A failed call is an error of its own name, or harmless if it was to free something; nothing panics, nothing is used
-/// or freed twice, and everything is freed, but after a fault: then nothing proves that the device is done with memory,
-/// graphs and code, and these are left to it.
+/// Checks that a failed call gives an error with its name, or is harmless if it frees something; that nothing panics,
+/// and nothing is used or freed twice; and that everything is freed. After a fault nothing proves that the device has
+/// finished with memory, graphs and code: these are then left to it.
 fn fail_each_call(name: &'static str, sticky: &str) {
     fail_each_call_of(name, sticky, || {
         let opened = Device::open(Target::Cuda(0));
@@ -197,7 +198,7 @@ fn fail_each_call(name: &'static str, sticky: &str) {
     });
 }
 
-/// The same of any body that prints its error, and `faulted` after a fault.
+/// Checks each failing call of a body that prints its error, and `faulted` after a fault.
 pub fn fail_each_call_of(name: &'static str, sticky: &str, body: impl FnOnce()) {
     let scenario = Scenario::new(name, body);
     let report = scenario.run(&[]);
@@ -224,7 +225,7 @@ pub fn fail_each_call_of(name: &'static str, sticky: &str, body: impl FnOnce()) 
     });
 }
 
-/// Work that runs as late as it may, in many orders of the streams, while threads submit, wait, and drop tickets.
+/// Work runs as late as possible, in many orders of the streams, while threads submit, wait, and drop tickets.
 #[test]
 fn late_work_never_meets_freed_memory() {
     let scenario = Scenario::new("engine::late_work_never_meets_freed_memory", || {
@@ -246,7 +247,7 @@ fn late_work_never_meets_freed_memory() {
         });
         let last = engine.acquire().unwrap().submit(4).unwrap();
         drop((engine, device));
-        // Neither the thread that built it nor the ring's own ends it.
+        // The engine is dropped neither by the thread that built it nor by the ring's thread.
         thread::spawn(move || drop(last.wait().unwrap())).join().unwrap();
         wait_for_release();
     });
@@ -276,7 +277,7 @@ fn memory_that_runs_out_says_what_would_fit() {
             Err(Error::OutOfMemory { fitting_batch: Some(again), .. }) => assert_eq!(again, fitting),
             other => panic!("{other:?}"),
         }
-        // Weights that are there already are not counted, so that the same engine fits beside the first.
+        // Weights that are already on the device are not counted, so that the same engine fits beside the first.
         let small = build(1).unwrap();
         let of_first = device.memory_use().device_bytes;
         let second = build(1).unwrap();
@@ -284,7 +285,7 @@ fn memory_that_runs_out_says_what_would_fit() {
         let third = build(1).unwrap();
         assert!(build(1).is_err());
         drop([small, second, third]);
-        // Nor are they of a model that is in the engine twice.
+        // Weights of a model that is twice in the engine are counted once.
         let both = || Engine::builder(&model).beside(&model).on(&device).batch_sizes(&[1]).build();
         device.limit_memory(u64::MAX);
         let engine = both().unwrap();
@@ -300,7 +301,7 @@ fn memory_that_runs_out_says_what_would_fit() {
     assert!(calls.iter().all(|call| !call.contains("Alloc")), "refused before anything is allocated: {calls:?}");
 }
 
-/// Successive batches are launched on two streams in turn, and what both compute in is counted before it is allocated.
+/// Successive batches run on two streams in turn; the arenas of both are counted before they are allocated.
 #[test]
 fn two_compute_streams_take_turns_and_have_memory_each() {
     let scenario = Scenario::new("engine::two_compute_streams_take_turns_and_have_memory_each", || {
@@ -329,8 +330,8 @@ fn two_compute_streams_take_turns_and_have_memory_each() {
     assert!(matches!(streams[..], [a, b, c, d] if a == c && b == d && a != b), "{streams:?}");
 }
 
-/// A batcher whose rows are refused: by the budget, which says how many there could be, and by the driver, which has its
-/// own reasons.
+/// A batcher whose rows are refused: by the budget, where the error says how many rows would fit, and by the driver,
+/// whose reasons are its own.
 #[test]
 fn rows_of_a_batcher_that_are_refused_say_why() {
     let scenario = Scenario::new("engine::rows_of_a_batcher_that_are_refused_say_why", || {
@@ -375,7 +376,7 @@ fn a_kernel_that_does_not_compile_shows_the_compilers_log() {
     scenario.run(&[("FAKE_CUDA_PTX_ERROR", "line 7: no such thing")]).assert_clean();
 }
 
-/// Two devices in turn on the same threads: each call finds its own context.
+/// Two devices are used in turn on the same threads: each call runs in the context of its device.
 #[test]
 fn two_devices_share_threads() {
     let scenario = Scenario::new("engine::two_devices_share_threads", || {

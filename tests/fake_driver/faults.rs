@@ -1,5 +1,5 @@
-//! A failure of each call in turn, while everything that an engine offers is in use: every ticket, future, producer and
-//! row is answered, with a fault that names a failed call and its class; nothing is handed out after it; closing and
+//! Each call fails in turn while everything that an engine offers is in use: every ticket, future, producer and row is
+//! answered, with a fault that names a failed call and its class; no batch is handed out afterwards; closing and
 //! dropping end.
 
 use std::collections::BTreeSet;
@@ -15,10 +15,10 @@ use trefoil::{Batcher, CallerStream, Close, Device, Engine, Error, FaultClass, W
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
 use crate::what::{Built, LONG, What, hang_is_logged, hangs};
 
-/// What is in use, for another thread to use it too.
+/// The engine and the batcher in use, so that another thread can use them too.
 pub static IN_USE: OnceLock<(Weak<Built>, Weak<Batcher>)> = OnceLock::new();
 
-/// Whether the use is over, and closing begins.
+/// Whether the use is over and closing has begun.
 pub static CLOSES: AtomicBool = AtomicBool::new(false);
 
 fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
@@ -39,7 +39,7 @@ fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     }
 }
 
-/// Uses an engine or a fleet in every way, from several threads; the errors that it gave, or what building it gave.
+/// Uses an engine or a fleet in every way, from several threads; returns the errors of the use, or of building it.
 fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<(), Vec<Error>> {
     let built = Arc::new(what.build(devices, waiting).map_err(|error| vec![error])?);
     let engine = &built.engines()[0];
@@ -51,7 +51,7 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
         what.fill(&mut batch, rows);
         batch.submit(rows)
     };
-    // A thread of its own submits before all others, so that its calls are the first of their names.
+    // A separate thread submits before all others, so that its calls are the first of their names.
     let first = thread::scope(|scope| scope.spawn(|| submit(1)).join().unwrap());
     let first = first.and_then(trefoil::Ticket::wait).map(drop);
     let pixels = vec![7; batcher.input().row_bytes];
@@ -100,8 +100,9 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// Sets [`CLOSES`], unless a call hangs already: then this thread stops, and the thread that asks finds everything in use. The
-/// flag is set before the log is read, so that the thread that asks sees the flag if the call hangs later.
+/// Sets [`CLOSES`], unless a call hangs already: then this thread stops, and the thread that asks still finds
+/// everything in use. The flag is set before the log is read, so the thread that asks sees the flag if the call hangs
+/// later.
 fn close_unless_hanging() {
     CLOSES.store(true, Ordering::SeqCst);
     if hang_is_logged() {
@@ -112,7 +113,7 @@ fn close_unless_hanging() {
     }
 }
 
-/// A result that is read on the device; every other one is waited for as well.
+/// Keeps a result on the device and reads it there; every other result is waited for as well.
 fn stay_on_device(engine: &Engine, round: usize) -> Result<(), Error> {
     let mut output = engine.acquire()?.submit_to_device(2)?;
     output.wait_on(CallerStream::DEFAULT)?;
@@ -120,7 +121,7 @@ fn stay_on_device(engine: &Engine, round: usize) -> Result<(), Error> {
     if round.is_multiple_of(2) { output.wait() } else { Ok(()) }
 }
 
-/// What holds of an engine that was closed, whether its device failed or not.
+/// Checks an engine that was closed, whether its device has failed or not.
 fn check_closed(engine: &Engine) {
     let end = Instant::now() + LONG;
     while engine.health().credits.unread > 0 {
@@ -143,7 +144,7 @@ fn check_closed(engine: &Engine) {
     }
 }
 
-/// The ring's own threads see the end of what was handed back on the device, or the fault that they meet there.
+/// Waits until the rings' threads have seen the end of results handed back on the device, or have met a fault.
 fn wait_until_settled(devices: &[Device]) {
     let end = Instant::now() + LONG;
     while devices.iter().any(|device| !device.is_unused() && device.fault().is_none()) {
@@ -152,7 +153,7 @@ fn wait_until_settled(devices: &[Device]) {
     }
 }
 
-/// In a child: says what became of it, one line each.
+/// In a child process: prints the outcome of the use, one line for each error.
 fn tell(what: What, devices: Vec<Device>, waiting: Waiting) {
     let told = use_everything(what, &devices, waiting);
     wait_until_settled(&devices);
@@ -197,7 +198,7 @@ fn every_failing_call_of_a_model_of_values_answers_everybody() {
     each_call_fails("faults::every_failing_call_of_a_model_of_values_answers_everybody", What::Values);
 }
 
-/// In a child: opens, builds, uses and drops what the parent chose, with marks between.
+/// In a child process: opens, builds, uses and drops the kind that the parent chose, with marks in between.
 pub fn live() {
     let waiting = match std::env::var("WAITING").unwrap().as_str() {
         "0" => Waiting::Block,
@@ -215,11 +216,11 @@ pub fn live() {
     }
 }
 
-/// A run in which calls failed: everybody heard of one of them by name, and nothing is left but what the device may still
-/// use.
+/// Checks a run in which calls failed: everyone got an error that names one of them, and nothing is left except what
+/// the device may still use.
 pub fn check_failed(what: &str, report: &ChildReport) {
     let faulted = report.stdout.contains("faulted");
-    // What is enqueued when one call fails may still run when the context ends; its memory is left to it.
+    // Work that is enqueued when a call fails may still run when the context ends; its memory is left to the device.
     let may_be = |what: &&String| faulted && what.starts_with("the context ends with");
     let violations: Vec<&String> = report.violations.iter().filter(|what| !may_be(what)).collect();
     assert!(report.status.success() && violations.is_empty(), "{what}: {}, {violations:?}\n{report}", report.status);
@@ -240,7 +241,7 @@ fn each_call_fails(name: &'static str, what: What) {
     let (built, used) = (calls("# use"), calls("# end"));
     assert!(built > 100 && used > built + 150, "{built} calls in building, {used} in all");
     for_each_number(2 * used, |number| {
-        // Each call in turn, alone and for good; the ways of waiting take turns.
+        // Each call fails in turn, alone and for good; the ways of waiting alternate.
         let (call, sticky) = (number.div_ceil(2), ["0", "1"][number % 2]);
         let waiting = ["0", "1", "2"][(call + number % 2) % 3];
         let (call, events) = (call.to_string(), ["instant", "own"][usize::from(number % 4 > 1)]);
@@ -251,7 +252,7 @@ fn each_call_fails(name: &'static str, what: What) {
     });
 }
 
-/// Building an engine or a fleet, and a batcher, that fails at any call leaves nothing behind, and the device is as good
+/// Building an engine or a fleet with a batcher fails at any call: nothing is left behind, and the device is as usable
 /// as before.
 #[test]
 fn what_fails_to_build_leaves_nothing() {
@@ -277,8 +278,8 @@ fn what_fails_to_build_leaves_nothing() {
         mark("again");
         let is_faulted = || devices.iter().any(|device| device.fault().is_some());
         if !is_faulted() {
-            // A build's calls vary by a few (its threads bind the context when they first run), so that the one that
-            // fails may be among these: but never one of each.
+            // The calls of a build vary slightly, because its threads bind the context when they first run. The failing
+            // call may therefore belong to the use, but never every time.
             let used = || build().and_then(|(built, _)| built.acquire()?.submit(1)?.wait());
             if let Err(error) = used() {
                 assert!(was_built, "{error}, after a build that failed");
@@ -299,14 +300,14 @@ fn what_fails_to_build_leaves_nothing() {
             let call = (opened + number).to_string();
             let report = what.runs(&scenario, &[("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_CODE", "2")]);
             report.assert_sound();
-            // Uploading the weights is enqueued work: its failure is a fault, after which memory is left to the device.
+            // The upload of weights is enqueued work: its failure is a fault, after which memory is left to the device.
             let faults = report.stdout.contains("faulted");
             assert!(faults || report.leaks.is_empty(), "{what:?}, call {call}: {:?}\n{report}", report.leaks);
         });
     }
 }
 
-/// A kernel that never ends holds nobody longer than was asked for.
+/// With a kernel that never ends, every call still returns within its time limit.
 #[test]
 fn work_that_never_ends_keeps_every_limit() {
     const LIMIT: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Names the scenario that a child process is to run.
+/// The environment variable that names the scenario of a child process.
 const SCENARIO: &str = "TREFOIL_SCENARIO";
 
 /// A test whose body runs in child processes: `Scenario::new("name of the test", || body)`.
@@ -19,23 +19,23 @@ pub struct Scenario {
     name: &'static str,
 }
 
-/// What a child process left behind.
+/// The results of a child process.
 #[derive(Debug)]
 pub struct ChildReport {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
-    /// One line a driver call.
+    /// The log, with one line for each driver call.
     pub log: Vec<String>,
-    /// What must not happen, see `tests/fake_cuda/lib.rs`.
+    /// Forbidden actions, see `tests/fake_cuda/lib.rs`.
     pub violations: Vec<String>,
-    /// What was alive when the context was released.
+    /// Objects that were alive when the context was released.
     pub leaks: Vec<String>,
 }
 
 impl Scenario {
-    /// In the test's own process gives the scenario, to run children of; in a child runs the body and ends the
-    /// process. `name` is the name of the test.
+    /// In the test's own process, returns the scenario, whose children can be run; in a child process, runs the body
+    /// and ends the process. `name` is the name of the test.
     pub fn new(name: &'static str, body: impl FnOnce()) -> Self {
         if env::var(SCENARIO).is_ok_and(|scenario| scenario == name) {
             body();
@@ -54,7 +54,7 @@ impl Scenario {
         self.run_in(Path::new("/nonexistent"), &[])
     }
 
-    /// Runs the body where driver libraries are looked for in a folder.
+    /// Runs the body where driver libraries are searched in this folder.
     pub fn run_in(&self, folder: &Path, variables: &[(&str, &str)]) -> ChildReport {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
@@ -83,14 +83,14 @@ impl Scenario {
 }
 
 impl ChildReport {
-    /// The body ran to its end, did nothing that it must not, and freed all that it made.
+    /// Asserts that the body ran to its end, broke no rule, and freed everything that it made.
     pub fn assert_clean(&self) -> &Self {
         self.assert_sound();
         assert_eq!(self.leaks, [""; 0], "{self}");
         self
     }
 
-    /// The body ran to its end and did nothing that it must not.
+    /// Asserts that the body ran to its end and broke no rule.
     pub fn assert_sound(&self) -> &Self {
         assert!(self.status.success(), "{}\n{self}", self.status);
         assert_eq!(self.violations, [""; 0], "{self}");
@@ -106,7 +106,7 @@ impl ChildReport {
         after.into_iter().take_while(|line| !is(line, end)).filter(|line| !line.starts_with('#')).collect()
     }
 
-    /// Driver calls in all.
+    /// Number of all driver calls.
     pub fn calls(&self) -> usize {
         self.log.iter().filter(|line| line.starts_with("cu")).count()
     }
@@ -119,8 +119,8 @@ impl std::fmt::Display for ChildReport {
     }
 }
 
-/// In a child: puts a line into the log, to find the calls around it by, and tells the stand-in, which counts the calls behind
-/// it.
+/// In a child process: writes a line into the log, by which the calls around it can be found, and tells the stand-in,
+/// which counts the calls after it.
 pub fn mark(name: &str) {
     let name = CString::new(name).unwrap();
     // SAFETY: the stand-in's initialisers do nothing; its function is of this type, and the text ends with a NUL.
@@ -133,7 +133,7 @@ pub fn mark(name: &str) {
     }
 }
 
-/// In a child: waits until a ring's own thread, which may hold the device longest, has let it go.
+/// In a child process: waits until a ring's own thread, which may hold the device longest, has released it.
 pub fn wait_for_release() {
     let log = env::var("FAKE_CUDA_LOG").unwrap();
     let count = |text: &str, call: &str| text.lines().filter(|line| line.starts_with(call)).count();
@@ -163,7 +163,7 @@ pub fn for_each_number(last: usize, each: impl Fn(usize) + Sync) {
     });
 }
 
-/// A folder that has the stand-in as `libcuda.so`.
+/// A folder that contains the stand-in as `libcuda.so`.
 pub fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -176,7 +176,7 @@ pub fn library_folder() -> &'static Path {
     })
 }
 
-/// The folder that this binary was built into.
+/// The folder into which this binary was built.
 fn profile() -> PathBuf {
     env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned()
 }
@@ -197,7 +197,7 @@ fn is_fresh(library: &Path, name: &str) -> bool {
     age > newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name))
 }
 
-/// When a file, or the newest in a folder, was changed.
+/// The time of the last change of a file, or of the newest file in a folder.
 fn newest(path: &Path) -> Option<SystemTime> {
     match fs::read_dir(path) {
         Ok(entries) => entries.filter_map(|entry| newest(&entry.unwrap().path())).max(),
@@ -205,7 +205,7 @@ fn newest(path: &Path) -> Option<SystemTime> {
     }
 }
 
-/// `cargo test` builds the libraries with the other examples; `cargo test --test fake_driver` does not.
+/// Builds a library: `cargo test` builds it with the other examples, `cargo test --test fake_driver` does not.
 fn build(profile: &Path, name: &str) {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--example", name, "--manifest-path"]);

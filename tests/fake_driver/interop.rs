@@ -1,4 +1,4 @@
-//! Engines in the middle of a program with CUDA of its own: its context, its streams, its memory.
+//! Engines inside a program that uses CUDA itself: in its context, with its streams and its memory.
 
 use std::fs;
 use std::ptr::null_mut;
@@ -12,8 +12,8 @@ use crate::cuda::{Context, Memory, Primary, Stream, cuda};
 use crate::engine::{compare_with_kept, fail_each_call_of, small_model};
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 
-/// Bytes of a row of pixels, as the model reads them, and from row to row in the caller's memory, which in the stand-in is
-/// the host's.
+/// Bytes of a row of pixels as the model reads it, and the distance of rows in the caller's memory, which in the
+/// stand-in is host memory.
 const ROW_BYTES: usize = 12 * 10 * 3;
 const PITCH: usize = ROW_BYTES + 24;
 const ROWS: usize = 3;
@@ -28,7 +28,7 @@ fn build(device: &Device, results: usize) -> Result<Engine, Error> {
     builder.device_results(true).check(true).build()
 }
 
-/// Submits the rows of `memory`, and has `reader` wait for the result.
+/// Submits the rows of `memory`, and makes `reader` wait for the result.
 fn submit(engine: &Engine, memory: &Memory, writer: &Stream, reader: &Stream) -> Result<DeviceOutput, Error> {
     let mut batch = engine.acquire()?;
     // SAFETY: the memory has so many rows, and is freed after all streams are done.
@@ -38,7 +38,7 @@ fn submit(engine: &Engine, memory: &Memory, writer: &Stream, reader: &Stream) ->
     Ok(output)
 }
 
-/// Four batches in a context of the program's own, each result copied by a stream of the program's.
+/// Runs four batches in a context that the program made, and copies each result on a stream of the program.
 fn on_device(context: &Context) -> Result<(), Error> {
     let (writer, reader) = (Stream::new()?, Stream::new()?);
     let (memory, kept) = (Memory::new(ROWS * PITCH)?, Memory::new(4096)?);
@@ -71,7 +71,7 @@ fn four_batches(
     reader.synchronize()
 }
 
-/// Then the context may be destroyed. After a fault a device is used for ever; the ring's threads end all the same.
+/// Waits until the context may be destroyed. After a fault the device stays in use, but the ring's threads end.
 fn wait_until_unused(device: &Device) {
     while !device.is_unused() && (device.fault().is_none() || has_ring_threads()) {
         thread::yield_now();
@@ -103,13 +103,13 @@ fn the_calls_of_a_batch_on_the_device_are_as_kept() {
     let steady = report.between("submit 0", "done 3");
     let foreign = ["HtoD", "DtoH", "Synchronize", "cuMemAlloc", "cuMemHostAlloc", "Create", "cuEventQuery"];
     let unwanted = steady.iter().filter(|call| foreign.iter().any(|name| call.contains(name)));
-    // The ring looks whether uploads are done, where it has lent all its staging.
+    // The ring asks whether uploads are done while all its staging buffers are lent.
     let unwanted: Vec<_> = unwanted.filter(|call| !call.starts_with("cuEventQuery")).collect();
     assert!(unwanted.is_empty(), "{unwanted:?}");
     assert!(!report.log.iter().any(|call| call.contains("PrimaryCtx")), "{report}");
 }
 
-/// Of the program's own calls as well as of trefoil's.
+/// Every call may fail, including the program's own.
 #[test]
 fn every_call_of_an_engine_in_the_middle_may_fail() {
     for sticky in ["0", "1"] {
@@ -121,7 +121,7 @@ fn every_call_of_an_engine_in_the_middle_may_fail() {
     }
 }
 
-/// Work that runs as late as it may, in many orders of the streams, with two results for all.
+/// Work runs as late as possible, in many orders of the streams, with two results for all readers.
 #[test]
 fn late_readers_never_meet_the_next_result() {
     let scenario = Scenario::new("interop::late_readers_never_meet_the_next_result", || {
@@ -144,7 +144,7 @@ fn late_readers_never_meet_the_next_result() {
                 });
             }
         });
-        // What is handed back keeps the ring, also when the engine is gone.
+        // Results that were handed back keep the ring alive, even after the engine is dropped.
         let (memory, reader) = {
             let _context = Primary::of(&device);
             (Memory::new(ROWS * PITCH).unwrap(), Stream::new().unwrap())
@@ -162,7 +162,7 @@ fn late_readers_never_meet_the_next_result() {
     });
 }
 
-/// What the device cannot work with is refused, and is no fault.
+/// Streams and memory that the device cannot work with are refused, which is no fault.
 #[test]
 fn foreign_streams_and_memory_are_refused() {
     let scenario = Scenario::new("interop::foreign_streams_and_memory_are_refused", || {
@@ -185,7 +185,7 @@ fn foreign_streams_and_memory_are_refused() {
         let elsewhere = "stream: one of another CUDA context";
         assert_eq!(refused(DeviceRows { stream: foreign.caller(), ..good }), elsewhere);
         cuda!(cuStreamBeginCapture_v2(stream.0, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)).unwrap();
-        // Asked from another thread: this one captures.
+        // The call comes from another thread, because this one captures.
         let captures = thread::scope(|scope| scope.spawn(|| refused(good)).join().unwrap());
         assert_eq!(captures, "stream: one that captures a graph");
         let mut graph = null_mut();
@@ -209,7 +209,7 @@ fn foreign_streams_and_memory_are_refused() {
     scenario.run(&[]).assert_clean();
 }
 
-/// The default stream is that of the device's context, whichever is current.
+/// The default stream is that of the device's context, whichever context is current.
 #[test]
 fn the_default_stream_is_the_devices() {
     let scenario = Scenario::new("interop::the_default_stream_is_the_devices", || {
@@ -221,7 +221,7 @@ fn the_default_stream_is_the_devices() {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                // Another context is current.
+                // Another context is current now.
                 let context = Context::new().unwrap();
                 let mut batch = engine.acquire().unwrap();
                 // SAFETY: the memory has so many rows, and lives until the end.
@@ -238,7 +238,7 @@ fn the_default_stream_is_the_devices() {
     scenario.run(&[]).assert_clean();
 }
 
-/// The copy of a caller's rows is recorded on the caller's stream, also if that is gone when the times are asked for.
+/// The copy of a caller's rows is recorded on the caller's stream, even if the stream is gone when times are read.
 #[test]
 fn what_is_done_on_a_callers_stream_is_recorded() {
     let scenario = Scenario::new("interop::what_is_done_on_a_callers_stream_is_recorded", || {

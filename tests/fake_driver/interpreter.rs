@@ -1,5 +1,5 @@
-//! Kernels that the stand-in interprets, through the driver's own calls: what they compute, in streams and in graphs,
-//! and what follows a bad one.
+//! Kernels that the stand-in interprets, called through the driver's functions: their results, in streams and in
+//! graphs, and the consequences of a bad kernel.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -55,7 +55,7 @@ impl Loaded {
         Ok(Self { module, function })
     }
 
-    /// Launches it on as many elements.
+    /// Launches the kernel on `elems` elements.
     fn launch(&self, stream: &Stream, mut to: u64, mut from: u64, mut elems: u32) -> Result<(), Error> {
         let place = |value: *mut u64| value.cast::<c_void>();
         let mut parameters = [place(&mut to), place(&mut from), (&raw mut elems).cast()];
@@ -81,7 +81,7 @@ impl Drop for Loaded {
     }
 }
 
-/// Page-locked memory of as many words.
+/// Page-locked memory of `ELEMS` words.
 struct Words(*mut u32);
 
 impl Words {
@@ -132,7 +132,7 @@ fn kernels_compute_in_streams_and_in_graphs() {
         cuda!(cuGraphLaunch(exec, stream.0)).unwrap();
         cuda!(cuMemcpyDtoHAsync_v2(words.0.cast(), a.0, 4 * ELEMS, stream.0)).unwrap();
         stream.synchronize().unwrap();
-        // Six times 2x + 1, but four times the last one, which the second launch leaves out.
+        // All words go through 2x + 1 six times, but the last one four times, because the second launch leaves it out.
         for (i, word) in (0..).zip(words.all()) {
             assert_eq!(*word, if i == ELEMS as u32 - 1 { 16 * i + 15 } else { 64 * i + 63 });
         }
@@ -145,7 +145,7 @@ fn kernels_compute_in_streams_and_in_graphs() {
     });
 }
 
-/// All later calls give what the kernel did, and what was computed before it stays.
+/// All later calls return the status of the kernel's fault, and results computed before it stay.
 #[test]
 fn a_bad_address_is_a_fault_that_lasts() {
     let scenario = Scenario::new("interpreter::a_bad_address_is_a_fault_that_lasts", || {

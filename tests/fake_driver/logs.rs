@@ -1,4 +1,4 @@
-//! What is logged: nothing of the rows, the results and the weights, and no path of a model.
+//! Log messages contain nothing of rows, results and weights, and no path of a model.
 
 #[path = "../onnx/write.rs"]
 #[allow(dead_code, reason = "tests of the reader use all of it")]
@@ -14,11 +14,11 @@ use trefoil::{Device, Engine, Target};
 use crate::harness::Scenario;
 use write::{bytes, int, message, model, node};
 
-/// In the name of a folder, and as pixels.
+/// A text in a folder's name, and a value of pixels: neither may be logged.
 const SECRET: &str = "behind-closed-doors";
 const PIXEL: u8 = 211;
 
-/// Prints every record, of every level.
+/// Prints every log record, of every level.
 struct Printer;
 
 impl Log for Printer {
@@ -33,12 +33,12 @@ impl Log for Printer {
     fn flush(&self) {}
 }
 
-/// A folder of this process with what a test is to find no trace of.
+/// A folder of this process whose name must not be logged.
 fn secret_folder() -> PathBuf {
     std::env::temp_dir().join(format!("trefoil-{SECRET}-{}", std::process::id()))
 }
 
-/// A file whose `y` is `x` and `x`, three numbers each: no network of images.
+/// A file whose output `y` is `x` twice, three numbers each: it is no network of images.
 fn twice() -> Vec<u8> {
     let three = message(2, &[message(1, &[int(1, 3)])]);
     let port = |field, name| message(field, &[bytes(1, name), message(2, &[message(1, &[int(1, 1), three.clone()])])]);
@@ -85,7 +85,7 @@ fn logs_show_no_data_and_no_path_of_a_model() {
     }
 }
 
-/// Whether there is a number as weights and results are printed: with three and more places.
+/// Whether a line contains a number with three or more decimal places, as weights and results are printed.
 fn has_float(line: &str) -> bool {
     line.split('.').skip(1).any(|rest| rest.chars().take_while(char::is_ascii_digit).count() >= 3)
 }

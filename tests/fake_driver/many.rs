@@ -1,4 +1,5 @@
-//! Several engines, models and devices: what is shared, what is uploaded once, and a fleet that loses a device.
+//! Several engines, models and devices: shared buffers, weights that are uploaded once, and a fleet that loses a
+//! device.
 
 use trefoil::graph::GraphBuilder;
 use trefoil::model::{Model, Preprocessing, Weights};
@@ -7,7 +8,7 @@ use trefoil::{Device, Engine, Error, OutputKind, Target};
 use crate::engine::{POISON, build, small_model};
 use crate::harness::{Scenario, for_each_number, mark};
 
-/// What reads the small model's features.
+/// A model that reads the features of `of`.
 pub fn head(of: &Model) -> Model {
     let input = of.features().unwrap().output().unwrap();
     let mut graph = GraphBuilder::new();
@@ -35,7 +36,7 @@ fn engines_of_one_model_share_its_weights() {
         assert!(two < one && one - two >= weights, "{one} bytes, then {two}, with {weights} of weights");
         let fewer = Engine::builder(&model).on(&device).batch_sizes(&[1]).check(true).build().unwrap();
         mark("others");
-        // Its features have fewer weights, all of them there.
+        // The engine of features needs fewer weights, and all of them are on the device already.
         let features = Engine::builder(&model).output(OutputKind::Features).on(&device).batch_sizes(&[4]).check(true);
         let features = features.build().unwrap();
         mark("unshared");
@@ -93,7 +94,7 @@ fn one_upload_serves_several_models() {
     });
 }
 
-/// Two devices, one of which meets a failure at one call, whichever: every submission is answered.
+/// One of two devices fails at one call, whichever it is: every submission is answered.
 #[test]
 fn a_fleet_outlives_each_call_that_fails() {
     let scenario = Scenario::new("many::a_fleet_outlives_each_call_that_fails", || {
@@ -133,7 +134,7 @@ fn a_fleet_outlives_each_call_that_fails() {
     assert!(failed.into_inner() * 2 > steady, "most calls in use are a device's fault when they fail");
 }
 
-/// Prints what is logged.
+/// Prints log messages.
 struct Printed;
 
 impl log::Log for Printed {

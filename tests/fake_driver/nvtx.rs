@@ -1,4 +1,4 @@
-//! What a profiler is told: the injection library is that of `tests/fake_nvtx/`.
+//! Ranges and names for a profiler: the injection library is that of `tests/fake_nvtx/`.
 
 use trefoil::{Device, Target};
 
@@ -15,7 +15,7 @@ fn one_traced_batch() {
     one_batch(&Device::open(Target::Cuda(0)).unwrap()).unwrap();
 }
 
-/// The lines in the innermost range of each name that fits, and what they are called.
+/// The innermost ranges whose names fit, each with the lines within it.
 fn inside(report: &ChildReport, fits: impl Fn(&str) -> bool) -> Vec<(&str, Vec<&str>)> {
     let mut open: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut closed = Vec::new();

@@ -1,4 +1,4 @@
-//! Opening a device: what is refused, how it says so, and that nothing is left behind.
+//! Opening a device: what is refused, with which error, and that nothing is left behind.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use trefoil::{Device, Error, Target};
 
 use crate::harness::{Scenario, for_each_number};
 
-/// In a child: what `target` opens as, to be compared by the parent.
+/// In a child process: prints the result of opening `target`, for the parent to compare.
 fn open(target: Target) {
     match Device::open(target) {
         Ok(device) => println!("{target}: opened {:?}", device.info()),
@@ -40,7 +40,7 @@ fn without_a_driver_auto_is_the_cpu() {
     assert!(report.stdout.contains("auto: opened DeviceInfo { target: \"cpu\""), "{report}");
 }
 
-/// The header of a library for a class of machines and a processor, as ELF numbers them.
+/// The header of a library for a class of machines and a processor, by their numbers in ELF.
 fn elf(class: u8, machine: u16) -> Vec<u8> {
     let (mut header, [low, high]) = (vec![0; 4096], machine.to_le_bytes());
     header[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1, 0]);
@@ -195,7 +195,7 @@ fn every_call_may_fail() {
             let number = call.to_string();
             let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", &number), ("FAKE_CUDA_FAIL_STICKY", sticky)]);
             report.assert_clean();
-            // The last two leave and release the context; their failure is logged.
+            // The last two calls leave and release the context; their failures are logged.
             let failed = report.stdout.contains("failed with CUDA_ERROR_LAUNCH_FAILED (719)");
             assert_eq!(failed, call <= calls - 2, "call {call}: {report}");
         }

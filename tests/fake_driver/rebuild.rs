@@ -1,5 +1,5 @@
-//! A fleet of one device that is opened again after a fault: whichever call fails, everybody is answered, in full while an
-//! attempt is left.
+//! A fleet of one device that is opened again after a fault: whichever call fails, every submission is answered, with a
+//! result as long as an attempt is left.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_rele
 use crate::many::head;
 use crate::what::LONG;
 
-/// A status of class device.
+/// The variable for a status whose class is device.
 const CODE: (&str, &str) = ("FAKE_CUDA_FAIL_CODE", "999");
 const BATCHES: usize = 6;
 
@@ -29,7 +29,8 @@ fn build(device: Device) -> Result<Fleet, Error> {
     builder.acquire_limit(LONG).rebuild_on_fault(2).build_on(&[device])
 }
 
-/// In a child: what became of the batches of a fleet, one line each, and how often it was rebuilt.
+/// In a child process: prints the outcome of each batch of a fleet, one on each line, and how often the fleet was
+/// rebuilt.
 fn tell() {
     println!(); // behind the name of the test
     let fleet = match Device::open(Target::Cuda(0)).and_then(build) {
@@ -60,7 +61,7 @@ fn tell() {
     }
 }
 
-/// Each line of an error names a call that was told to fail.
+/// Checks that each error line names a call that failed by injection.
 fn check_named(report: &ChildReport) {
     let injected = report.log.iter().filter(|line| line.ends_with("injected"));
     let failed: BTreeSet<&str> = injected.filter_map(|line| line.split(' ').next()).collect();
@@ -70,7 +71,8 @@ fn check_named(report: &ChildReport) {
     }
 }
 
-/// Sound, but for the end of a context in which a failed ring had work; how many batches were answered.
+/// Checks a run, in which the context of a failed ring may end while it has work; returns how many batches were
+/// answered.
 fn check_answered(what: &str, report: &ChildReport) -> usize {
     let violations: Vec<_> =
         report.violations.iter().filter(|what| !what.starts_with("the context ends with")).collect();
@@ -86,14 +88,15 @@ fn is_call(line: &&String) -> bool {
     line.starts_with("cu")
 }
 
-/// Runs of a fleet of one model or of several; the ways of waiting, and when the device does its work, take turns.
+/// Runs a fleet of one model or of several; the ways of waiting, and the times at which the device does its work,
+/// alternate.
 fn run(scenario: &Scenario, what: &str, number: usize, variables: &[(&str, &str)]) -> ChildReport {
     let (waiting, events) = (["0", "1", "2"][number % 3], ["instant", "own"][number / 3 % 2]);
     let turns = [("WHAT", what), ("WAITING", waiting), ("FAKE_CUDA_EVENTS", events), CODE];
     scenario.run(&[&turns[..], variables].concat())
 }
 
-/// The number of the last call before the use, and the calls of it.
+/// The number of the last call before the phase of use, and the calls of that phase.
 fn calls_of_use(scenario: &Scenario, what: &str) -> (usize, Vec<String>) {
     let report = run(scenario, what, 0, &[]);
     report.assert_clean();
@@ -102,7 +105,7 @@ fn calls_of_use(scenario: &Scenario, what: &str) -> (usize, Vec<String>) {
     (before, report.between("use", "used").into_iter().map(str::to_owned).collect())
 }
 
-/// Each call of the use fails, once and for good.
+/// Checks that each call of the phase of use may fail, once and for good.
 fn each_call_fails(name: &'static str, what: &'static str) {
     let scenario = Scenario::new(name, tell);
     let (before, in_use) = calls_of_use(&scenario, what);
@@ -130,7 +133,7 @@ fn a_fleet_of_several_models_outlives_each_call_that_fails() {
     each_call_fails("rebuild::a_fleet_of_several_models_outlives_each_call_that_fails", "several models");
 }
 
-/// A launch fails, and then each later call, once and for good: these are first those of opening and building anew.
+/// A launch fails, and then each later call, once and for good: the first of these open and build again.
 #[test]
 fn each_call_of_rebuilding_may_fail() {
     let scenario = Scenario::new("rebuild::each_call_of_rebuilding_may_fail", tell);
@@ -149,7 +152,7 @@ fn each_call_of_rebuilding_may_fail() {
     });
 }
 
-/// A batcher is one engine's: its rows hear the fault, and those of a batcher of the next engine are computed.
+/// A batcher belongs to one engine: its rows get the fault, and rows of a batcher of the next engine are computed.
 #[test]
 fn rows_of_a_batcher_are_answered_before_and_after_a_rebuild() {
     let scenario = Scenario::new("rebuild::rows_of_a_batcher_are_answered_before_and_after_a_rebuild", || {
@@ -176,7 +179,7 @@ fn rows_of_a_batcher_are_answered_before_and_after_a_rebuild() {
     }
 }
 
-/// A sticky error of the context is the process's: nothing is built on it again.
+/// A sticky error of the context makes the fault one of the process: nothing is rebuilt.
 #[test]
 fn a_fault_of_the_process_is_not_rebuilt() {
     let scenario = Scenario::new("rebuild::a_fault_of_the_process_is_not_rebuilt", || {
@@ -192,7 +195,7 @@ fn a_fault_of_the_process_is_not_rebuilt() {
     assert!(report.status.success(), "{report}");
 }
 
-/// What is in a context of the program's is not opened again.
+/// A device in a context of the program is not opened again.
 #[test]
 fn a_context_of_the_program_is_refused() {
     let scenario = Scenario::new("rebuild::a_context_of_the_program_is_refused", || {

@@ -18,7 +18,7 @@ fn printed(command: &str, columns: Option<usize>) -> String {
     String::from_utf8(program.output().unwrap().stdout).unwrap()
 }
 
-/// The stand-in computes nothing of kernels for images, so that a check finds differences.
+/// The stand-in does not compute kernels for images, so a check finds differences.
 #[test]
 fn tables_keep_to_the_width_of_the_terminal() {
     let check = "check weights/convnet28 --rows 1";
@@ -30,7 +30,7 @@ fn tables_keep_to_the_width_of_the_terminal() {
     }
 }
 
-/// A step in one line, with its name whole, in the plan and in the table of times.
+/// A step is on one line, with its whole name, in the plan and in the table of times.
 #[test]
 fn tables_are_whole_where_nobody_says_how_wide_they_may_be() {
     let text = printed(INSPECT, None);

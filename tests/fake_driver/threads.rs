@@ -1,4 +1,4 @@
-//! The program where the system refuses one of its threads, each in turn.
+//! The program when the system refuses one of its threads, each in turn.
 #![cfg(all(feature = "cli", target_os = "linux"))]
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::ptr::{null, null_mut};
 
 use crate::harness::library;
 
-/// Runs the program, which is refused the thread of this number; its exit code, and what it wrote to a terminal.
+/// Runs the program and refuses it the thread with this number; returns the exit code and the text on its terminal.
 fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
     let (mut terminal, mut end) = (-1, -1);
     // SAFETY: the call writes two descriptors, and reads neither a name nor settings.
@@ -28,8 +28,8 @@ fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
     (child.wait().unwrap().code(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Runs a program that is refused each of its threads in turn; the names of those that it could not do without, and what it
-/// said without the others.
+/// Runs a program once for each of its threads, which is refused; returns the names of the threads that it needs, and
+/// its output without the other ones.
 fn without_each_thread(args: &str) -> (Vec<String>, String) {
     let (mut named, mut done_without) = (Vec::new(), String::new());
     for number in 1.. {
@@ -62,7 +62,7 @@ fn a_thread_that_is_refused_is_named_or_done_without() {
     assert!(done_without.contains("the progress bar moves with the work alone"), "{done_without}");
 }
 
-/// Clients, and what runs beside them until all is over.
+/// A soak ends when one of its threads is refused, a client or one that runs beside the clients.
 #[test]
 fn a_soak_without_one_of_its_threads_ends() {
     let args = "bench soak --device cpu --model weights/convnet28 --batch 2 --seconds 0.2 --periods 4 --threads 3";

@@ -1,4 +1,4 @@
-//! What recording costs, and that it changes nothing: calls of the driver with a recorder and without.
+//! The cost of recording, and that it changes no results: the driver's calls with a recorder and without.
 
 use std::thread;
 
@@ -21,7 +21,7 @@ fn build(device: &Device) -> Result<Engine, Error> {
         .build()
 }
 
-/// Six batches one after the other on an engine that remembers four.
+/// Runs six batches one after the other on an engine that keeps the records of four.
 fn batches(device: &Device) -> Result<(), Error> {
     let engine = build(device)?;
     for round in 0..6 {
@@ -38,7 +38,7 @@ fn batches(device: &Device) -> Result<(), Error> {
     Ok(())
 }
 
-/// The calls of a submission without its handles.
+/// The names of a submission's calls, without their handles.
 fn names(report: &ChildReport, round: usize) -> Vec<&str> {
     let calls = report.between(&format!("submit {round}"), &format!("wait {round}"));
     calls.into_iter().map(|call| call.split(' ').next().unwrap()).collect()
@@ -73,12 +73,12 @@ fn a_batch_costs_six_records_more() {
     let wait = report.between("wait 5", "done 5");
     let calls: Vec<&str> = wait.iter().map(|call| call.split(' ').next().unwrap()).collect();
     assert_eq!(calls, ["cuEventSynchronize"]);
-    // Nothing is made once it runs.
+    // The recorder creates and allocates nothing once the engine runs.
     let steady = report.between("acquire 0", "done 5");
     assert!(!steady.iter().any(|call| call.contains("Create") || call.contains("Alloc")), "{report}");
 }
 
-/// Work that runs as late as it may, with threads that submit, wait and drop, and one that reads the trace meanwhile.
+/// Work runs as late as possible, while threads submit, wait and drop, and another thread reads the trace.
 #[test]
 fn late_work_is_recorded_without_a_change_to_it() {
     let scenario = Scenario::new("trace::late_work_is_recorded_without_a_change_to_it", || {
@@ -111,7 +111,7 @@ fn late_work_is_recorded_without_a_change_to_it() {
     });
 }
 
-/// Where a call of the ring's fails, the ring says so; where one of the recorder's own fails, the batch goes on.
+/// If a call of the ring fails, the ring reports it; if a call of the recorder fails, the batch goes on.
 #[test]
 fn every_call_may_fail_once() {
     let scenario = Scenario::new("trace::every_call_may_fail_once", || {
@@ -127,7 +127,7 @@ fn every_call_may_fail_once() {
     let report = scenario.run(&[]);
     let calls: Vec<&String> = report.assert_clean().log.iter().filter(|line| line.starts_with("cu")).collect();
     let start = report.log.iter().take_while(|line| *line != "# submit 0").filter(|l| l.starts_with("cu")).count();
-    // The first submission: the recorder's own calls are records that no wait of the ring names.
+    // Calls of the first submission: those of the recorder only record events, for which the ring does not wait.
     let submission = names(&report, 0).len();
     for_each_number(submission, |nth| {
         let number = (start + nth).to_string();

@@ -1,4 +1,4 @@
-//! The tuner and the timing of steps, on a driver whose kernels take as long as is said.
+//! The tuner and the timing of steps, on a driver whose kernels take times that the test chooses.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,12 +11,12 @@ use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
 use crate::engine::small_model;
 use crate::harness::{Scenario, mark};
 
-/// A folder that only one test uses, in all its children.
+/// A folder that only one test and its children use.
 fn folder(test: &str) -> PathBuf {
     std::env::temp_dir().join(format!("trefoil-fake-tuning-{test}"))
 }
 
-/// The kernels of the plans, a line for each batch size.
+/// The kernels of the plans, one line for each batch size.
 fn kernels(builder: EngineBuilder<'_>) -> Result<Vec<String>, Error> {
     let of = |plan: &trefoil::plan::Plan| {
         plan.steps.iter().map(|step| format!("{} {}", step.name, step.kernel)).collect::<Vec<_>>().join(", ")
@@ -24,7 +24,7 @@ fn kernels(builder: EngineBuilder<'_>) -> Result<Vec<String>, Error> {
     Ok(builder.plans()?.iter().map(of).collect())
 }
 
-/// Tunes with answers kept in `folder`, and prints the kernels before and after.
+/// Tunes an engine, with measurements kept in `folder`, and prints the kernels before and after.
 fn tune(device: &Device, folder: PathBuf) -> Result<(), Error> {
     let model = small_model();
     let builder = Engine::builder(&model).on(device).batch_sizes(&[1, 4]).slots(2).check(true).tuning_folder(folder);
@@ -62,10 +62,10 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
     let report = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_16x8")]);
     report.assert_clean();
     let (planned, tuned) = (line(&report.stdout, "planned: "), line(&report.stdout, "tuned: "));
-    // At batch 1 the classifier is one step with mean and output.
+    // At batch 1 mean, classifier and output are one step.
     assert_eq!(planned.matches("classifier sm80 16x8").count(), 1, "{planned}");
     assert_eq!(tuned.matches("classifier sm80 16x8").count(), 0, "{tuned}");
-    // Nothing else has changed: the other kernels all take as long.
+    // No other kernel has changed: all others take the same time.
     let others = |text: &str| -> Vec<String> {
         text.split(['|', ','])
             .map(str::trim)
@@ -77,13 +77,14 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
     let told: Vec<&str> = report.stdout.lines().filter(|line| line.starts_with("batch 4: ")).collect();
     let of = told.len() - 1;
     assert!(of >= 2 && told[of].starts_with(&format!("batch 4: {of} of {of}")), "{told:?}");
-    // What was found is looked up, not measured.
+    // Kept measurements are looked up, not repeated.
     let is_timing = |call: &&&str| call.starts_with("cuEventElapsedTime");
     assert!(report.between("tune", "tuned").iter().any(|call| is_timing(&call)));
     assert!(!report.between("cached", "again").iter().any(|call| is_timing(&call)));
     assert!(!report.between("again", "done").iter().any(|call| is_timing(&call)));
 
-    // Another process knows, one with other kernels' times too; one with a corrupt file tunes that shape again.
+    // Another process finds them, also one with times of other kernels; one with a corrupt file measures that shape
+    // again.
     let again = scenario.run(&[]);
     assert!(!again.between("tune", "tuned").iter().any(|call| is_timing(&call)));
     assert_eq!(line(&again.assert_clean().stdout, "tuned: "), tuned);
@@ -111,7 +112,7 @@ fn a_measurement_that_is_ended_keeps_what_it_found() {
         let builder = builder.tuning(Tuning::Full).on_tuning(|progress| {
             println!("batch {}: {} of {} {}", progress.batch, progress.done, progress.of, progress.shape);
         });
-        // Asked before the batch size and before each shape: one shape is measured.
+        // The function is called before the batch size and before each shape: one shape is measured.
         let asked = AtomicUsize::new(0);
         let engine = builder.clone().tune_while(move || asked.fetch_add(1, Ordering::Relaxed) < 2).build().unwrap();
         drop(engine.acquire().unwrap().submit(3).unwrap().wait().unwrap());
@@ -130,7 +131,7 @@ fn a_measurement_that_is_ended_keeps_what_it_found() {
     fs::remove_dir_all(folder()).unwrap();
 }
 
-/// In a child: takes a mask of modes and, where a user is named, becomes that user for good.
+/// In a child process: sets a mask of modes and, if a user is named, becomes that user for good.
 fn as_told() {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u32>().unwrap());
     // SAFETY: calls that take a number; the child has one thread of its own that reads files.
@@ -142,7 +143,7 @@ fn as_told() {
     }
 }
 
-/// One process after the other with one folder: as one user under several masks and, as root, as another user too.
+/// Processes use one folder one after the other: as one user under several masks and, as root, as another user too.
 #[test]
 fn users_share_a_folder_and_take_no_answer_from_another() {
     const NOBODY: Option<u32> = Some(65534);
@@ -178,7 +179,7 @@ fn users_share_a_folder_and_take_no_answer_from_another() {
     fs::remove_dir_all(&cache).unwrap();
 }
 
-/// Answers are kept nowhere then, and that is all.
+/// Without a home folder the program works, and keeps no measurements.
 #[cfg(feature = "cli")]
 #[test]
 fn the_program_needs_no_home_folder() {
@@ -206,7 +207,7 @@ fn the_program_needs_no_home_folder() {
     }
 }
 
-/// Ctrl-C once the first shape is being timed.
+/// Ctrl-C interrupts the program while the first shape is being measured.
 #[cfg(all(unix, feature = "cli"))]
 #[test]
 fn an_interrupted_inspect_keeps_what_it_found() {
@@ -272,10 +273,10 @@ fn branches_are_side_by_side_where_that_pays_and_later_builds_know() {
         mark("done");
     });
     let folder = folder("lanes");
-    // What joining another branch costs, in us: nothing, or more than a kernel takes.
+    // The cost of joining another branch, in us: nothing, or more than the time of a kernel.
     for (join, otherwise, lanes) in [("0", "50", 2), ("50", "0", 1)] {
         let _ = fs::remove_dir_all(&folder);
-        // A second process knows what the first has measured, whatever it would find itself.
+        // A second process uses the measurements of the first, whatever its own would be.
         for (join, measures) in [(join, true), (otherwise, false)] {
             let variables = [("FAKE_CUDA_JOIN_US", join), ("TREFOIL_CACHE", folder.to_str().unwrap())];
             let report = scenario.run(&variables);

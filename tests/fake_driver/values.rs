@@ -1,4 +1,4 @@
-//! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
+//! A model of any values on a GPU: its loops are generated when it is built, and the stand-in computes them.
 
 use trefoil::graph::{GraphBuilder, Window};
 use trefoil::model::{Model, Preprocessing, Weights};
@@ -14,7 +14,7 @@ use crate::support::random::Random;
 use crate::support::records::{check, fill, joined};
 use crate::support::{operations, precision, sizes, states, transformer};
 
-/// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
+/// Rows go through the ring in batches of several sizes, in two lanes, with the hazard checker.
 #[test]
 fn rows_are_computed_by_loops_alone() {
     let scenario = Scenario::new("values::rows_are_computed_by_loops_alone", || {
@@ -34,8 +34,8 @@ fn rows_are_computed_by_loops_alone() {
     scenario.run(&[]).assert_clean();
 }
 
-/// Loops compute in these types what no kernel is for: all of f32, in bf16 layers of images, and rows of transformers that
-/// are no multiples of 8. They answer as plain loops do.
+/// Loops compute what has no kernel in these types: everything in f32, bf16 layers of images, and rows of transformers
+/// that are no multiples of 8. The results equal those of plain loops.
 #[test]
 fn other_types_than_f16_are_computed_by_loops() {
     let scenario = Scenario::new("values::other_types_than_f16_are_computed_by_loops", || {
@@ -52,12 +52,12 @@ fn other_types_than_f16_are_computed_by_loops() {
             problem.run(&device).unwrap_or_else(|error| panic!("{problem}: {error}"));
         }
     });
-    // Where no kernel is of bf16, which the stand-in would not compute.
+    // A GPU without kernels of bf16, which the stand-in would not compute.
     scenario.run(&[("FAKE_CUDA_CAPABILITY", "80")]).assert_clean();
 }
 
-/// The second operand of a concatenation begins at a channel that kernels for images cannot write to: loops join them, and
-/// the kernels compute the convolutions.
+/// The second operand of a concatenation begins at a channel where kernels for images cannot write: a loop joins the
+/// operands, and the kernels compute the convolutions.
 #[test]
 fn channels_that_lie_anywhere_are_joined_by_a_loop() {
     let scenario = Scenario::new("values::channels_that_lie_anywhere_are_joined_by_a_loop", || {
@@ -85,10 +85,11 @@ fn channels_that_lie_anywhere_are_joined_by_a_loop() {
     scenario.run(&[]).assert_clean();
 }
 
-/// Networks that the interpreter computes in seconds: with each format of rows and each kind of output.
+/// Number of networks, which the interpreter computes in seconds: they cover each format of rows and each kind of
+/// output.
 const NETWORKS: usize = 4;
 
-/// Products, attention and norms by their own kernels: the stand-in compares each launch with its kernel.
+/// Products, attention and norms use their own kernels: the stand-in compares each launch with its kernel.
 #[test]
 fn encoders_are_launched_as_their_kernels_are() {
     let scenario = Scenario::new("values::encoders_are_launched_as_their_kernels_are", || {
@@ -106,7 +107,7 @@ fn encoders_are_launched_as_their_kernels_are() {
     scenario.run(&[]).assert_clean();
 }
 
-/// Cases of engines of several sizes, as loops; behind the hazard checker. The kernel of means is none.
+/// Engines of several sizes, as loops, with the hazard checker; means have no kernel.
 #[test]
 fn sizes_are_computed_by_loops_alone() {
     let scenario = Scenario::new("values::sizes_are_computed_by_loops_alone", || {
@@ -119,7 +120,7 @@ fn sizes_are_computed_by_loops_alone() {
     scenario.run(&[]).assert_clean();
 }
 
-/// Texts end to end, with places, distances, turns and causal attention: loops read keys by where rows begin.
+/// Texts end to end, with positions, distances, rotations and causal attention: loops read keys by the starts of rows.
 #[test]
 fn packed_texts_are_computed_by_loops_alone() {
     let scenario = Scenario::new("values::packed_texts_are_computed_by_loops_alone", || {
@@ -138,7 +139,7 @@ fn packed_texts_are_computed_by_loops_alone() {
     scenario.run(&[]).assert_clean();
 }
 
-/// State stays on the device; behind the hazard checker.
+/// State stays on the device; the hazard checker is on.
 #[test]
 fn states_stay_on_the_device() {
     let scenario = Scenario::new("values::states_stay_on_the_device", || {
@@ -151,8 +152,8 @@ fn states_stay_on_the_device() {
     scenario.run(&[]).assert_clean();
 }
 
-/// A batch with state makes the calls of one without: no copy of the state, and nothing that waits. A reset is one copy, on
-/// the stream of the batch behind it.
+/// A batch with state makes the same calls as one without: no copy of the state and no waits. A reset is one copy, on
+/// the stream of the next batch.
 #[test]
 fn a_batch_with_state_makes_no_other_calls() {
     let scenario = Scenario::new("values::a_batch_with_state_makes_no_other_calls", || {
@@ -186,7 +187,7 @@ fn a_batch_with_state_makes_no_other_calls() {
     assert_eq!((copies(&behind), behind.len()), (3, steady.len() + 1), "{behind:?}");
 }
 
-/// Work that runs as late as it may, in many orders of the streams: a state is neither read nor written out of turn.
+/// Work runs as late as possible, in many orders of the streams: a state is neither read nor written out of turn.
 #[test]
 fn late_work_leaves_states_in_order() {
     let scenario = Scenario::new("values::late_work_leaves_states_in_order", || {
@@ -199,7 +200,7 @@ fn late_work_leaves_states_in_order() {
     });
 }
 
-/// Two batches with a reset between them, and the state written before and read behind them.
+/// Runs two batches with a reset in between; the state is written before them and read after them.
 fn two_steps(device: &Device) -> Result<(), Error> {
     let model = states::running_sum();
     let engine = Engine::builder(&model).on(device).precision(Precision::F32).build()?;
@@ -228,7 +229,7 @@ fn every_call_of_a_model_with_state_may_fail() {
     }
 }
 
-/// Layers in f32 are loops, whose values are handed out too.
+/// Layers in f32 are loops, whose values can be handed out, too.
 #[test]
 fn nodes_in_f32_are_computed_by_loops() {
     let scenario = Scenario::new("values::nodes_in_f32_are_computed_by_loops", || {
@@ -237,8 +238,8 @@ fn nodes_in_f32_are_computed_by_loops() {
     scenario.run(&[]).assert_clean();
 }
 
-/// Networks of images that are planned as graphs of values, in a type of their own, or for the sake of one layer: their last
-/// layer is then a convolution of one tap, whose filter is a matrix of the file.
+/// Networks of images that are planned as graphs of values, because of a chosen type or of one layer: their last layer
+/// is then a convolution of one tap, whose filter is a matrix of the file.
 #[test]
 fn networks_of_images_are_computed_beside_loops() {
     const PATHS: [&str; 2] = ["tests/data/onnx/images.onnx", "weights/convnet28"];
@@ -260,6 +261,6 @@ fn networks_of_images_are_computed_beside_loops() {
             assert!(off < 3e-2 && found.len() == expected.len(), "{path}: off by {off}");
         }
     });
-    // Where no kernel is of bf16, which the stand-in would not compute.
+    // A GPU without kernels of bf16, which the stand-in would not compute.
     scenario.run(&[("FAKE_CUDA_CAPABILITY", "80")]).assert_clean();
 }

@@ -1,5 +1,5 @@
-//! The ways of waiting: how many driver calls a batch takes, and that callbacks from a thread of the driver's own, or
-//! none after a fault, wake everybody.
+//! The ways of waiting: the number of driver calls of a batch, and that all sleepers are woken, by callbacks from the
+//! driver's own thread or after a fault without callbacks.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::harness::{Scenario, mark};
 
 const ALL: [Waiting; 3] = [Waiting::Spin, Waiting::Block, Waiting::Callback];
 
-/// In a child: the way that the parent chose.
+/// In a child process: the way of waiting that the parent chose.
 fn chosen() -> Waiting {
     let name = std::env::var("WAITING").unwrap();
     ALL.into_iter().find(|waiting| format!("{waiting:?}") == name).unwrap()
@@ -28,7 +28,7 @@ fn build(waiting: Waiting) -> (Device, Engine) {
     (device, engine)
 }
 
-/// Rows of 360 bytes in, of 1440 out.
+/// A model with rows of 360 bytes in and 1440 out.
 fn large_outputs() -> Model {
     let input = Shape::new(12, 10, 3);
     let mut graph = GraphBuilder::new();
@@ -39,8 +39,8 @@ fn large_outputs() -> Model {
     Model::new(graph.finish().unwrap(), weights, Preprocessing::new(input), Vec::new()).unwrap()
 }
 
-/// Most calls are made where the outputs are large, so that uploads keep step with downloads, and results are held, so
-/// that their slots' next batches have to wait for them.
+/// The number of calls is largest with large outputs, where uploads keep step with downloads, and with held results,
+/// for which the next batch of a slot has to wait.
 #[test]
 fn a_batch_takes_at_most_twelve_calls_whichever_way() {
     const SLOTS: usize = 3;
@@ -78,15 +78,16 @@ fn a_batch_takes_at_most_twelve_calls_whichever_way() {
             assert!(calls.len() - count("cuEventQuery") <= 12, "{waiting:?}, {outputs}, batch {round}: {calls:#?}");
             assert_eq!(count("cuLaunchHostFunc"), usize::from(waiting == Waiting::Callback), "{calls:#?}");
             assert_eq!(count("cuEventSynchronize"), usize::from(waiting == Waiting::Block), "{calls:#?}");
-            // Of the slot's input, of the upload and the computing; of the slot's last output, if there was one; and of
-            // the download that the upload keeps step with.
+            // Waits for the slot's input, for the upload and for the compute; for the slot's last output, if there was
+            // one; and for the download that the upload keeps step with.
             let waits = 3 + usize::from(round >= SLOTS) + usize::from(is_large && round >= KEPT);
             assert_eq!(count("cuStreamWaitEvent"), waits, "{waiting:?}, {outputs}, batch {round}: {calls:#?}");
         }
     }
 }
 
-/// Tickets waited for, waited for a while, and dropped, and blocked producers, while a thread of the driver's own works.
+/// Tickets are waited for, waited for with a limit, and dropped, and producers block, while the driver's own thread
+/// works.
 #[test]
 fn a_driver_with_threads_of_its_own_wakes_everybody() {
     let scenario = Scenario::new("waiting::a_driver_with_threads_of_its_own_wakes_everybody", || {
@@ -123,7 +124,7 @@ fn a_driver_with_threads_of_its_own_wakes_everybody() {
     }
 }
 
-/// After a fault no callback comes.
+/// After a fault there are no callbacks.
 #[test]
 fn a_fault_wakes_sleepers() {
     let scenario = Scenario::new("waiting::a_fault_wakes_sleepers", || {
@@ -155,7 +156,7 @@ fn a_fault_wakes_sleepers() {
     }
 }
 
-/// Makes the call that breaks the device: another build asks how much memory there is, as the first one did.
+/// Makes the call that breaks the device: another build asks for the free memory, as the first one did.
 fn breaking_call(device: &Device) -> Error {
     Engine::builder(&small_model()).on(device).batch_sizes(&[8192]).build().unwrap_err()
 }

@@ -1,4 +1,4 @@
-//! What is built where calls fail, hang or are late, of each kind that there is.
+//! The kinds of engines that are built where calls fail, hang or are late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use crate::harness::{ChildReport, Scenario};
 use crate::many::head;
 use crate::support::records::{self, joined};
 
-/// How long is waited for what comes.
+/// How long a test waits for an event that should come.
 pub const LONG: Duration = Duration::from_secs(20);
-/// How long is waited for what does not.
+/// How long a test waits for an event that should not come.
 pub const MOMENT: Duration = Duration::from_millis(50);
 
-/// In a child: whether a call of it never returns. Then limits are short, and the hazard checker, which holds a lock of its
-/// own over calls, is off.
+/// In a child process: whether a call never returns. Limits are then short, and the hazard checker, which holds its own
+/// lock during calls, is off.
 pub fn hangs() -> bool {
     std::env::var_os("HANGS").is_some()
 }
 
-/// In a child: whether the stand-in says that a call does not return.
+/// In a child process: whether the stand-in's log says that a call does not return.
 pub fn hang_is_logged() -> bool {
     let log = std::env::var("FAKE_CUDA_LOG").unwrap();
     std::fs::read_to_string(log).unwrap_or_default().lines().any(|line| line.starts_with("late "))
 }
 
-/// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet; an
-/// engine of a model of values, whose kernels are written when it is built.
+/// The kind of engine: of one model; of several models, recorded, whose results may stay on the device; a fleet; or of
+/// a model of values, whose kernels are generated when it is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     OneModel,
@@ -40,13 +40,13 @@ pub enum What {
 impl What {
     pub const ALL: [Self; 4] = [Self::OneModel, Self::SeveralModels, Self::Fleet, Self::Values];
 
-    /// In a child: what the parent chose.
+    /// In a child process: the kind that the parent chose.
     pub fn chosen() -> Self {
         let name = std::env::var("WHAT").unwrap();
         Self::ALL.into_iter().find(|what| format!("{what:?}") == name).unwrap()
     }
 
-    /// Opens what it runs on.
+    /// Opens the devices for this kind.
     pub fn open(self) -> Result<Vec<Device>, Error> {
         let devices = if let Self::Fleet = self { 2 } else { 1 };
         (0..devices).map(|ordinal| Device::open(Target::Cuda(ordinal))).collect()
@@ -71,7 +71,7 @@ impl What {
                 let builder = builder.on(&devices[0]).slots(2).staging(2).results(6);
                 builder.device_results(true).trace_batches(6).build().map(Arc::new).map(Built::Engine)
             }
-            // As many results as all have tickets: one device may be the last.
+            // As many results as all tickets together: in the end one device may have them all.
             Self::Fleet => builder.slots(2).staging(3).results(16).build_on(devices).map(Built::Fleet),
         }
     }
@@ -82,7 +82,7 @@ impl What {
         }
     }
 
-    /// Whether the first row has been answered.
+    /// Checks that the first row has been answered.
     pub fn check(self, output: &Output) {
         match self {
             Self::Values => {

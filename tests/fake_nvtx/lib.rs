@@ -1,8 +1,8 @@
-//! A profiler of our own: an NVTX injection library that writes what it is told into the log of the stand-in driver,
-//! between the driver's calls. It is written after the protocol's headers, not after trefoil's side of it.
+//! A profiler for tests: an NVTX injection library that writes the ranges and names that it gets into the log of the
+//! stand-in driver, between the driver's calls. It follows the protocol's headers, not trefoil's code.
 //!
-//! Lines: `nvtx domain NAME`, `nvtx stream NAME`, `nvtx thread TID NAME`, `nvtx push NAME`, `nvtx pop`; and
-//! `VIOLATION ...` for what breaks the protocol.
+//! Lines: `nvtx domain NAME`, `nvtx stream NAME`, `nvtx thread TID NAME`, `nvtx push NAME`, `nvtx pop`; and `VIOLATION
+//! ...` for calls that break the protocol.
 
 use std::cell::Cell;
 use std::env;
@@ -96,7 +96,7 @@ extern "C" fn pop(domain: usize) -> c_int {
     DEPTH.get()
 }
 
-/// Where each function goes: module, callback, callbacks that the module has at least.
+/// The place of a function: module, callback, and the least number of callbacks of the module.
 type Place = (u32, usize, u32);
 const THREADS: Place = (1, 14, 16);
 const STREAMS: Place = (2, 5, 9);

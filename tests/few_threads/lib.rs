@@ -1,5 +1,6 @@
-//! Preloaded into a program, it refuses the thread that `REFUSED_THREAD` counts, from 1, with the status of a limit that
-//! is reached, and says so. The system's own limits hold for no process of root, or are of memory, too.
+//! Preloaded into a program, this library refuses the thread whose number, from 1, is in `REFUSED_THREAD`, with the
+//! status of a limit that is reached, and prints that it did. The system's own limits do not apply to root, or limit
+//! memory as well.
 
 use std::env;
 use std::ffi::{c_int, c_void};

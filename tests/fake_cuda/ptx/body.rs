@@ -9,7 +9,7 @@ use super::opcode::Opcode;
 use super::program::{Function, Holder, Op, POISON, Slot};
 use super::types::{Space, Type};
 
-/// What a name stands for.
+/// The meaning of a name in a function.
 #[derive(Clone, Copy)]
 pub enum Symbol {
     Register(Slot, Type),
@@ -18,18 +18,18 @@ pub enum Symbol {
     /// An offset in the function's local memory.
     Local(u64),
     Variable(Space, u64),
-    /// A list of targets.
+    /// The index of a list of targets.
     Targets(usize),
 }
 
-/// A function that is read.
+/// A function while it is read.
 pub struct Body<'m, 't> {
     pub tokens: &'m mut Tokens<'t>,
     pub module: &'m mut Module<'t>,
     slots: Vec<u64>,
     constants: HashMap<u64, Slot>,
     scopes: Vec<Scope<'t>>,
-    /// Lists of labels that `brx.idx` takes.
+    /// Lists of labels for `brx.idx`.
     pub targets: Vec<Vec<&'t str>>,
     param_bytes: usize,
     local_bytes: usize,
@@ -39,7 +39,7 @@ pub struct Body<'m, 't> {
 struct Scope<'t> {
     names: HashMap<String, Symbol>,
     labels: HashMap<&'t str, usize>,
-    /// Jumps to labels that are not found yet: which instruction, which of its targets, and the line.
+    /// Jumps to labels that were not found yet: the instruction, the index of its target, the label and the line.
     jumps: Vec<(usize, usize, &'t str, usize)>,
 }
 
@@ -102,7 +102,7 @@ impl<'m, 't> Body<'m, 't> {
         }
     }
 
-    /// What a name stands for in the innermost scope that has it.
+    /// The meaning of a name in the innermost scope that declares it.
     pub fn lookup(&self, name: &str) -> Option<Symbol> {
         let local = self.scopes.iter().rev().find_map(|scope| scope.names.get(name)).copied();
         local.or_else(|| match self.module.names.get(name) {
@@ -120,7 +120,7 @@ impl<'m, 't> Body<'m, 't> {
         })
     }
 
-    /// A slot for what no register of the text has.
+    /// A new slot for an intermediate value.
     pub fn scratch(&mut self) -> Slot {
         self.slots.push(POISON);
         self.slots.len() as Slot - 1
@@ -137,13 +137,13 @@ impl<'m, 't> Body<'m, 't> {
         self.emit(op);
     }
 
-    /// Has one of the targets of the next instruction set when its label is found.
+    /// Makes a label the target `target` of the next instruction; it is set when the label is found.
     pub fn jump_later(&mut self, target: usize, label: &'t str) {
         let jump = (self.module.code.len(), target, label, self.tokens.line());
         self.scope().jumps.push(jump);
     }
 
-    /// A scope's border, a declaration, a label, or an instruction.
+    /// Reads one statement: the border of a scope, a declaration, a label, or an instruction.
     fn statement(&mut self) -> Result<(), String> {
         if self.tokens.takes('{') {
             self.scopes.push(Scope::default());
@@ -168,7 +168,7 @@ impl<'m, 't> Body<'m, 't> {
         }
     }
 
-    /// Ends a scope: finds the labels that were jumped to in it, or leaves them to the scope around it.
+    /// Ends a scope: sets the jumps to its labels, and leaves the others to the scope around it.
     fn close(&mut self) -> Result<(), String> {
         let scope = self.scopes.pop().expect("the function's own scope is open");
         for (op, target, label, line) in scope.jumps {
@@ -221,7 +221,7 @@ impl<'m, 't> Body<'m, 't> {
         self.tokens.expect(';')
     }
 
-    /// `.reg .b32 %a, %b<10>;`
+    /// Reads a declaration of registers: `.reg .b32 %a, %b<10>;`
     fn registers(&mut self) -> Result<(), String> {
         let word = self.tokens.word()?;
         let ty = word.strip_prefix('.').and_then(Type::named).ok_or(format!("{word} where a type belongs"))?;
@@ -247,7 +247,7 @@ impl<'m, 't> Body<'m, 't> {
         self.name(name, Symbol::Register(slot, ty))
     }
 
-    /// A variable in local memory, or what is passed to functions.
+    /// Reads a declaration of local memory, or of arguments and results of calls.
     fn memory(&mut self, directive: &str) -> Result<(), String> {
         let declared = Declared::read(self.tokens)?;
         let symbol = match directive {
@@ -257,7 +257,7 @@ impl<'m, 't> Body<'m, 't> {
         self.name(declared.name.to_owned(), symbol)
     }
 
-    /// `@p` or `@!p` before an instruction: a branch past it, unless it is a branch itself.
+    /// Reads an instruction behind `@p` or `@!p`: as a branch past it, unless it is a branch itself.
     fn guarded(&mut self) -> Result<(), String> {
         let negated = self.tokens.takes('!');
         let predicate = self.register_of(Type::Pred)?;
@@ -281,7 +281,7 @@ impl<'m, 't> Body<'m, 't> {
         }
     }
 
-    /// One instruction up to its semicolon; what is wrong with it is told with its opcode.
+    /// Reads one instruction up to its semicolon; an error names its opcode.
     fn instruction(&mut self, opcode: &'t str) -> Result<(), String> {
         let done = self.operation(opcode).and_then(|()| self.tokens.expect(';'));
         done.map_err(|what| format!("{opcode}: {what}"))
@@ -308,13 +308,13 @@ impl<'m, 't> Body<'m, 't> {
         }
     }
 
-    /// A branch that has a predicate before it.
+    /// Reads a branch with a predicate in front of it.
     fn branch(&mut self, text: &'t str, predicate: Option<(Slot, bool)>) -> Result<(), String> {
         let done = self.branch_operands(&mut Opcode::of(text), predicate).and_then(|()| self.tokens.expect(';'));
         done.map_err(|what| format!("{text}: {what}"))
     }
 
-    /// Whether an operand follows.
+    /// Takes a comma if it is next, and returns whether another operand follows.
     pub fn comma(&mut self) -> bool {
         self.tokens.takes(',')
     }

@@ -8,7 +8,7 @@ use super::program::{Barrier, Call, Holder, Op, Pass, Reduce, Slot};
 use super::types::Type;
 
 impl<'t> Body<'_, 't> {
-    /// `bra label`, perhaps where a predicate holds, or does not.
+    /// Reads `bra label`, possibly under a predicate or its negation.
     pub fn branch_operands(&mut self, opcode: &mut Opcode<'t>, when: Option<(Slot, bool)>) -> Result<(), String> {
         opcode.takes("uni");
         opcode.finish(0)?;
@@ -21,7 +21,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `brx.idx index, list`
+    /// Reads `brx.idx index, list`.
     pub fn branch_by_table(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         opcode.takes("uni");
         let is_known = opcode.takes("idx");
@@ -40,7 +40,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `call (results), function, (arguments)`
+    /// Reads `call (results), function, (arguments)`.
     pub fn call(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         opcode.takes("uni");
         opcode.finish(0)?;
@@ -64,7 +64,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// The names of results, which are known to fit when the function's name is.
+    /// The names of results; they are matched once the function's name is known.
     fn actuals_ahead(&mut self) -> Result<Vec<&'t str>, String> {
         self.tokens.expect('(')?;
         let mut names = vec![self.tokens.word()?];
@@ -129,7 +129,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `bar.sync`, `barrier.sync`, `bar.warp.sync`, `bar.red`.
+    /// Reads `bar.sync`, `barrier.sync`, `bar.warp.sync` or `bar.red`.
     pub fn barrier(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         opcode.ignore(&["aligned", "cta"]);
         if opcode.takes("warp") {
@@ -166,7 +166,7 @@ impl<'t> Body<'_, 't> {
     }
 }
 
-/// What is known of a function's parameter or result.
+/// The type, place and bytes of a function's parameter or result.
 type Formal = (Type, Holder, usize);
 
 type Counted = fn(u64, u64) -> u64;

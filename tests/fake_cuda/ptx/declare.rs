@@ -1,4 +1,4 @@
-//! Declarations: variables of the whole text with what they hold at first, and parameters.
+//! Declarations: variables of the whole text with their initial values, and parameters.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ pub struct Declared<'t> {
     pub name: &'t str,
     pub ty: Type,
     align: usize,
-    /// Elements; of `name[]` it is not known.
+    /// Number of elements; `None` for `name[]`.
     elems: Option<usize>,
 }
 
 impl<'t> Declared<'t> {
-    /// Reads what stands behind a state space.
+    /// Reads a declaration behind its state space.
     pub fn read(tokens: &mut Tokens<'t>) -> Result<Self, String> {
         let align = if tokens.takes_word(".align") { Some(tokens.count()?) } else { None };
         let vector = [(".v2", 2), (".v4", 4)].into_iter().find(|(name, _)| tokens.takes_word(name));
@@ -48,7 +48,7 @@ impl<'t> Declared<'t> {
         self.elems.map(|elems| elems * self.ty.bytes()).ok_or(format!("{} has no size", self.name))
     }
 
-    /// Places it behind `end` bytes of others; moves the end.
+    /// Places the variable behind `end` bytes of others, and advances `end`.
     pub fn place(&self, end: &mut usize) -> Result<usize, String> {
         let start = end.next_multiple_of(self.align);
         *end = start + self.bytes()?;
@@ -75,7 +75,8 @@ impl<'t> Module<'t> {
         Ok((declared.name, Global::Variable(space, address)))
     }
 
-    /// All variables without size are one: what the launch asks for.
+    /// The address of a variable in shared memory. All variables without a size have one address: that of dynamic
+    /// shared memory.
     fn shared(&mut self, declared: &Declared<'_>) -> Result<u64, String> {
         if declared.elems.is_none() {
             return Ok(DYNAMIC_SHARED);
@@ -88,7 +89,7 @@ impl<'t> Module<'t> {
     }
 }
 
-/// What a variable holds at first: zeros behind what is told.
+/// The initial bytes of a variable: the values in the text, then zeros.
 fn initial(declared: &Declared<'_>, tokens: &mut Tokens<'_>) -> Result<Vec<u8>, String> {
     let mut content = Vec::new();
     if tokens.takes('=') {
@@ -102,7 +103,7 @@ fn initial(declared: &Declared<'_>, tokens: &mut Tokens<'_>) -> Result<Vec<u8>, 
     Ok(content)
 }
 
-/// One value, or a list of lists of them.
+/// Reads one value, or nested lists of values.
 fn values(ty: Type, tokens: &mut Tokens<'_>, content: &mut Vec<u8>) -> Result<(), String> {
     if !tokens.takes('{') {
         let bits = literal(ty, tokens)?.ok_or("what is no number where a value belongs")?;
@@ -119,7 +120,7 @@ fn values(ty: Type, tokens: &mut Tokens<'_>, content: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// A number as the bits of a type, if a number is next.
+/// A literal number as the bits of a type; `None` if the next token is no number.
 pub fn literal(ty: Type, tokens: &mut Tokens<'_>) -> Result<Option<u64>, String> {
     let negative = tokens.takes('-');
     let Some(token @ (Token::Integer(_) | Token::Single(_) | Token::Double(_))) = tokens.peek() else {
@@ -147,7 +148,7 @@ fn integer(number: i128, ty: Type) -> Result<u64, String> {
     }
 }
 
-/// A parameter or result of a function, in its parameters or in a register.
+/// A parameter or result of a function, in parameter memory or in a register.
 pub struct Formal<'t> {
     pub name: &'t str,
     pub ty: Type,
@@ -157,7 +158,7 @@ pub struct Formal<'t> {
 }
 
 impl<'t> Formal<'t> {
-    /// Reads a list in parentheses.
+    /// Reads a list of parameters or results in parentheses.
     pub fn list(tokens: &mut Tokens<'t>) -> Result<Vec<Self>, String> {
         tokens.expect('(')?;
         let mut formals = Vec::new();
@@ -182,7 +183,7 @@ impl<'t> Formal<'t> {
         Ok(Self { name: declared.name, ty: declared.ty, holder, bytes, align: declared.align })
     }
 
-    /// Gives each a place behind `others`.
+    /// Gives each parameter a place behind `others`.
     pub fn behind(others: &[Self], mut formals: Vec<Self>) -> Vec<Self> {
         let mut slots = others.iter().filter(|formal| formal.param().is_none()).count() as Slot;
         let mut end = others.iter().filter(|formal| formal.param().is_some()).map(|f| f.range().end).max().unwrap_or(0);
@@ -198,7 +199,7 @@ impl<'t> Formal<'t> {
         formals
     }
 
-    /// Its offset among the parameters, unless it is a register.
+    /// The offset in parameter memory; `None` for a register.
     pub fn param(&self) -> Option<usize> {
         match self.holder {
             Holder::Param(offset) => Some(offset),
@@ -206,7 +207,7 @@ impl<'t> Formal<'t> {
         }
     }
 
-    /// Its bytes among the parameters.
+    /// The range of bytes in parameter memory.
     pub fn range(&self) -> Range<usize> {
         let start = self.param().unwrap_or(0);
         start..start + self.bytes

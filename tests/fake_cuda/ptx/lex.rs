@@ -1,4 +1,4 @@
-//! Words, numbers and marks of a text, each with its line.
+//! Tokens of a text: words, numbers and marks, each with its line.
 
 use std::iter::Peekable;
 use std::str::CharIndices;
@@ -7,12 +7,12 @@ use super::Failure;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token<'t> {
-    /// A name, a directive, or an opcode with all that its dots join.
+    /// A name, a directive, or an opcode with all parts that dots join.
     Word(&'t str),
     Integer(i128),
-    /// The bits of a single: `0f3F800000`.
+    /// A single by its bits: `0f3F800000`.
     Single(u32),
-    /// A double: `0d...`, or a number with a point.
+    /// A double: `0d...`, or a number with a decimal point.
     Double(f64),
     Text(&'t str),
     Mark(char),
@@ -68,18 +68,18 @@ impl<'t> Tokens<'t> {
         }
     }
 
-    /// A count, of bytes or elements or threads.
+    /// Reads a count of bytes, elements or threads.
     pub fn count(&mut self) -> Result<usize, String> {
         let number = self.number()?;
         usize::try_from(number).map_err(|_| format!("{number} where a count belongs"))
     }
 
-    /// Takes the mark if it is next.
+    /// Takes the mark if it is next; returns whether it was.
     pub fn takes(&mut self, mark: char) -> bool {
         self.takes_token(Token::Mark(mark))
     }
 
-    /// Takes the word if it is next.
+    /// Takes the word if it is next; returns whether it was.
     pub fn takes_word(&mut self, word: &str) -> bool {
         self.takes_token(Token::Word(word))
     }
@@ -91,7 +91,7 @@ impl<'t> Tokens<'t> {
         }
     }
 
-    /// Skips what is left of the line that the last token is on.
+    /// Skips the rest of the line that the last token is on.
     pub fn skip_line(&mut self) {
         let line = self.tokens[self.next - 1].1;
         while self.tokens.get(self.next).is_some_and(|(_, at)| *at == line) {
@@ -140,7 +140,7 @@ fn is_of_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_$%.".contains(c)
 }
 
-/// A word may have `::` in it, as in `L2::128B`.
+/// Reads the rest of a word, which may contain `::`, as in `L2::128B`.
 fn rest_of_word<'t>(line: &'t str, start: usize, chars: &mut Peekable<CharIndices<'_>>) -> &'t str {
     loop {
         while chars.next_if(|(_, c)| is_of_word(*c)).is_some() {}
@@ -152,7 +152,7 @@ fn rest_of_word<'t>(line: &'t str, start: usize, chars: &mut Peekable<CharIndice
     }
 }
 
-/// An exponent may have a sign.
+/// Reads the rest of a number, whose exponent may have a sign.
 fn rest_of_numeral<'t>(line: &'t str, start: usize, chars: &mut Peekable<CharIndices<'_>>) -> &'t str {
     let mut last = ' ';
     let mut has_point = false;

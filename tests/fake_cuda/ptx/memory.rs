@@ -1,4 +1,4 @@
-//! Loads, stores and atomic operations; moves, also of addresses.
+//! Loads, stores and atomic operations; moves of values and addresses.
 
 use super::body::{Body, Symbol};
 use super::compute;
@@ -7,7 +7,7 @@ use super::opcode::Opcode;
 use super::program::{Atomic, Op, Slot};
 use super::types::{Space, Type};
 
-/// How caches treat an access, and how it is ordered with others': one thread runs at a time, on one memory.
+/// Modifiers for caches and memory order, which are ignored: one thread runs at a time, on one memory.
 const CACHES: [&str; 22] = [
     "ca",
     "cg",
@@ -54,7 +54,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `atom`, and `red`, which gives nothing.
+    /// Reads `atom`, or `red`, which has no result.
     pub fn atomic(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         opcode.ignore(&CACHES);
         opcode.takes("noftz");
@@ -82,7 +82,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `mov`: of a register, a constant, an address; of parts into a word, or of a word into parts.
+    /// Reads `mov`: of a register, a constant or an address; of parts into a word; or of a word into parts.
     pub fn move_or_pack(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         let ty = opcode.ty()?;
         opcode.finish(1)?;
@@ -110,7 +110,7 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    /// The address of a variable, and perhaps some bytes more. One in shared memory fits in half a word as well.
+    /// The address of a variable, plus an offset if there is one. An address in shared memory also fits in 32 bits.
     fn moved_address(&mut self, ty: Type, symbol: Symbol) -> Result<Slot, String> {
         let name = self.tokens.word()?;
         let is_short = matches!(symbol, Symbol::Variable(Space::Shared, _) | Symbol::Local(_));
@@ -152,13 +152,13 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// How many parts the braces ahead have.
+    /// The number of parts in the braces ahead.
     fn parts_ahead(&self) -> usize {
         let parts = self.tokens.ahead().take_while(|token| *token != Token::Mark('}'));
         1 + parts.filter(|token| *token == Token::Mark(',')).count()
     }
 
-    /// `cvta.shared.u64` to a generic address, `cvta.to.shared.u64` from one.
+    /// Reads `cvta.shared.u64`, which makes a generic address, or `cvta.to.shared.u64`, which takes one.
     pub fn convert_address(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         let ty = opcode.ty()?;
         let back = opcode.takes("to");
@@ -177,7 +177,7 @@ impl<'t> Body<'_, 't> {
     }
 }
 
-/// What a load or store names: the space, how many elements, and of what type.
+/// The space, the number of elements and their type that a load or store names.
 fn access(opcode: &mut Opcode<'_>) -> Result<(Space, usize, Type), String> {
     opcode.ignore(&CACHES);
     let space = opcode.find(Space::named).unwrap_or(Space::Generic);

@@ -1,14 +1,15 @@
 //! An interpreter of PTX: a text is read once into instructions, and a launch of one of its kernels runs them for each
 //! thread of each block on the host's memory.
 //!
-//! What it knows is what nvcc makes of arithmetic, loops and reductions: see `compute/`, `memory.rs`, `control.rs` and
-//! `warp.rs`. A text with anything else in it is refused, and the instruction is named; so are operands whose types an
-//! instruction does not take. Threads of a block run one after the other up to where they wait for one another.
-//! Registers and memory of its own are poisoned before a thread writes them. A bad access, a barrier that not all
-//! threads reach, and a loop without end are faults that say where.
+//! It supports the PTX that nvcc generates for arithmetic, loops and reductions: see `compute/`, `memory.rs`,
+//! `control.rs` and `warp.rs`. A text with anything else is refused, and the error names the instruction; operands of
+//! types that an instruction does not take are refused too. The threads of a block run one after the other, each up to
+//! where it waits for others. Registers and a thread's own memory are poisoned before the thread writes them. A bad
+//! access, a barrier that not all threads reach, and an endless loop are faults that say where.
 //!
-//! Not as on hardware: what that approximates is rounded from a double; a product and a sum are never contracted into
-//! one operation; divisions by zero and conversions of what does not fit are as documented or as GPUs do it.
+//! Differences from hardware: functions that the hardware approximates are rounded from a double; a product and a sum
+//! are never contracted into one operation; divisions by zero and conversions of numbers out of range are as documented
+//! or as GPUs do them.
 
 mod body;
 mod compute;
@@ -27,7 +28,7 @@ mod warp;
 pub use program::Program;
 pub use run::{Grid, Kind};
 
-/// What is wrong with a text, and in which line.
+/// An error in a text, with its line.
 #[derive(Debug)]
 pub struct Failure {
     pub line: usize,

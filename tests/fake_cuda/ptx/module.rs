@@ -9,16 +9,16 @@ use super::lex::{Token, Tokens};
 use super::program::{Entry, Function, Op, Program, Variable};
 use super::types::Space;
 
-/// What a name of the whole text stands for.
+/// The meaning of a name of the whole text.
 #[derive(Clone, Copy)]
 pub enum Global {
-    /// A variable's address.
+    /// The space and address of a variable.
     Variable(Space, u64),
-    /// The place in `Module::functions`.
+    /// The index in `Module::functions`.
     Function(usize),
 }
 
-/// What is read so far.
+/// The parts of a text that have been read.
 #[derive(Default)]
 pub struct Module<'t> {
     pub names: HashMap<&'t str, Global>,
@@ -28,12 +28,12 @@ pub struct Module<'t> {
     pub bodies: Vec<Option<Function>>,
     pub variables: Vec<Variable>,
     pub static_shared: usize,
-    /// Of one kernel, with what is declared outside.
+    /// Bytes of static shared memory of the kernel that needs most, including variables outside of kernels.
     most_shared: usize,
     entries: BTreeMap<String, Entry>,
 }
 
-/// How a function is called.
+/// The name, parameters and results of a function.
 pub struct Signature<'t> {
     pub name: &'t str,
     pub results: Vec<Formal<'t>>,
@@ -57,7 +57,7 @@ impl Program {
 }
 
 impl<'t> Module<'t> {
-    /// One directive, variable, function or kernel.
+    /// Reads one directive, variable, function or kernel.
     fn item(&mut self, tokens: &mut Tokens<'t>) -> Result<(), String> {
         while [".visible", ".weak", ".extern"].iter().any(|linkage| tokens.takes_word(linkage)) {}
         match tokens.word()? {
@@ -93,7 +93,7 @@ impl<'t> Module<'t> {
         bounds(tokens, &mut entry)?;
         self.signatures.push(Signature { name, results: Vec::new(), arguments });
         self.bodies.push(None);
-        // What a kernel shares is its own: another one's lies in the same place.
+        // Shared variables of a kernel are its own: those of another kernel lie at the same addresses.
         let of_all = self.static_shared;
         Body::read(self, tokens, entry.function)?;
         self.most_shared = self.most_shared.max(std::mem::replace(&mut self.static_shared, of_all));
@@ -103,7 +103,7 @@ impl<'t> Module<'t> {
         }
     }
 
-    /// A function, or how one is called that is there later.
+    /// Reads a function, or the declaration of a function that follows later.
     fn function(&mut self, tokens: &mut Tokens<'t>) -> Result<(), String> {
         let results = if tokens.peek() == Some(Token::Mark('(')) { Formal::list(tokens)? } else { Vec::new() };
         let name = tokens.word()?;
@@ -157,7 +157,7 @@ impl Signature<'_> {
     }
 }
 
-/// What stands between a kernel's parameters and its body.
+/// Reads the directives between a kernel's parameters and its body.
 fn bounds(tokens: &mut Tokens<'_>, entry: &mut Entry) -> Result<(), String> {
     while let Some(Token::Word(directive)) = tokens.peek() {
         tokens.next()?;
@@ -186,7 +186,7 @@ fn axes(tokens: &mut Tokens<'_>) -> Result<[u32; 3], String> {
     Ok(threads)
 }
 
-/// What debuggers read.
+/// Skips a section for debuggers.
 fn skip_section(tokens: &mut Tokens<'_>) -> Result<(), String> {
     tokens.word()?;
     tokens.expect('{')?;

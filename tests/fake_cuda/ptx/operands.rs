@@ -1,4 +1,4 @@
-//! Operands: registers, constants, addresses, vectors; and the instructions that are functions of them.
+//! Operands: registers, constants, addresses, vectors; and instructions that are functions of their operands.
 
 use super::body::{Body, Symbol};
 use super::compute::{self, Compute};
@@ -9,7 +9,7 @@ use super::program::{Carry, LaneMask, Op, Place, Slot, Special};
 use super::types::{Space, Type};
 
 impl<'t> Body<'_, 't> {
-    /// A register or a constant that is read.
+    /// Reads an operand that is read: a register or a constant.
     pub fn source(&mut self, ty: Type, wider: bool) -> Result<Slot, String> {
         if let Some(bits) = literal(ty, self.tokens)? {
             return Ok(self.constant(bits));
@@ -36,7 +36,7 @@ impl<'t> Body<'_, 't> {
         Ok(to)
     }
 
-    /// A register that is written; `_` is none.
+    /// Reads an operand that is written: a register, or `_` for none.
     pub fn destination(&mut self, ty: Type, wider: bool) -> Result<Slot, String> {
         let name = self.tokens.word()?;
         match self.lookup(name) {
@@ -47,7 +47,7 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    /// A second destination behind a bar, if there is one.
+    /// Reads a second destination behind a bar, if there is one.
     pub fn second_predicate(&mut self) -> Result<Option<Slot>, String> {
         match self.tokens.takes('|') {
             true => self.destination(Type::Pred, false).map(Some),
@@ -55,7 +55,7 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    /// The value of a special register.
+    /// Emits a read of a special register; returns the slot with its value.
     fn special(&mut self, name: &str, ty: Type) -> Result<Slot, String> {
         let (which, of) = special(name).ok_or(format!("{name} is not known"))?;
         if !ty.takes(of) {
@@ -66,7 +66,7 @@ impl<'t> Body<'_, 't> {
         Ok(to)
     }
 
-    /// `[register+4]`, `[variable+4]` or `[variable]`.
+    /// Reads an address: `[register+4]`, `[variable+4]` or `[variable]`.
     pub fn place(&mut self, space: Space) -> Result<Place, String> {
         self.tokens.expect('[')?;
         let (base, offset) = match self.tokens.peek() {
@@ -102,7 +102,7 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    /// The slot of the address that a variable has in its space.
+    /// The slot that holds a variable's address in its space; `None` for a name that is no variable.
     pub fn address(&mut self, symbol: Symbol) -> Option<Slot> {
         match symbol {
             Symbol::Param(offset, _) => Some(self.constant(offset as u64)),
@@ -116,7 +116,7 @@ impl<'t> Body<'_, 't> {
         }
     }
 
-    /// The parts of `{a, b}`, or of one operand by itself.
+    /// Reads the parts of `{a, b}`, or one operand without braces.
     pub fn parts<T>(&mut self, mut part: impl FnMut(&mut Self) -> Result<T, String>) -> Result<Vec<T>, String> {
         if !self.tokens.takes('{') {
             return Ok(vec![part(self)?]);
@@ -129,7 +129,7 @@ impl<'t> Body<'_, 't> {
         Ok(parts)
     }
 
-    /// An instruction that is a function of its operands, or that does nothing here.
+    /// Reads an instruction that is a function of its operands, or that does nothing in the interpreter.
     pub fn compute(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         const NOTHING: [&str; 6] = ["membar", "fence", "griddepcontrol", "nanosleep", "prefetch", "prefetchu"];
         if NOTHING.contains(&opcode.name) {
@@ -164,7 +164,7 @@ impl<'t> Body<'_, 't> {
             self.emit_function(compute, to, &of, constant);
             return Ok(());
         };
-        // Both read what the other may write.
+        // Each of the two functions reads operands that the other one may overwrite.
         let first = self.scratch();
         self.emit_function(compute, first, &of, constant);
         self.emit_function(compute, second, &of, constant.map(compute::opposite));

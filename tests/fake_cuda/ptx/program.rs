@@ -1,4 +1,4 @@
-//! What a text is read into: a list of instructions whose operands are numbers of slots.
+//! The form of a text that can be run: a list of instructions whose operands are numbers of slots.
 
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::types::Space;
 
-/// A function of up to four operands. What an instruction's modifiers say is a constant among them.
+/// A function of up to four operands. A constant among them encodes the instruction's modifiers.
 pub type Function4 = fn(u64, u64, u64, u64) -> u64;
 
 /// A function of three operands and the carry flag: its result and the carry.
@@ -15,11 +15,11 @@ pub type CarryFunction = fn(u64, u64, u64, u64) -> (u64, u64);
 /// The number of a slot of a function: a register or a constant.
 pub type Slot = u32;
 
-/// What registers hold before they are written, so that a program which reads them does not work by chance.
+/// The content of registers before they are written, so that a program which reads them does not work by chance.
 pub const POISON: u64 = 0xCDCD_CDCD_CDCD_CDCD;
 
-/// Where dynamic shared memory begins: behind all that static shared memory may be, so that no access to the one ends
-/// in the other.
+/// The address where dynamic shared memory begins: behind the largest possible static shared memory, so that no access
+/// to one reaches the other.
 pub const DYNAMIC_SHARED: u64 = 1 << 20;
 
 pub enum Op {
@@ -44,26 +44,26 @@ pub enum Op {
         count: u8,
         of: [Slot; 4],
     },
-    /// Replaces what is at a place by a function of it and two operands, and gives what was there.
+    /// Replaces the value at an address by a function of it and two operands; the result is the old value.
     Atomic(Box<Atomic>),
     /// A special register.
     Special {
         which: Special,
         to: Slot,
     },
-    /// The address in local memory of a variable of the function that runs.
+    /// The address of a variable in local memory of the running function.
     LocalAddress {
         offset: u64,
         to: Slot,
     },
     Jump(usize),
-    /// Jumps if the predicate is not what `unless` says.
+    /// Jumps if the predicate differs from `unless`.
     Branch {
         predicate: Slot,
         unless: bool,
         target: usize,
     },
-    /// Jumps to one of a list.
+    /// Jumps to one of a list of targets.
     Table {
         index: Slot,
         targets: Box<[usize]>,
@@ -73,11 +73,11 @@ pub enum Op {
     Exit,
     Trap,
     Barrier(Box<Barrier>),
-    /// What the lanes of a warp do together.
+    /// An operation of all lanes of a warp together.
     Warp(Box<Warp>),
 }
 
-/// An address: a slot and what is added to it.
+/// An address: a slot plus an offset.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub space: Space,
@@ -111,11 +111,11 @@ pub enum Special {
     Lane,
     Warp,
     Warps,
-    /// The lanes whose number is in this relation to the thread's.
+    /// The mask of lanes whose number is in this relation to the thread's lane.
     LaneMask(LaneMask),
     Clock,
     DynamicShared,
-    /// What is the same in every thread.
+    /// A value that is the same in every thread.
     Always(u64),
 }
 
@@ -128,14 +128,14 @@ pub enum LaneMask {
     GreaterOrEqual,
 }
 
-/// Arguments and results are copied between the parameters of caller and callee, or their registers.
+/// A call. Arguments and results are copied between the parameters or registers of caller and callee.
 pub struct Call {
     pub function: usize,
     pub arguments: Vec<Pass>,
     pub results: Vec<Pass>,
 }
 
-/// Where one value of a call is, with the caller and with the function that is called.
+/// One value that is passed: its place in the caller and in the callee, and its bytes.
 pub struct Pass {
     pub caller: Holder,
     pub callee: Holder,
@@ -145,19 +145,19 @@ pub struct Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     Slot(Slot),
-    /// An offset among the function's parameters.
+    /// An offset in the function's parameter memory.
     Param(usize),
 }
 
 pub struct Barrier {
     pub number: Slot,
-    /// How many threads it is for, if not for all.
+    /// The number of threads that take part; `None` for all.
     pub threads: Option<Slot>,
-    /// What is reduced over them.
+    /// The reduction over the threads, if there is one.
     pub reduce: Option<Reduce>,
 }
 
-/// The result of `function` over the predicates of all threads: how many of them hold, and how many there are.
+/// A reduction over predicates: `function` of the number of those that hold and the number of threads.
 pub struct Reduce {
     pub function: fn(u64, u64) -> u64,
     pub predicate: Slot,
@@ -166,22 +166,22 @@ pub struct Reduce {
 
 pub struct Warp {
     pub kind: WarpKind,
-    /// Which lanes take part.
+    /// The mask of lanes that take part.
     pub members: Slot,
 }
 
 pub enum WarpKind {
-    /// They wait for one another.
+    /// The lanes wait for one another.
     Sync,
-    /// Each gets the value of another one.
+    /// Each lane gets the value of another lane.
     Shuffle(Shuffle),
-    /// A function of the members and those of them whose predicate holds.
+    /// The result is a function of the members and of those members whose predicate holds.
     Vote { function: fn(u32, u32) -> u64, to: Slot, predicate: Slot },
-    /// Their values combined.
+    /// The result combines the values of all members.
     Reduce { function: Function4, to: Slot, value: Slot },
 }
 
-/// Of which lane a lane gets the value: a function of itself, an operand and limits; and whether it is within them.
+/// A shuffle: `from` maps lane, operand and limits to the source lane, and says whether it is within the limits.
 pub struct Shuffle {
     pub from: fn(u32, u32, u32) -> (u32, bool),
     pub to: Slot,
@@ -194,9 +194,9 @@ pub struct Shuffle {
 /// A function or an entry point.
 pub struct Function {
     pub name: String,
-    /// Its first instruction.
+    /// The index of the function's first instruction.
     pub start: usize,
-    /// What its slots are when it begins: constants, and poison in registers.
+    /// The initial content of the function's slots: constants, and poison in registers.
     pub slots: Vec<u64>,
     pub param_bytes: usize,
     pub local_bytes: usize,
@@ -205,20 +205,20 @@ pub struct Function {
 /// A kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Where each parameter is in the block of all of them.
+    /// The range of each parameter in the block of all parameters.
     pub parameters: Vec<Range<usize>>,
-    /// Threads that a block may have.
+    /// The most threads of a block.
     pub most_threads: u32,
-    /// Threads that a block must have along each axis, if the text says so.
+    /// The required number of threads of a block along each axis, if the text has one.
     pub threads: Option<[u32; 3]>,
     pub(super) function: usize,
 }
 
-/// A text that was read.
+/// A text in a form that can be run.
 pub struct Program {
     pub entries: BTreeMap<String, Entry>,
     pub(super) code: Vec<Op>,
-    /// The line that each of them was read from.
+    /// The line of the text for each instruction.
     pub(super) lines: Vec<usize>,
     pub(super) functions: Vec<Function>,
     pub(super) static_shared: usize,
@@ -244,7 +244,7 @@ impl Variable {
         Self { words: content.chunks(16).map(word).collect(), bytes: content.len() }
     }
 
-    /// Its addresses.
+    /// The range of the variable's addresses.
     pub fn range(&self) -> Range<u64> {
         let start = self.words.as_ptr() as u64;
         start..start + self.bytes as u64

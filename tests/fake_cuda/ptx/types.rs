@@ -51,7 +51,7 @@ impl Type {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, ty)| *ty)
     }
 
-    /// A type by its place in the list: what [`Type::number`] gives.
+    /// The type at this place in the list, as [`Type::number`] gives it.
     pub fn numbered(number: u64) -> Self {
         NAMES[number as usize].1
     }
@@ -60,7 +60,7 @@ impl Type {
         self as u64
     }
 
-    /// Bytes in memory; a predicate has none.
+    /// Size in memory, in bytes; 0 for a predicate.
     pub fn bytes(self) -> usize {
         match self {
             Self::Pred => 0,
@@ -87,12 +87,13 @@ impl Type {
         !self.is_integer() && !self.is_bits() && self != Self::Pred
     }
 
-    /// Whether an instruction of this type takes a register of that type.
+    /// Whether an instruction of this type takes a register of the type `register`.
     pub fn takes(self, register: Self) -> bool {
         self.bytes() == register.bytes() && self.agrees(register)
     }
 
-    /// The same of instructions that take wider registers: loads, stores, and conversions.
+    /// Whether a load, store or conversion of this type, which allow wider registers, takes a register of the type
+    /// `register`.
     pub fn takes_wider(self, register: Self) -> bool {
         self.takes(register) || self.bytes() < register.bytes() && self.agrees(register) && !register.is_float()
     }
@@ -103,17 +104,17 @@ impl Type {
     }
 }
 
-/// Where an address is one of.
+/// A state space: the kind of memory that an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// Any of the others but parameters, as its window says.
+    /// Any space except parameters; the window of the address says which.
     Generic,
-    /// Global memory, and constant memory, which lies in it.
+    /// Global memory, which includes constant memory.
     Global,
     Shared,
-    /// A thread's own memory.
+    /// The thread's own memory.
     Local,
-    /// Parameters of the function that runs, and of those that it calls.
+    /// Parameters of the running function, and of the functions that it calls.
     Param,
 }
 
@@ -128,7 +129,7 @@ impl Space {
         }
     }
 
-    /// What is added to an address of the space to make it a generic one.
+    /// The number to add to an address of this space to make it generic.
     pub fn window(self) -> u64 {
         match self {
             Self::Generic | Self::Global => 0,

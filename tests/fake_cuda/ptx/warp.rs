@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together.
+//! Reads the instructions that the lanes of a warp execute together.
 
 use super::body::Body;
 use super::compute;
@@ -6,10 +6,10 @@ use super::opcode::Opcode;
 use super::program::{LaneMask, Op, Shuffle, Slot, Special, Warp, WarpKind};
 use super::types::Type;
 
-/// Which lane a shuffle takes the value of, and whether it is within the limits.
+/// The source lane of a shuffle, and whether it is within the limits.
 type From = fn(u32, u32, u32) -> (u32, bool);
 
-/// A function of the lanes that take part, and of those whose predicate holds.
+/// A function of the mask of members and the mask of those whose predicate holds.
 type Voted = fn(u32, u32) -> u64;
 
 impl<'t> Body<'_, 't> {
@@ -17,7 +17,7 @@ impl<'t> Body<'_, 't> {
         self.emit(Op::Warp(Box::new(Warp { kind, members })));
     }
 
-    /// `bar.warp.sync members`
+    /// Reads `bar.warp.sync members`.
     pub fn warp_barrier(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         let is_known = opcode.takes("sync");
         opcode.finish(0)?;
@@ -26,7 +26,7 @@ impl<'t> Body<'_, 't> {
         if is_known { Ok(()) } else { Err("only .sync is known".into()) }
     }
 
-    /// `shfl.sync.bfly.b32 to|within, value, by, limits, members`
+    /// Reads `shfl.sync.bfly.b32 to|within, value, by, limits, members`.
     pub fn shuffle(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         const MODES: [(&str, From); 4] = [("up", up), ("down", down), ("bfly", butterfly), ("idx", index)];
         let from = opcode.one_of(&MODES).filter(|_| opcode.takes("sync")).ok_or("it names no known shuffle")?;
@@ -47,7 +47,7 @@ impl<'t> Body<'_, 't> {
         Ok(slots)
     }
 
-    /// `vote.sync.ballot.b32 to, predicate, members`, and those that give a predicate.
+    /// Reads `vote.sync.ballot.b32 to, predicate, members`, or a vote whose result is a predicate.
     pub fn vote(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         const KNOWN: [(&str, (Type, Voted)); 4] = [
             ("ballot", (Type::B32, |_, holding| holding as u64)),
@@ -67,7 +67,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// `redux.sync.add.s32 to, value, members`
+    /// Reads `redux.sync.add.s32 to, value, members`.
     pub fn reduce(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         let ty = opcode.ty()?;
         let name = ["add", "min", "max", "and", "or", "xor"].into_iter().find(|name| opcode.takes(name));
@@ -84,7 +84,7 @@ impl<'t> Body<'_, 't> {
         Ok(())
     }
 
-    /// Lanes run one after the other: each is the only one that is active.
+    /// Reads `activemask`. Lanes run one after the other, so each is the only active lane.
     pub fn active_mask(&mut self, opcode: &mut Opcode<'t>) -> Result<(), String> {
         opcode.finish(1)?;
         let to = self.destination(Type::B32, false)?;
@@ -94,7 +94,7 @@ impl<'t> Body<'_, 't> {
     }
 }
 
-/// The bits of the limits that say which part of a warp a lane is in, and those of the outermost lane.
+/// The lowest and the highest lane that a shuffle of this lane may read, by its operand of limits.
 fn limits_of(lane: u32, limits: u32) -> (u32, u32) {
     let segment = limits >> 8 & 31;
     let least = lane & segment;

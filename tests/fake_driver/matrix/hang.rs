@@ -1,4 +1,4 @@
-//! A driver call that never returns: what others still do, each within its limit.
+//! A driver call that never returns: what other threads can still do, each within its limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -17,15 +17,16 @@ use crate::faults::{CLOSES, IN_USE, live};
 use crate::harness::{ChildReport, mark};
 use crate::what::{Built, LONG, MOMENT, What, hang_is_logged};
 
-/// What is asked for, each in a thread of its own; closing at last.
+/// The operations that are asked for, each on a thread of its own; closing comes last.
 const ASKED: [&str; 6] = ["acquire", "close", "close batcher", "health", "row", "submit"];
-/// What a child says whose call hung when closing had begun.
+/// The line of a child whose call hung after closing had begun.
 const TOO_LATE: &str = "the call hung in closing";
-/// How long an answer may take whose limit is a moment.
+/// How long an operation with a very short limit may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// In a child: opens, builds, uses and drops on a thread of its own, until a call there does not return. Then asks what is in
-/// use, or else an engine of the same device that was there before, and says what ended.
+/// In a child process: opens, builds, uses and drops on a thread of its own, until a call there does not return. Then
+/// tries the operations on the engine in use, or on an engine of the same device that existed before, and prints which
+/// ended.
 pub fn live_beside() {
     let beside = Beside::new();
     mark("start");
@@ -50,7 +51,7 @@ fn wait_for_hang() {
     }
 }
 
-/// What is asked.
+/// The engine and the batcher that are asked.
 struct Beside {
     built: Arc<Built>,
     batcher: Arc<Batcher>,
@@ -88,7 +89,7 @@ impl Beside {
     }
 }
 
-/// Each is asked on a thread of its own, which may not end.
+/// The operations, each on a thread of its own, which may never end.
 struct Questions {
     send: Sender<(&'static str, Result<(), Error>)>,
     ended: Receiver<(&'static str, Result<(), Error>)>,
@@ -107,7 +108,7 @@ impl Questions {
         self.open += 1;
     }
 
-    /// Says which end in time, and with which error.
+    /// Prints which operations end in time, and their errors.
     fn tell(&mut self) {
         let end = Instant::now() + PATIENCE;
         while let Ok((name, answer)) = self.ended.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -120,14 +121,15 @@ impl Questions {
     }
 }
 
-/// Whether the call hung while what it is a call of was in use.
+/// Whether the call hung while the engine that makes it was in use.
 pub fn is_in_use(cell: &Cell, report: &ChildReport) -> bool {
     let late = format!("late {}", cell.call);
     report.log.contains(&late) && !report.stdout.contains(TOO_LATE)
 }
 
-/// What a child said. Of a ring that a call holds up, everybody who submits to it or closes it hears of the call by its name;
-/// a fleet has another ring to submit to. Where nothing is held up, everybody is answered.
+/// Reads the outcome from a child's lines. If a call holds a ring up, everyone who submits to the ring or closes it
+/// gets an error with the call's name; a fleet has another ring to submit to. If nothing is held up, everyone is
+/// answered.
 pub fn found(cell: &Cell, report: &ChildReport) -> Hangs {
     assert!(report.status.success(), "{cell:?}: {}\n{report}", report.status);
     let ended = report.stdout.lines().filter_map(|line| line.strip_prefix("ended: ")?.split_once(": "));
@@ -136,7 +138,8 @@ pub fn found(cell: &Cell, report: &ChildReport) -> Hangs {
     assert_eq!(names, BTreeSet::from(ASKED), "{cell:?}: what ends in time\n{report}");
     let behind = format!("{}, which another thread has called, did not return", cell.call);
     let hears = |name: &str| ended[name].contains(&behind);
-    // A limit of a moment is one that a loaded machine reaches, too; what is held up by the call says so.
+    // A busy machine can reach a very short limit, too; an operation that the call holds up names the call in its
+    // error.
     let is_late =
         |name: &str| !hears(name) && ["timed out", "its deadline passed"].iter().any(|late| ended[name].contains(late));
     let is_answered = |name: &str| ended[name] == "ok" || is_late(name);

@@ -1,5 +1,5 @@
-//! Each driver call that opening, building, use and dropping make, by name, and what becomes of it when it fails once, fails
-//! for ever, never returns, or returns late: the test that the table is whole and true.
+//! Each driver call of opening, building, use and dropping, by name, and the outcome when it fails once, fails for
+//! ever, never returns, or returns late: the tests show that the table is complete and true.
 
 mod hang;
 mod table;
@@ -14,27 +14,27 @@ use table::{Fails, Hangs, Row, SOMETIMES, TABLE};
 
 type Outcome = (Fails, Fails, Hangs);
 
-/// The child marks the begin of each.
+/// The phases, each of which the child marks at its beginning.
 const PHASES: [&str; 4] = ["open", "build", "use", "end"];
 
-/// A call of a phase: of its name the first one there.
+/// The first call of a name in a phase.
 #[derive(Debug)]
 struct Cell {
     what: What,
     phase: &'static str,
     call: String,
-    /// Whether each run makes it. Whether an event is waited for depends on when the driver's own thread gets a core, so that
-    /// some runs have no such call.
+    /// Whether every run makes the call. Some runs do not wait for an event, depending on when the driver's own thread
+    /// gets a core.
     is_certain: bool,
 }
 
-/// Runs that show which calls are made.
+/// Number of runs that find out which calls are made.
 const LOOKS: usize = 5;
-/// Runs after which a call that only some runs make is left alone.
+/// Number of runs after which a call that only some runs make is skipped.
 const TRIES: usize = 20;
 
 impl Cell {
-    /// Where the table has it.
+    /// The row of the table for this call.
     fn row(&self) -> Option<&'static Row> {
         let is_in =
             |row: &&Row| row.phase == self.phase && row.of.contains(&self.what) && row.calls.contains(&&*self.call);
@@ -45,8 +45,8 @@ impl Cell {
         run(self.what, scenario, variables)
     }
 
-    /// A run in which the call was made, as its report shows. None if the call is made in some runs only, and in none of
-    /// these.
+    /// Repeats the run until its report shows the call. `None` for a call that only some runs make, if none of these
+    /// has made it.
     fn run_with(
         &self,
         scenario: &Scenario,
@@ -58,7 +58,7 @@ impl Cell {
         made
     }
 
-    /// What becomes of it, as a row of the table has it.
+    /// The outcome of the call, in the form of a row of the table.
     fn outcome(&self, scenario: &Scenario) -> Option<Outcome> {
         let chosen = format!("{}:{}", self.phase, self.call);
         let named = format!("{:?}, {chosen}", self.what);
@@ -76,7 +76,7 @@ impl Cell {
     }
 }
 
-/// Each kind of thing has a way of waiting of its own.
+/// Runs a child; each kind of engine uses another way of waiting.
 fn run(what: What, scenario: &Scenario, variables: &[(&str, &str)]) -> ChildReport {
     let waiting = match what {
         What::OneModel | What::Fleet => "0",
@@ -108,7 +108,7 @@ fn calls_of(report: &ChildReport) -> BTreeSet<(&'static str, String)> {
     calls
 }
 
-/// Those of use for each kind of thing, the others for the first that makes them.
+/// The calls of the phase `use` for each kind of engine, and those of other phases for the first kind that makes them.
 fn all_cells(scenario: &Scenario) -> Vec<Cell> {
     let clean = |what| {
         let looks: Vec<_> = (0..LOOKS).map(|_| calls_of(run(what, scenario, &[]).assert_clean())).collect();

@@ -1,7 +1,7 @@
-//! The table: what becomes of each driver call, by phase and name.
+//! The table: the outcome of each driver call, by phase and name.
 //!
-//! A call that returns late changes nothing, whichever it is. A call that never returns holds no other call up that has a
-//! limit, whichever it is.
+//! A call that returns late changes nothing, whichever it is. A call that never returns does not hold up other calls
+//! that have a limit, whichever it is.
 
 use Fails::{Faults, Passes, Refuses};
 use Hangs::{Alone, Ring};
@@ -11,33 +11,34 @@ use crate::what::What;
 /// Calls of one phase with one outcome.
 pub struct Row {
     pub phase: &'static str,
-    /// What makes them.
+    /// The kinds of engines that make the calls.
     pub of: &'static [What],
     pub calls: &'static [&'static str],
-    /// If the first of them fails.
+    /// The outcome if the first call of the name fails.
     pub once: Fails,
-    /// If from then on all calls fail.
+    /// The outcome if all calls from the first one of the name on fail.
     pub for_ever: Fails,
-    /// If the first of them never returns.
+    /// The outcome if the first call of the name never returns.
     pub hangs: Hangs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fails {
-    /// It is logged, and nobody gets an error.
+    /// The failure is logged, and no operation gets an error.
     Passes,
-    /// Whoever called gets an error that names it, what was made is freed, and the device goes on.
+    /// The caller gets an error that names the call, the objects made so far are freed, and the device goes on.
     Refuses,
-    /// Everybody gets the fault, which names it; of a fleet the other device answers.
+    /// Everyone gets the fault, which names the call; in a fleet the other device answers.
     Faults,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hangs {
-    /// Nobody but the thread that called: all others are answered, but for rows of a batcher that reach their own limit.
+    /// Only the calling thread is held up: all others are answered, except rows of a batcher that reach their own
+    /// limit.
     Alone,
-    /// Who submits to the same ring or closes it, too, up to the limit, and with an error that names the call. Of a fleet the
-    /// other ring answers who submits.
+    /// Everyone who submits to the ring or closes it is held up to the limit, and gets an error that names the call. In
+    /// a fleet the other ring answers submissions.
     Ring,
 }
 
@@ -49,7 +50,7 @@ impl Row {
 
 const ANY: &[What] = &What::ALL;
 
-/// Calls that a phase makes in some runs alone: whether callers have read a result on the device may be asked at the end.
+/// Calls that a phase makes only in some runs: the end may ask whether callers have read a result on the device.
 pub const SOMETIMES: &[(&str, &str)] = &[("end", "cuEventQuery")];
 
 pub const TABLE: &[Row] = &[
@@ -179,7 +180,7 @@ pub const TABLE: &[Row] = &[
         for_ever: Faults,
         hangs: Alone,
     },
-    // The first is the recorder's, whose recording ends then.
+    // The first call is the recorder's, whose recording then ends.
     Row {
         phase: "use",
         of: &[What::SeveralModels],

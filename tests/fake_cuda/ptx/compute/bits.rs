@@ -1,4 +1,4 @@
-//! Logic, shifts, fields of bits, and choices.
+//! Logic, shifts, bit fields and selection.
 
 use super::Compute;
 use super::integer::{Int, typed};
@@ -103,13 +103,14 @@ fn cnot<T: Int>(a: u64, _: u64, _: u64, _: u64) -> u64 {
     u64::from(T::of(a).slot() == 0)
 }
 
-/// Each bit of the result is the bit of `table` that those of a, b and c number.
+/// Each bit of the result is the bit of `table` whose number the bits of a, b and c form.
 fn lop3(a: u64, b: u64, c: u64, table: u64) -> u64 {
     let bit = |word: u64, index: u64| word >> index & 1;
     (0..32).map(|i| bit(table, bit(a, i) << 2 | bit(b, i) << 1 | bit(c, i)) << i).sum()
 }
 
-/// Each byte of the result is one of the eight of a and b, or copies of its sign, as four bits of `which` say.
+/// Each byte of the result is one of the eight bytes of a and b, or filled with that byte's sign, by four bits of
+/// `which`.
 fn permute(a: u64, b: u64, which: u64, _: u64) -> u64 {
     let bytes = (b << 32 | a & 0xffff_ffff).to_le_bytes();
     let byte = |index: u64| {
@@ -128,14 +129,14 @@ fn clz<T: Int>(a: u64, _: u64, _: u64, _: u64) -> u64 {
     u64::from(T::of(a).slot().leading_zeros() - (64 - T::BITS))
 }
 
-/// The place of the highest bit that differs from the sign, or all bits if there is none.
+/// The position of the highest bit that differs from the sign, or all bits set if there is none.
 fn find<T: Int>(a: u64, _: u64, _: u64, _: u64) -> u64 {
     let value = T::of(a).wide();
     let bits = if value < 0 { !value } else { value };
     u64::from(127_u32.wrapping_sub(bits.leading_zeros()))
 }
 
-/// How far it must be shifted to be the highest.
+/// The shift that would make the bit of `find` the highest bit of the type, or all bits set if there is none.
 fn find_shift<T: Int>(a: u64, _: u64, _: u64, _: u64) -> u64 {
     match find::<T>(a, 0, 0, 0) as u32 {
         u32::MAX => u64::from(u32::MAX),
@@ -156,7 +157,7 @@ fn shr<T: Int>(a: u64, by: u64, _: u64, _: u64) -> u64 {
     T::low(T::of(a).wide() >> (by as u32).min(T::BITS)).slot()
 }
 
-/// The field of `len` bits from `start`; of a signed type filled with its highest bit, or the number's sign past it.
+/// The field of `len` bits from `start`; for a signed type it is sign-extended, also past the end of the number.
 fn extract<T: Int>(a: u64, start: u64, len: u64, _: u64) -> u64 {
     let (start, len) = (start as u32 & 0xff, len as u32 & 0xff);
     let is_signed = T::low(-1).wide() < 0;
@@ -178,7 +179,7 @@ fn insert<T: Int>(a: u64, b: u64, start: u64, len: u64) -> u64 {
     T::of(b & !shift(mask) | shift(a & mask)).slot()
 }
 
-/// The high word of `high:low` shifted to the left.
+/// The high word of `high:low` after a shift to the left.
 fn funnel_left(low: u64, high: u64, by: u64, most: u64) -> u64 {
     let both = u128::from(high & 0xffff_ffff) << 32 | u128::from(low & 0xffff_ffff);
     (both << shift_of(by, most) >> 32) as u64 & 0xffff_ffff
@@ -189,7 +190,7 @@ fn funnel_right(low: u64, high: u64, by: u64, most: u64) -> u64 {
     (both >> shift_of(by, most)) & 0xffff_ffff
 }
 
-/// Clamped at 32, or what is left beside multiples of it.
+/// The distance of a shift: at most 32, or modulo 32.
 fn shift_of(by: u64, most: u64) -> u64 {
     let by = by & 0xffff_ffff;
     if most == 32 { by.min(32) } else { by & 31 }

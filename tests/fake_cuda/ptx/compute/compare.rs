@@ -10,7 +10,7 @@ use crate::ptx::opcode::Opcode;
 use crate::ptx::program::Function4;
 use crate::ptx::types::Type;
 
-/// A comparison as the orders that it holds in: less, equal, greater, unordered.
+/// The orders of two numbers: a comparison is the set of orders for which it holds.
 const LESS: u64 = 1;
 const EQUAL: u64 = 2;
 const GREATER: u64 = 4;
@@ -34,14 +34,14 @@ const COMPARISONS: [(&str, u64); 14] = [
     ("nan", UNORDERED),
 ];
 
-/// Other names of unsigned comparisons.
+/// Names that only unsigned comparisons have.
 const UNSIGNED: [(&str, u64); 4] = [("lo", LESS), ("ls", LESS | EQUAL), ("hi", GREATER), ("hs", GREATER | EQUAL)];
 
-/// Where the way is told that the outcome is combined with a predicate: 0 for none.
+/// The bits of the constant that say how the outcome is combined with a predicate: 0 for not at all.
 const COMBINE: u32 = 8;
-/// What is combined with is negated.
+/// The predicate to combine with is negated.
 pub const NEGATED: u64 = 1 << 12;
-/// What `set` gives where it holds: a single, or all bits.
+/// The result of `set` where the comparison holds is 1.0, instead of all bits.
 const ONE: u64 = 1 << 13;
 
 pub fn select(opcode: &mut Opcode<'_>) -> Result<Option<Compute>, String> {
@@ -71,7 +71,7 @@ fn comparison(opcode: &mut Opcode<'_>, ty: Type) -> Result<u64, String> {
     }
 }
 
-/// The functions of one type: of predicates or of words, with another predicate or without.
+/// The functions for one type: with a predicate or a word as the result, each without and with a predicate to combine.
 struct Order {
     functions: [Function4; 4],
 }
@@ -139,12 +139,12 @@ fn word(holds: u64, how: u64) -> u64 {
     }
 }
 
-/// The opposite of a comparison, which a second destination gets, before it is combined.
+/// The negated comparison, which gives the second destination; it is made before the combination.
 pub fn opposite(how: u64) -> u64 {
     how ^ 15
 }
 
-/// How `red` and `atom` combine words of bits, and what `atom` puts in their place.
+/// The function by which `red` and `atom` combine words of bits, or replace them.
 pub fn replaces(name: &str, ty: Type) -> Option<Function4> {
     match name {
         "and" => Some(|a, b, _, _| a & b),

@@ -8,11 +8,11 @@ use super::round::{Exact, Half, Rounding};
 use crate::ptx::opcode::Opcode;
 use crate::ptx::types::Type;
 
-/// A conversion in a constant: the types, the rounding, and flags.
+/// Places in the constant of a conversion: the types, the rounding, and flags.
 const FROM: u32 = 8;
 const ROUNDING: u32 = 16;
 const FLAGS: u32 = 24;
-/// The result is a whole number, in whatever format.
+/// The flag for a result that is a whole number, in whatever format.
 const WHOLE: u64 = 1;
 const SATURATE: u64 = 2;
 const FLUSHES: u64 = 4;
@@ -40,7 +40,7 @@ pub fn select(opcode: &mut Opcode<'_>) -> Result<Option<Compute>, String> {
     Ok(Some(Compute { wider: true, ..Compute::new(convert, to, &[from]).with(constant) }))
 }
 
-/// Whether the result is to be whole, and how it is rounded. It must be told where digits may be lost.
+/// Whether the result is rounded to a whole number, and the rounding, which is required where digits may be lost.
 fn rounding(opcode: &mut Opcode<'_>, to: Type, from: Type) -> Result<(bool, Rounding), String> {
     const WHOLE: [(&str, Rounding); 4] =
         [("rni", Rounding::Nearest), ("rzi", Rounding::Zero), ("rmi", Rounding::Down), ("rpi", Rounding::Up)];
@@ -60,7 +60,7 @@ fn rounding(opcode: &mut Opcode<'_>, to: Type, from: Type) -> Result<(bool, Roun
     }
 }
 
-/// Two singles in one word, the first in the high half.
+/// Two singles converted into one word, the first in the high half.
 fn pair(high: u64, low: u64, how: u64, _: u64) -> u64 {
     let half = if how & 0xff == Type::F16x2.number() { Type::F16 } else { Type::Bf16 };
     let how = how & !0xff | half.number();
@@ -111,14 +111,14 @@ fn limits(ty: Type) -> (i128, i128) {
     if ty.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// Filled to the left by its sign, since the register may be wider.
+/// The bits of an integer of the type, sign-extended, since the register may be wider.
 fn integer_of(x: i128, ty: Type, saturates: bool) -> u64 {
     let (least, most) = limits(ty);
     let x = if saturates { x.clamp(least, most) } else { x };
     integer(x as u64, ty) as u64
 }
 
-/// Numbers that the type does not have become the nearest that it has, NaN becomes 0.
+/// Converts to an integer: numbers out of range become the nearest one in range, and NaN becomes 0.
 fn whole_of(x: f64, ty: Type) -> u64 {
     integer_of(x as i128, ty, true)
 }

@@ -1,5 +1,5 @@
-//! Arithmetic on singles and doubles. What the hardware approximates is computed as exactly as a double allows, then
-//! rounded.
+//! Arithmetic on singles and doubles. Functions that the hardware approximates are computed as exactly as a double
+//! allows, then rounded.
 
 use super::Compute;
 use super::round::{Exact, Rounding};
@@ -7,8 +7,8 @@ use crate::ptx::opcode::Opcode;
 use crate::ptx::program::Function4;
 use crate::ptx::types::Type;
 
-/// Bits of an instruction's constant, above its rounding: subnormal singles count as zero; the result is clamped to
-/// 0..1; NaN wins over a number.
+/// Flags in an instruction's constant, above its rounding: subnormal singles count as zero; the result is clamped to
+/// 0..1; the result is NaN if one operand is NaN.
 pub const FLUSH: u64 = 4;
 pub const CLAMP: u64 = 8;
 pub const NAN_WINS: u64 = 16;
@@ -29,22 +29,22 @@ pub fn select(opcode: &mut Opcode<'_>) -> Result<Option<Compute>, String> {
     Ok(Some(Compute::new(function, ty, &vec![ty; operands]).with(constant)))
 }
 
-/// What modifiers a function has.
+/// The modifiers that an instruction takes.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// A rounding, or nearest.
+    /// A rounding is optional; the default is to nearest.
     Rounded,
-    /// A rounding that must be told.
+    /// A rounding is required.
     MustBeRounded,
-    /// A rounding, or `.approx`, or `.full`.
+    /// A rounding or `.approx` is required; a division also takes `.full`.
     Either,
-    /// `.approx`.
+    /// `.approx` is required.
     Approximate,
-    /// None of them.
+    /// None of these modifiers.
     Exact,
 }
 
-/// The functions of singles and of doubles, the number of operands, and what else is told.
+/// The functions for singles and for doubles, the number of operands, and the modifiers of an instruction.
 fn named(name: &str) -> Option<(Option<Function4>, Option<Function4>, usize, Kind)> {
     use Kind::{Approximate, Either, MustBeRounded, Rounded};
     Some(match name {
@@ -98,12 +98,12 @@ fn modifiers(opcode: &mut Opcode<'_>, ty: Type, kind: Kind) -> Result<u64, Strin
     Ok(flags.into_iter().filter(|(_, is_told)| *is_told).fold(rounding, |all, (flag, _)| all | flag))
 }
 
-/// A single of a slot.
+/// The single in a slot.
 pub fn single(slot: u64, flags: u64) -> f32 {
     flush(f32::from_bits(slot as u32), flags)
 }
 
-/// The slot of a single.
+/// The slot that holds a single.
 pub fn slot(x: f32, flags: u64) -> u64 {
     let x = flush(x, flags);
     let x = match flags & CLAMP != 0 {
@@ -118,7 +118,7 @@ fn flush(x: f32, flags: u64) -> f32 {
     if flags & FLUSH != 0 && x.is_subnormal() { 0_f32.copysign(x) } else { x }
 }
 
-/// What is rounded as told: exactly as the host rounds, or through the exact result.
+/// The result in the rounding of the flags: to nearest as the host rounds, otherwise through the exact result.
 fn rounded(flags: u64, nearest: impl Fn() -> f32, exact: impl Fn() -> Exact) -> u64 {
     match Rounding::numbered(flags) {
         Rounding::Nearest => slot(nearest(), flags),
@@ -202,12 +202,12 @@ fn max(a: u64, b: u64, flags: u64, _: u64) -> u64 {
     slot(-smaller(-f64::from(a), -f64::from(b), flags) as f32, flags)
 }
 
-/// The sign of a, the magnitude of b.
+/// The magnitude of b with the sign of a.
 fn copysign(a: u64, b: u64, _: u64, _: u64) -> u64 {
     u64::from(f32::from_bits(b as u32).copysign(f32::from_bits(a as u32)).to_bits())
 }
 
-/// The smaller of two, -0 being smaller than +0; of NaN and a number the number, unless NaN wins.
+/// The smaller of two numbers, where -0 is below +0; of NaN and a number the number, unless NaN wins.
 pub fn smaller(a: f64, b: f64, flags: u64) -> f64 {
     match (a.is_nan(), b.is_nan()) {
         (true, true) => a,
@@ -292,7 +292,7 @@ fn copysign_doubles(a: u64, b: u64, _: u64, _: u64) -> u64 {
     double(b).copysign(double(a)).to_bits()
 }
 
-/// `testp`: whether a number is of a class.
+/// Reads `testp`, which tests whether a number belongs to a class.
 fn test(opcode: &mut Opcode<'_>, ty: Type) -> Result<Compute, String> {
     const CLASSES: [(&str, u64); 6] =
         [("finite", 0), ("infinite", 1), ("number", 2), ("notanumber", 3), ("normal", 4), ("subnormal", 5)];
@@ -315,7 +315,7 @@ fn is_of(class: u64, x: f64, is_normal: bool, is_subnormal: bool) -> bool {
     [x.is_finite(), x.is_infinite(), !x.is_nan(), x.is_nan(), is_normal, is_subnormal][class as usize]
 }
 
-/// How `red` and `atom` add numbers.
+/// The function by which `red` and `atom` add numbers.
 pub fn adds(ty: Type) -> Option<Function4> {
     match ty {
         Type::F32 => Some(|a, b, _, _| add(a, b, 0, 0)),

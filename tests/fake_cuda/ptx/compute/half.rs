@@ -9,7 +9,7 @@ use crate::ptx::opcode::Opcode;
 use crate::ptx::program::Function4;
 use crate::ptx::types::Type;
 
-/// An operation's number and flags in its constant.
+/// Operations by their number in the constant, below the flags.
 const NAMES: [&str; 10] = ["add", "sub", "mul", "fma", "neg", "abs", "min", "max", "ex2", "tanh"];
 const FLAGS: u32 = 8;
 const FLUSH: u64 = 1 << FLAGS;
@@ -62,7 +62,7 @@ fn flags(opcode: &mut Opcode<'_>, ty: Type) -> Result<u64, String> {
     if ["add", "sub", "mul"].contains(&name) {
         opcode.takes("rn");
     }
-    // Brain floats have the exponents of singles: ex2 always flushes.
+    // Brain floats have the exponents of singles: of their operations only ex2 takes `.ftz`.
     let flushes = (of_f16 || name == "ex2") && opcode.takes("ftz");
     let clamps = of_f16 && ["add", "sub", "mul", "fma"].contains(&name) && opcode.takes("sat");
     let relu = name == "fma" && opcode.takes("relu");
@@ -71,7 +71,7 @@ fn flags(opcode: &mut Opcode<'_>, ty: Type) -> Result<u64, String> {
     Ok(all.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).sum())
 }
 
-/// The same in both halves of words.
+/// Applies a function to both halves of words.
 fn pairs(function: Function4, a: u64, b: u64, c: u64, constant: u64) -> u64 {
     let high = function(a >> 16 & 0xffff, b >> 16 & 0xffff, c >> 16 & 0xffff, constant);
     high << 16 | function(a & 0xffff, b & 0xffff, c & 0xffff, constant)

@@ -11,7 +11,7 @@ pub trait Int: Copy + Ord {
     fn of(slot: u64) -> Self;
     fn slot(self) -> u64;
     fn wide(self) -> i128;
-    /// The low bits of a number.
+    /// The number in its low bits.
     fn low(wide: i128) -> Self;
 }
 
@@ -37,7 +37,7 @@ macro_rules! ints {
 
 ints!(u16 as u16, u32 as u32, u64 as u64, i16 as u16, i32 as u32, i64 as u64);
 
-/// The function for the host's type of integers that an instruction's type stands for.
+/// The function for the host's integer type that corresponds to an instruction's type.
 macro_rules! typed {
     ($function:ident, $ty:expr) => {
         match $ty {
@@ -81,7 +81,7 @@ pub fn select(opcode: &mut Opcode<'_>) -> Result<Option<Compute>, String> {
     Ok(Some(Compute::new(function, ty, &vec![ty; operands])))
 }
 
-/// `mul` and `mad`: the low half, the high half, or all of a product.
+/// Reads `mul` or `mad`: the low half, the high half, or all of a product.
 fn product(opcode: &mut Opcode<'_>, ty: Type) -> Result<Compute, String> {
     let half = opcode.one_of(&[("lo", 0), ("hi", 1), ("wide", 2)]).ok_or("it has none of .lo, .hi and .wide")?;
     let function = match half {
@@ -128,7 +128,7 @@ fn sub_saturating(a: u64, b: u64, _: u64, _: u64) -> u64 {
     i32::of(a).saturating_sub(i32::of(b)).slot()
 }
 
-/// The quotient by zero is not defined; this is what GPUs give.
+/// The quotient; division by zero is not defined, and gives the result of GPUs.
 fn div<T: Int>(a: u64, b: u64, _: u64, _: u64) -> u64 {
     match T::of(b).wide() {
         0 => T::low(-1).slot(),
@@ -182,7 +182,7 @@ fn high<T: Int>(a: u64, b: u64) -> u64 {
     T::low(T::of(a).wide().wrapping_mul(T::of(b).wide()) >> T::BITS).slot()
 }
 
-/// Four products of bytes, summed; bit 0 and 1 of `signs`: whether those of `a` and `b` are signed.
+/// The sum of four products of bytes; bits 0 and 1 of `signs` say whether the bytes of `a` and of `b` are signed.
 fn dot_bytes(a: u64, b: u64, c: u64, signs: u64) -> u64 {
     let byte = |word: u64, index: u32, signed: bool| {
         let byte = (word >> (8 * index)) as u8;
@@ -192,7 +192,7 @@ fn dot_bytes(a: u64, b: u64, c: u64, signs: u64) -> u64 {
     u64::from((products.sum::<i64>() as u32).wrapping_add(c as u32))
 }
 
-/// How `red`, `atom` and `redux` combine two integers.
+/// The function by which `red`, `atom` and `redux` combine two integers.
 pub fn combine(name: &str, ty: Type) -> Option<Function4> {
     match name {
         "add" => typed!(add, ty),
@@ -202,7 +202,7 @@ pub fn combine(name: &str, ty: Type) -> Option<Function4> {
     }
 }
 
-/// A function with the carry flag, and how many operands it has.
+/// A function with the carry flag, and its number of operands.
 pub type WithCarry = (CarryFunction, usize);
 
 /// The function of an instruction that reads or writes the carry flag.

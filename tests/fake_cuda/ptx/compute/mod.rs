@@ -1,4 +1,4 @@
-//! Instructions that compute one value from up to four, and touch nothing else.
+//! Instructions that compute one value from up to four operands, without any other effect.
 
 mod bits;
 mod compare;
@@ -18,13 +18,13 @@ pub use float::adds;
 pub use integer::{carry, combine};
 pub use pack::{pack, unpack};
 
-/// An instruction as a function of its operands, and of a constant behind them, if there is one.
+/// An instruction as a function of its operands, followed by a constant if there is one.
 pub struct Compute {
     pub function: Function4,
     pub to: Type,
     pub of: Vec<Type>,
     pub constant: Option<u64>,
-    /// Whether registers may be wider than the types.
+    /// Whether registers may be wider than the types of the instruction.
     pub wider: bool,
 }
 
@@ -38,13 +38,13 @@ impl Compute {
     }
 }
 
-/// A group's way to read an opcode: nothing if it is not one of the group.
+/// The function by which a group reads an opcode: `None` for an opcode that is not one of the group.
 type Select = fn(&mut Opcode<'_>) -> Result<Option<Compute>, String>;
 
 const GROUPS: [Select; 6] =
     [integer::select, bits::select, float::select, half::select, compare::select, convert::select];
 
-/// The function that an opcode stands for, or nothing if none of the groups knows it.
+/// The function of an opcode; `None` if no group knows the opcode.
 pub fn select(opcode: &mut Opcode<'_>) -> Result<Option<Compute>, String> {
     for group in GROUPS {
         if let Some(compute) = group(opcode)? {

@@ -1,8 +1,8 @@
-//! Words put together from parts, and taken apart.
+//! Words that are joined from parts, and split into parts.
 
 use crate::ptx::program::Function4;
 
-/// How a word is made of parts, as many bits each, the lowest first.
+/// The function that joins parts of this many bits into a word, the lowest first.
 pub fn pack(bits: u32) -> Option<Function4> {
     match bits {
         8 => Some(join::<8>),
@@ -12,7 +12,7 @@ pub fn pack(bits: u32) -> Option<Function4> {
     }
 }
 
-/// How one part of it is taken: from a number of bits on.
+/// The function that extracts a part of this many bits, from a given bit on.
 pub fn unpack(bits: u32) -> Option<Function4> {
     match bits {
         8 => Some(part::<8>),
@@ -22,7 +22,7 @@ pub fn unpack(bits: u32) -> Option<Function4> {
     }
 }
 
-/// Parts that the word does not have are 0.
+/// Joins four parts; parts above the word's end are dropped.
 fn join<const BITS: u32>(a: u64, b: u64, c: u64, d: u64) -> u64 {
     let place = |part: u64, index: u32| (part & ((1 << BITS) - 1)).checked_shl(BITS * index).unwrap_or(0);
     place(a, 0) | place(b, 1) | place(c, 2) | place(d, 3)

@@ -22,7 +22,7 @@ impl Rounding {
         opcode.one_of(&[("rn", Self::Nearest), ("rz", Self::Zero), ("rm", Self::Down), ("rp", Self::Up)])
     }
 
-    /// Whether a number above the exact one is to be replaced by its neighbour below, or one below by that above.
+    /// Whether a rounded number has to move to its neighbour: down if it is above the exact number, up if it is below.
     fn steps(self, is_above: bool, is_positive: bool) -> bool {
         match self {
             Self::Nearest => false,
@@ -33,7 +33,7 @@ impl Rounding {
     }
 }
 
-/// A number that is the sum of two: the double next to it, and what that lacks.
+/// An exact number, as the sum of the nearest double and the remainder.
 #[derive(Clone, Copy)]
 pub struct Exact {
     high: f64,
@@ -52,7 +52,7 @@ impl Exact {
         Self::of(high, (a - (high - of_b)) + (b - of_b))
     }
 
-    /// The product of two doubles, of which none is near the limits of its exponent.
+    /// The product of two doubles, neither of which has an exponent near the limits.
     pub fn product(a: f64, b: f64) -> Self {
         Self::of(a * b, a.mul_add(b, -(a * b)))
     }
@@ -72,8 +72,8 @@ impl Exact {
         Self::of(high, (a - high as i128) as f64)
     }
 
-    /// The double next to it whose last bit is 1, unless one equals it: rounded once more, it gives what the number
-    /// itself does.
+    /// The number rounded to odd: unless a double equals it, the neighbouring double whose last bit is 1. A second
+    /// rounding of it gives the correctly rounded number.
     fn to_odd(self) -> f64 {
         match self.low == 0.0 || self.high.to_bits() & 1 == 1 {
             true => self.high,
@@ -102,7 +102,7 @@ impl Exact {
         }
     }
 
-    /// The bits of the result.
+    /// The bits of the number in a half format.
     pub fn to_half<H: Half>(self, rounding: Rounding) -> u16 {
         let exact = self.to_odd();
         let near = H::nearest(odd_single(exact));
@@ -118,7 +118,7 @@ impl Exact {
     }
 }
 
-/// A format of two bytes.
+/// A floating-point format of two bytes.
 pub trait Half {
     const QUIET_NAN: u16 = 0x7fff;
     const SMALLEST_NORMAL: f64;
@@ -150,7 +150,7 @@ impl Half for bf16 {
     }
 }
 
-/// The single next to a number whose last bit is 1, unless one equals it.
+/// A number rounded to odd: unless a single equals it, the neighbouring single whose last bit is 1.
 fn odd_single(x: f64) -> f32 {
     let near = x as f32;
     let found = f64::from(near);

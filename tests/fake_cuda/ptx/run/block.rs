@@ -1,4 +1,4 @@
-//! The threads of a block: each runs up to where it waits; then those go on whose waiting has an end.
+//! The threads of a block: each runs up to where it waits; those whose wait is over then go on.
 
 use super::thread::{State, Thread};
 use super::{Kind, Problem, Shared, warp};
@@ -41,7 +41,7 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// Lets lanes go on of which all others have arrived; whether there were any.
+    /// Resumes lanes whose warp operation all members have reached; returns whether there were any.
     fn meet_in_warps(&mut self) -> Result<bool, Problem> {
         let mut met = false;
         for lanes in self.threads.chunks_mut(WARP) {
@@ -50,7 +50,7 @@ impl<'p> Block<'p> {
         Ok(met)
     }
 
-    /// The same at barriers.
+    /// Resumes threads at barriers that enough threads have reached; returns whether there were any.
     fn meet_at_barriers(&mut self) -> bool {
         let alive = self.threads.iter().filter(|thread| thread.state != State::Ended).count();
         let mut met = false;
@@ -69,7 +69,7 @@ impl<'p> Block<'p> {
         met
     }
 
-    /// The barrier that a thread is at.
+    /// The barrier at which a thread waits; `None` if it does not.
     fn barrier_of(&self, thread: &Thread) -> Option<&'p Barrier> {
         let State::AtBarrier(op) = thread.state else { return None };
         match &self.shared.program.code[op] {

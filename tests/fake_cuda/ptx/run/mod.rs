@@ -20,37 +20,37 @@ pub struct Grid {
     pub shared_bytes: u32,
 }
 
-/// Why a kernel ended before its time.
+/// The reason why a kernel was ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It touched what is no live memory.
+    /// An access outside of live memory.
     Address,
-    /// An address is no multiple of the size that is accessed there.
+    /// An access at an address that is no multiple of its size.
     Misaligned,
-    /// It ran a `trap`, or a lane shuffled that is not among those that take part.
+    /// A `trap`, or a lane that is not among the members that its own instruction names.
     Trap,
-    /// Threads wait for one another for ever, or one runs without end.
+    /// Threads that wait for one another for ever, or a thread that runs without end.
     Endless,
 }
 
-/// What a kernel did that it must not.
+/// A forbidden action of a kernel.
 #[derive(Debug)]
 pub struct Fault {
     pub kind: Kind,
-    /// What it was, and where: line, block, thread.
+    /// The action and its place: line, block, thread.
     pub what: String,
 }
 
-/// A fault before it is known whose it is.
+/// A fault without the names of its line and block.
 pub(in crate::ptx) struct Problem {
     kind: Kind,
     what: String,
-    /// The instruction.
+    /// The index of the instruction.
     op: usize,
     thread: [u32; 3],
 }
 
-/// What all threads of a block see.
+/// The state that all threads of a block share.
 pub(in crate::ptx) struct Shared<'p> {
     program: &'p Program,
     memory: Memory,

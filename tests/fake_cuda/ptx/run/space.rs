@@ -6,9 +6,9 @@ use super::Kind;
 use crate::ptx::program::{DYNAMIC_SHARED, POISON, Program};
 
 pub struct Memory {
-    /// Live addresses, in their order.
+    /// The live address ranges, in ascending order.
     live: Vec<Range<u64>>,
-    /// Where the last access was.
+    /// The index of the range of the last access.
     last: usize,
     shared: Vec<u8>,
     dynamic: Vec<u8>,
@@ -22,13 +22,13 @@ impl Memory {
         Self { live, last: 0, shared: vec![0; program.static_shared], dynamic: vec![0; dynamic_bytes] }
     }
 
-    /// Poisons shared memory, for the next block.
+    /// Poisons shared memory again, for the next block.
     pub fn forget(&mut self) {
         self.shared.fill(POISON as u8);
         self.dynamic.fill(POISON as u8);
     }
 
-    /// Where `bytes` bytes of global memory are.
+    /// A pointer to `bytes` bytes of global memory.
     pub fn global(&mut self, address: u64, bytes: u64) -> Result<*mut u8, Kind> {
         let holds = |range: &Range<u64>| range.start <= address && address < range.end && bytes <= range.end - address;
         if !self.live.get(self.last).is_some_and(holds) {
@@ -40,7 +40,7 @@ impl Memory {
         }
     }
 
-    /// Where `bytes` bytes of shared memory are.
+    /// A pointer to `bytes` bytes of shared memory.
     pub fn shared(&mut self, address: u64, bytes: u64) -> Result<*mut u8, Kind> {
         match address.checked_sub(DYNAMIC_SHARED) {
             None => within(&mut self.shared, address, bytes),
@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-/// Where `bytes` bytes from an offset of a memory on are.
+/// A pointer to `bytes` bytes of a memory, from an offset on.
 pub fn within(memory: &mut [u8], offset: u64, bytes: u64) -> Result<*mut u8, Kind> {
     let end = offset.checked_add(bytes).filter(|end| *end <= memory.len() as u64).ok_or(Kind::Address)?;
     Ok(memory[offset as usize..end as usize].as_mut_ptr())

@@ -5,15 +5,15 @@ use super::{Kind, Problem, Shared};
 use crate::ptx::program::{Atomic, Call, Carry, Holder, LaneMask, Op, POISON, Pass, Place, Program, Slot, Special};
 use crate::ptx::types::Space;
 
-/// Instructions that a thread may run: no test has the time for more.
+/// The most instructions of a thread: a longer run counts as endless.
 const MOST_STEPS: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     Runs,
-    /// At a barrier: this instruction.
+    /// The thread waits at this barrier instruction.
     AtBarrier(usize),
-    /// At what its warp does together: this instruction.
+    /// The thread waits at this instruction of its warp.
     AtWarp(usize),
     #[default]
     Ended,
@@ -22,14 +22,14 @@ pub enum State {
 #[derive(Default)]
 pub struct Thread {
     pub state: State,
-    /// Its number in the block, also by axes.
+    /// The thread's number in the block, and its index along each axis.
     pub number: u32,
     pub place: [u32; 3],
     /// The next instruction.
     next: usize,
     calls: Vec<Frame>,
     slots: Vec<u64>,
-    /// Where those of the function that runs begin.
+    /// The first slot of the running function.
     base: usize,
     params: Vec<u8>,
     locals: Vec<u8>,
@@ -37,13 +37,13 @@ pub struct Thread {
     steps: u64,
 }
 
-/// A function that was called, and not left yet: where its slots, parameters and local memory begin.
+/// The caller's state during a call: where its slots, parameters and local memory begin.
 #[derive(Clone, Copy)]
 struct Frame {
     slots: usize,
     params: usize,
     locals: usize,
-    /// Where the caller goes on.
+    /// The instruction at which the caller goes on.
     back: usize,
 }
 
@@ -60,7 +60,7 @@ impl Thread {
         self.params[..arguments.len()].copy_from_slice(arguments);
     }
 
-    /// Runs up to its end, or to where it waits for others.
+    /// Runs the thread to its end, or to where it waits for others.
     pub fn run(&mut self, shared: &mut Shared<'_>) -> Result<(), Problem> {
         while self.state == State::Runs {
             let op = self.next;
@@ -137,7 +137,7 @@ impl Thread {
         self.slots[self.base + slot as usize] = value;
     }
 
-    /// Where the elements of an access are.
+    /// Checks an access and returns a pointer to its elements.
     fn access(
         &mut self,
         shared: &mut Shared<'_>,
@@ -212,7 +212,7 @@ impl Thread {
         }
     }
 
-    /// Makes room for a function.
+    /// Makes room for a called function, and begins it.
     fn enter(&mut self, program: &Program, function: usize, back: usize) {
         let callee = &program.functions[function];
         let (slots, params, locals) = (self.slots.len(), self.params.len(), self.locals.len());
@@ -232,7 +232,7 @@ impl Thread {
         }
     }
 
-    /// Goes back behind the call, whose results are copied, or ends.
+    /// Returns from a function and copies its results to the caller; ends the thread if there is no caller.
     fn leave(&mut self, program: &Program) {
         let callee = *self.frame();
         if self.calls.len() == 1 {
@@ -281,7 +281,7 @@ fn lanes(mask: LaneMask, lane: u32) -> u32 {
     }
 }
 
-/// An element of memory in a slot, filled by zeros or by its sign.
+/// An element of memory as a slot, extended by zeros or by its sign.
 ///
 /// # Safety
 /// There are as many bytes that may be read.

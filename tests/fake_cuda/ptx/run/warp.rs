@@ -1,10 +1,10 @@
-//! What the lanes of a warp do together, once all have come to it.
+//! Operations of all lanes of a warp together, which run once all members have arrived.
 
 use super::thread::{State, Thread};
 use super::{Kind, Problem};
 use crate::ptx::program::{Op, POISON, Program, Shuffle, Warp, WarpKind};
 
-/// Lets the lanes of a warp go on that wait for one another and are all there; whether there were any.
+/// Runs the warp operations that all their members have reached; returns whether there were any.
 pub fn meet(program: &Program, lanes: &mut [Thread]) -> Result<bool, Problem> {
     let mut met = false;
     for lane in 0..lanes.len() {
@@ -49,7 +49,7 @@ fn mask<'a>(lanes: impl Iterator<Item = &'a usize>) -> u32 {
     lanes.fold(0, |mask, lane| mask | 1 << lane)
 }
 
-/// A lane that does not take part has nothing to give: what is taken of it is poison.
+/// Exchanges values between lanes; the value of a lane that does not take part is poison.
 fn trade(shuffle: &Shuffle, lanes: &mut [Thread], all: &[usize]) {
     let mut values = [POISON; 32];
     all.iter().for_each(|&index| values[index] = lanes[index].get(shuffle.value));
