@@ -1,4 +1,4 @@
-//! Attention by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of it.
+//! Attention by plain loops in f64, with the error that a kernel of f16 or bf16 may have, and problems for it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -14,25 +14,26 @@ use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
 /// One attention operation on random operands.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// f16 or bf16.
+    /// The type of operands and result: f16 or bf16.
     pub dtype: Dtype,
     pub name: &'static str,
     pub sizes: AttentionSizes,
-    /// Queries and keys are from -spread to spread.
+    /// The numbers of queries and keys lie between -spread and spread.
     spread: f64,
-    /// Values are within this.
+    /// The largest absolute number of the values.
     most: f64,
     causal: bool,
-    /// Keys of each image that count.
+    /// The number of keys of each image that count; `None` if all count.
     lengths: Option<Vec<i32>>,
     mask: MaskOf,
-    /// Queries, keys and values of a row side by side, as one layer writes them; else each in a place of its own.
+    /// Whether queries, keys and values of a row lie side by side, as one layer writes them; otherwise each has a place
+    /// of its own.
     packed: bool,
-    /// Made by the first kernel that is compared with it.
+    /// The expected rows, computed by the first kernel that is compared.
     expected: Arc<OnceLock<Vec<ExpectedRow>>>,
 }
 
-/// One row's result.
+/// The expected result of one row.
 #[derive(Debug)]
 struct ExpectedRow {
     image: usize,
@@ -41,24 +42,24 @@ struct ExpectedRow {
     expected: Expected,
 }
 
-/// What is added to scores.
+/// The mask that is added to scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MaskOf {
     Nothing,
     /// A value for each head, row and key, some of them -infinity.
     Each,
-    /// The same keys hidden for all rows of an image, the first ones, by a large number.
+    /// The first keys are hidden for all rows of an image, by a large number.
     FirstKeys,
-    /// Of some rows all keys hidden, by -infinity.
+    /// All keys of some rows are hidden, by -infinity.
     WholeRows,
-    /// A value for each head and key, some of them -infinity, for all rows.
+    /// A value for each head and key, some of them -infinity, which applies to all rows.
     EachKey,
-    /// The same keys hidden for all rows of an image: none of one image, by zeros; the last ones of the next, by a large
-    /// number; all keys of the one behind it by -infinity, and of the one behind that by a large number.
+    /// The same keys are hidden for all rows of an image: in the first image none, by zeros; in the second the last
+    /// ones, by a large number; in the third all, by -infinity; in the fourth all, by a large number.
     LastKeys,
 }
 
-/// Every problem of a type.
+/// All problems of a type.
 pub fn all(dtype: Dtype) -> Vec<Problem> {
     let plain = |name, rows, dims| Problem {
         dtype,
@@ -128,18 +129,18 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Every kernel that there is for it on `limits`.
+    /// The kernels that can compute the problem on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<AttentionKernel> {
         self.sizes.kernels(limits)
     }
 
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         let AttentionSizes { images, heads, rows, dims, .. } = self.sizes;
         images * heads * rows * dims
     }
 
-    /// Runs it, into a buffer of NaN that is longer than the result, and compares.
+    /// Runs the problem, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device, kernel: AttentionKernel) -> Result<(), String> {
         match self.dtype {
             Dtype::Bf16 => self.run_of::<bf16>(device, kernel),
@@ -187,7 +188,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The rows that are compared: all, or evenly as many as plain loops have time for.
+    /// The expected rows that are compared: all, or as many as plain loops have time for, evenly spread.
     fn expected_rows<T: Half>(&self, operands: &AttentionOperands<'_, T>) -> Vec<ExpectedRow> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let step = (images * heads * rows * keys * dims).div_ceil(MOST_PRODUCTS);
@@ -214,7 +215,7 @@ impl Problem {
         all.map(expected).collect()
     }
 
-    /// All queries, keys and values, and where they are.
+    /// The numbers of queries, keys and values in one buffer, and their places.
     fn operands<T: Half>(&self, random: &mut Random) -> (Vec<T>, [HeadsAt; 3]) {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let width = heads * dims;
@@ -224,7 +225,7 @@ impl Problem {
             let values = T::all((0..images * rows * 3 * width).map(|i| random.signed() * of(i)));
             return (values, [at(0), at(1), at(2)]);
         }
-        // Rows longer than they need be, images after each other: queries, then keys, then values.
+        // Rows are longer than necessary, images follow one another: first queries, then keys, then values.
         let pitch = width + 8;
         let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
         let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
@@ -234,7 +235,7 @@ impl Problem {
         (values, [at(0, rows), at(1, keys), at(2, keys)])
     }
 
-    /// The mask, and values from one head, row and image to the next.
+    /// The mask, and its distances from one head, row and image to the next.
     fn mask_values<T: Half>(&self, random: &mut Random) -> Option<(Vec<T>, [usize; 3])> {
         let AttentionSizes { images, heads, rows, keys, .. } = self.sizes;
         let pitch = keys.next_multiple_of(2);
@@ -271,17 +272,17 @@ impl Problem {
     }
 }
 
-/// Values before and behind the result that nothing writes.
+/// Number of values before and behind the result that no kernel may write.
 const GUARD: usize = 1024;
-/// Products of queries and keys that the reference has time for.
+/// The most products of queries and keys that the reference has time for.
 const MOST_PRODUCTS: usize = 8 << 20;
 
-/// One row's result, and the error that each value may have: zeros where no key is seen.
+/// The result of one row, each value with the error that it may have; zeros where no key is seen.
 ///
-/// A score is a sum of products as tensor cores add them, and some roundings more of it, of what is added, and of the
-/// reference that it is compared with, which is a score too; its error makes a weight wrong by that factor. A weight
-/// has two errors of the exponential and is rounded; f16 has subnormal ones from 2^-14 of a reference on that is in the
-/// sum. Weights in numerator and denominator are of the same scores.
+/// A score is a sum of products as tensor cores add them, with some more roundings: of the score, of the added value,
+/// and of the reference score that is subtracted; its error changes a weight by that factor. A weight has two errors of
+/// the exponential and is rounded; in f16 it may be subnormal below 2^-14 of the reference, which is part of the sum.
+/// Numerator and denominator use weights of the same scores.
 pub fn attend<'a, T: Half>(
     q: &[T],
     kv: impl Fn(usize) -> (&'a [T], &'a [T]),

@@ -1,11 +1,11 @@
-//! Numbers that f16 does not have, and numbers of which it has too few digits.
+//! Numbers that are too large for f16, and numbers for which it has too few digits.
 
 use trefoil::graph::{Contract, Expr, GraphBuilder, Op, ValueId};
 use trefoil::model::{Model, Weights};
 use trefoil::{Device, Dtype, Engine};
 
 const WIDTH: usize = 16;
-/// Each element of a row.
+/// The value of each element of a row.
 const ELEM: f32 = 8.0;
 
 fn product(g: &mut GraphBuilder, name: &str, x: ValueId) -> ValueId {
@@ -20,7 +20,7 @@ fn weights() -> Weights {
     Weights::from_tensors([same("large.w", 1000.0), same("small.w", 0.5), of("kept.w", one)]).unwrap()
 }
 
-/// 128,000, which f16 does not have, scaled to 125, and a product of it: 1000.
+/// A model whose product of 128,000 is too large for f16; it is scaled to 125, and another product gives 1000.
 fn beyond() -> Model {
     let scale = || Expr::arg(0) * Expr::float(Dtype::F32, 1.0 / 1024.0);
     Model::of_graphs(weights(), move |rows| {
@@ -35,7 +35,7 @@ fn beyond() -> Model {
     .unwrap()
 }
 
-/// 60,008, which f16 has as 60,000, minus 60,000, and a product of it: 64.
+/// A model whose value of 60,008, which f16 rounds to 60,000, is reduced by 60,000; a product of the rest gives 64.
 fn cancelled() -> Model {
     let number = || Expr::float(Dtype::F32, 60_000.0);
     Model::of_graphs(weights(), move |rows| {
@@ -119,7 +119,7 @@ pub fn what_is_not_finite_is_named_first_one_first(device: &Device) {
     assert!(Engine::builder(&images).on(device).not_finite(&vec![100; pixels]).unwrap().is_empty());
 }
 
-/// Loops alone, on a device that computes nothing else: what f16 does not have, and what no type has.
+/// Loops on a device that computes nothing else: numbers that are too large for f16, and for every type.
 pub fn loops_hold_what_f16_does_not(device: &Device) {
     let model = beyond().with_f32(["large", "small"]).unwrap();
     assert_eq!(result(&model, device), [1000.0; WIDTH]);

@@ -1,4 +1,4 @@
-//! What `docs/quantization.md` says of a layer in bytes, by plain loops in integers.
+//! The rules of `docs/quantization.md` for a layer in bytes, by plain loops in integers.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub struct Value {
     pub bytes: Vec<i32>,
     pub scale: f32,
     pub is_signed: bool,
-    /// What 1 stands for in each channel, and what stands for 0.
+    /// For each channel the number that a byte of 1 stands for, and the byte that stands for 0.
     pub channels: Vec<[f64; 2]>,
 }
 
@@ -20,7 +20,7 @@ impl Value {
         Self { shape, bytes, scale, is_signed, channels: vec![[f64::from(scale), 0.0]; shape.channels] }
     }
 
-    /// The byte of a channel in a row and a column, or outside of them.
+    /// The byte of a channel in this row and column; outside of the image, the byte that stands for 0.
     fn at(&self, h: Option<usize>, w: Option<usize>, c: usize) -> i64 {
         match (h.filter(|h| *h < self.shape.height), w.filter(|w| *w < self.shape.width)) {
             (Some(h), Some(w)) => self.bytes[(h * self.shape.width + w) * self.shape.channels + c].into(),
@@ -29,7 +29,7 @@ impl Value {
     }
 }
 
-/// A node's result: a convolution that is added is part of its sums where it can be.
+/// The result of a convolution's node; where possible, an added convolution is part of its sums.
 pub fn convolved(
     graph: &Network,
     node: &Node,
@@ -55,7 +55,7 @@ pub fn convolved(
             _ => residual = Some(&values[added.0]),
         }
     }
-    // First layers have the scale of their maxima.
+    // First layers have the scale of the maxima behind them.
     let max = || graph.nodes.iter().find(|node| matches!(node.op, Op::MaxPool(_))).and_then(|node| node.scale);
     let scale = node.scale.or_else(max).expect("every layer of a problem has a scale");
     let bytes = convolution(&sources, tensors, residual, y, scale);
@@ -81,7 +81,7 @@ fn convolution(
     let [lowest, highest] = if sources[0].0.activation == Activation::None { [-128, 127] } else { [0, 255] };
     let mut result = vec![0; y.elems()];
     for k in 0..y.channels {
-        // What a byte of 1 adds by each weight, [C][R][S].
+        // The product of each weight with a byte of 1, [C][R][S].
         let products = sources.iter().map(|(conv, x)| {
             let terms = taps(conv) * x.shape.channels;
             let weights = tensors[&conv.filter][k * terms..][..terms].iter().enumerate();
@@ -120,7 +120,7 @@ fn convolution(
     result
 }
 
-/// The products under a convolution's window at an output pixel.
+/// The sum of products under a convolution's window for an output pixel.
 fn sum_of(conv: &Conv2d, x: &Value, filter: &[i64], pixel: usize, width: usize) -> i64 {
     let Window { size: [r_size, s_size], stride, pad, .. } = conv.window;
     let mut sum = 0;
@@ -132,7 +132,7 @@ fn sum_of(conv: &Conv2d, x: &Value, filter: &[i64], pixel: usize, width: usize) 
     sum
 }
 
-/// The maxima over 3x3 windows, the first a pixel outside and two from one to the next.
+/// The maxima over 3x3 windows with a stride of 2 and a padding of 1.
 pub fn maxima(x: &Value, y: Shape) -> Value {
     let at = |i: usize| {
         let (pixel, c) = (i / y.channels, i % y.channels);
@@ -146,7 +146,7 @@ pub fn maxima(x: &Value, y: Shape) -> Value {
     Value::new(y, (0..y.elems()).map(at).collect(), x.scale, x.is_signed)
 }
 
-/// The mean over all pixels of each channel.
+/// The mean of each channel over all pixels.
 pub fn mean(x: &Value) -> Vec<f32> {
     let sum = |c: usize| x.bytes.iter().skip(c).step_by(x.shape.channels).sum::<i32>();
     let factor = (f64::from(x.scale) / x.shape.pixels() as f64) as f32;

@@ -1,5 +1,5 @@
-//! Bytes as calls of the C interface, with handles of any kind and in any order: each call is answered, no handle
-//! is given out twice, and what is released is gone.
+//! Bytes as calls of the C interface, with handles of any kind and in any order: each call returns, no handle is given
+//! out twice, and released handles are refused.
 
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
@@ -10,14 +10,14 @@ const OK: i32 = 0;
 const RELEASED: i32 = 12;
 const INTERNAL: i32 = 50;
 
-/// A wait that ends: a row may have to wait for a result that this thread itself holds.
+/// The time limit of waits: a row may wait for a result that this thread itself holds.
 const WAIT_NS: u64 = 2_000_000;
-/// Calls of one input.
+/// The most calls for one input.
 const MOST: usize = 400;
 /// Bytes of a row of the model.
 const ROW: usize = 784;
 
-// As include/trefoil.h declares them, with addresses without a type in the place of options.
+// The functions as include/trefoil.h declares them, with untyped addresses in the place of options.
 unsafe extern "C" {
     fn trefoil_model_open(path: *const c_char, model: *mut u64) -> i32;
     fn trefoil_engine_build(model: u64, options: *const c_void, engine: *mut u64) -> i32;
@@ -61,7 +61,7 @@ unsafe extern "C" {
     fn trefoil_release(handle: u64) -> i32;
 }
 
-/// Decisions made of bytes; behind the last one they are zeros.
+/// Decisions that bytes make; behind the last byte all decisions are 0.
 struct Decisions<'a>(&'a [u8]);
 
 impl Decisions<'_> {
@@ -76,7 +76,7 @@ impl Decisions<'_> {
     }
 }
 
-/// Makes the calls, on an engine of its own; how many did something.
+/// Makes the calls on an engine of its own; returns how many succeeded.
 pub fn run(bytes: &[u8]) -> usize {
     let (mut source, mut engine, mut answered) = (Decisions(bytes), 0, 0);
     // SAFETY: no options stand for the defaults, and the handle's place lives.
@@ -102,7 +102,7 @@ pub fn run(bytes: &[u8]) -> usize {
     answered
 }
 
-/// The model of all inputs.
+/// The model that all inputs share.
 fn model() -> u64 {
     static MODEL: OnceLock<u64> = OnceLock::new();
     *MODEL.get_or_init(|| {
@@ -115,7 +115,7 @@ fn model() -> u64 {
     })
 }
 
-/// One of the handles, most often the engine or one of the last; seldom a number that is none.
+/// One of the handles, most often the engine or one of the last; seldom a number that is no handle.
 fn handle(source: &mut Decisions<'_>, known: &[u64]) -> u64 {
     match source.below(12) {
         0 => u64::from(source.byte()) << (8 * source.below(8)),
@@ -126,7 +126,7 @@ fn handle(source: &mut Decisions<'_>, known: &[u64]) -> u64 {
     }
 }
 
-/// One call: its status, and the handle that it may have made.
+/// Makes one call; returns its status and the handle that it made, if any.
 fn call(source: &mut Decisions<'_>, known: &[u64]) -> (i32, u64) {
     let (which, handle, number) = (source.below(26), handle(source, known), source.below(10));
     let index = if number == 9 { usize::MAX } else { number };
@@ -159,7 +159,7 @@ fn call(source: &mut Decisions<'_>, known: &[u64]) -> (i32, u64) {
             22 => trefoil_engine_capacity(handle, &raw mut count),
             23 if source.below(40) == 0 => trefoil_engine_close(handle, (number % 2) as u32, WAIT_NS),
             23 => trefoil_batch_row(handle, usize::MAX, null_mut(), null_mut()),
-            // With the engine little is left to call.
+            // The engine is seldom released: without it most calls do nothing.
             _ if handle != known[0] || source.below(8) == 0 => trefoil_release(handle),
             _ => trefoil_output_rows(handle, &raw mut count),
         }

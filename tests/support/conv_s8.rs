@@ -1,4 +1,4 @@
-//! Convolutions of bytes by plain loops, whose result a kernel has to equal in every byte, and problems of it.
+//! Convolutions of bytes by plain loops, with which a kernel has to agree in every byte, and problems for them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,39 +13,39 @@ use super::random::Random;
 pub struct Problem {
     pub name: &'static str,
     pub conv: S8Conv,
-    /// A second one, whose sums are added.
+    /// A second convolution, whose sums are added.
     second: Option<S8Conv>,
     x_signed: bool,
-    /// Whether there is one that is signed, or that is not.
+    /// Whether the residual is signed; `None` without one.
     residual: Option<bool>,
     y_signed: bool,
     relu: bool,
     values: Values,
-    /// Made by the first kernel that is compared with it.
+    /// The expected bytes, computed by the first kernel that is compared.
     expected: Arc<OnceLock<Vec<u8>>>,
 }
 
-/// What the operands are like.
+/// The kind of values that operands and results have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Values {
-    /// All bytes, and scales that leave most results inside their range.
+    /// Operands are any bytes, and scales leave most results inside their range.
     All,
     /// Results are far outside of their range, in both directions.
     Saturating,
-    /// Sums are above 2^24, which floats round.
+    /// Sums exceed 2^24, from where f32 rounds integers.
     Large,
-    /// Half of the results lie just between two integers.
+    /// Half of the results lie exactly between two integers.
     Ties,
 }
 
-/// What is written, and what a result may be.
+/// The range of results.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     pub lowest: f32,
     pub highest: f32,
 }
 
-/// Every problem.
+/// All problems.
 pub fn all() -> Vec<Problem> {
     let (single, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
     let pad = Pad { top: 1, left: 0, bottom: 2, right: 3 };
@@ -110,7 +110,7 @@ pub fn all() -> Vec<Problem> {
     all
 }
 
-/// Sums of two convolutions, of problems that `of` makes.
+/// Problems with a second convolution, from problems that `of` makes.
 fn sums(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) -> Vec<Problem> {
     let (single, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
     let and = |first: Problem, [height, width, channels]: [usize; 3], window| {
@@ -146,14 +146,14 @@ fn output(input: Shape, channels: usize, window: &Window) -> Shape {
     Shape::new(along(0, input.height, pad.top + pad.bottom), along(1, input.width, pad.left + pad.right), channels)
 }
 
-/// What a convolution is computed on; bytes as they lie in memory.
+/// The input and the filter of a convolution, with bytes as they lie in memory.
 struct Source {
     conv: S8Conv,
     x: Vec<u8>,
     filter: Vec<i8>,
 }
 
-/// What a problem is computed on.
+/// The operands of a problem.
 struct Operands {
     sources: Vec<Source>,
     bias: Vec<i32>,
@@ -162,18 +162,18 @@ struct Operands {
 }
 
 impl Problem {
-    /// Every kernel that there is for it on `limits`.
+    /// The kernels that can compute the problem on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
         let takes = |kernel: &S8Kernel| self.second.is_none() || *kernel != S8Kernel::Halo;
         self.conv.kernels(limits).into_iter().filter(takes).collect()
     }
 
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.conv.batch * self.conv.output.elems()
     }
 
-    /// Its sizes and types.
+    /// Sizes and types of the problem.
     pub fn describe(&self) -> String {
         let S8Conv { batch, input, output, window } = self.conv;
         let [x, y] = [self.x_signed, self.y_signed].map(kind);
@@ -188,7 +188,7 @@ impl Problem {
         )
     }
 
-    /// Runs it, into a buffer of other bytes that is longer than the result, and compares.
+    /// Runs the problem, into a longer buffer with other bytes, and compares.
     pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
         let operands = self.operands();
         let poisoned = vec![POISON; self.values() + 2 * GUARD];
@@ -236,7 +236,7 @@ impl Problem {
             let low = if signed { -128 } else { 0 };
             (bytes(self.values(), low, low + 255), signed, if self.values == Values::Ties { 0.5 } else { 0.37 })
         });
-        // Of a sum: bytes of an even distribution have a deviation of 74, or of 148 around 0 where they are unsigned.
+        // The usual size of a sum: evenly distributed bytes have a deviation of 74, unsigned ones of 148 around 0.
         let usual = (products as f64).sqrt() * 74.0 * if self.x_signed { 74.0 } else { 148.0 };
         let largest = products as f64 * f64::from(lowest + 255) * 127.0;
         let (scale, most_bias) = match self.values {
@@ -286,7 +286,7 @@ impl Source {
         self.conv.window.size.iter().product()
     }
 
-    /// The taps of a result's pixel that are inside the image, each with all channels of its pixel of `x`.
+    /// The taps of a result's pixel inside the image, each with the channels of its pixel of `x`.
     fn seen<'a>(&'a self, x: &'a [i32], pixel: usize) -> impl Iterator<Item = (&'a Self, usize, &'a [i32])> {
         let S8Conv { input, output, window, .. } = self.conv;
         let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
@@ -308,7 +308,7 @@ fn value_of(byte: u8, signed: bool) -> i32 {
     if signed { i32::from(byte as i8) } else { i32::from(byte) }
 }
 
-/// A sum with its bias as a byte: each step rounded to f32, then to the nearest integer, the even one of two.
+/// A sum with its bias as a byte: each step is rounded to f32, then the result to the nearest integer, ties to even.
 pub fn requantised(sum: i64, scale: f32, residual: Option<(i32, f32)>, range: Range) -> u8 {
     let sum = i32::try_from(sum).expect("problems stay inside 32 bits");
     let scaled = sum as f32 * scale;
@@ -316,7 +316,7 @@ pub fn requantised(sum: i64, scale: f32, residual: Option<(i32, f32)>, range: Ra
     value.round_ties_even().clamp(range.lowest, range.highest) as i32 as u8
 }
 
-/// An error unless a buffer has these bytes, of pixels of so many channels, between guards that nobody has written.
+/// Fails unless a buffer has these bytes, of pixels with this many channels, between guards that are unchanged.
 pub fn equal_between_guards(result: &[u8], expected: &[u8], channels: usize) -> Result<(), String> {
     assert_eq!(result.len(), expected.len() + 2 * GUARD);
     let (before, rest) = result.split_at(GUARD);
@@ -332,7 +332,7 @@ pub fn equal_between_guards(result: &[u8], expected: &[u8], channels: usize) -> 
     Err(format!("{count} values are wrong; the first, pixel {pixel}, channel {channel}: {is} instead of {should_be}"))
 }
 
-/// Bytes or values before and behind a result that nothing writes.
+/// Number of bytes or values before and behind a result that no kernel may write.
 pub const GUARD: usize = 1024;
-/// What is there before.
+/// The content of the buffer before a kernel runs.
 pub const POISON: u8 = 0xa5;

@@ -1,5 +1,5 @@
-//! Convolutions with an activation behind them by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and
-//! problems of them, each a network of values.
+//! Convolutions followed by an activation by plain loops in f64, with the error that a kernel of f16 or bf16 may have,
+//! and problems for them, each a network of values.
 
 use half::{bf16, f16};
 use trefoil::graph::{Binary, Conv, Expr, Graph, GraphBuilder, Op, Unary, ValueId, Window};
@@ -12,25 +12,25 @@ use super::product::finished;
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage};
 
-/// A convolution of random images, by a kernel.
+/// A convolution of random images, and the kernel for it.
 #[derive(Clone, Debug)]
 pub struct Problem {
     kernel: Kernel,
     precision: Precision,
     rows: usize,
-    /// Height, width and channels.
+    /// Height, width and channels of the input.
     input: [usize; 3],
     outputs: usize,
     window: Window,
-    /// Whether a row has planes, one for each channel, or pixels.
+    /// Whether a row consists of planes, one for each channel, or of pixels.
     planes: bool,
-    /// Of what is read, if the network has one.
+    /// The factor that scales the input, if the network has one.
     factor: Option<f32>,
     bias: bool,
     activation: ProductActivation,
 }
 
-/// What the network begins with in YOLOv8n and in others: the other problems differ from it.
+/// The first layer of YOLOv8n and similar networks, from which the other problems differ.
 fn usual(precision: Precision) -> Problem {
     Problem {
         kernel: Kernel::Sm90Few,
@@ -50,11 +50,11 @@ fn window(size: [usize; 2], stride: [usize; 2], pad: [[usize; 2]; 2], dilation: 
     Window { size: size.into(), stride: stride.into(), dilation: dilation.into(), pad: pad.into() }
 }
 
-/// Every problem of few channels in f16 or bf16.
+/// All problems of few channels in f16 or bf16.
 pub fn of_few_channels(precision: Precision) -> Vec<Problem> {
     let usual = || usual(precision);
     let mut all = vec![usual(), Problem { planes: false, ..usual() }];
-    // Tiles are of 8 rows and 32 columns of the result.
+    // Tiles have 8 rows and 32 columns of the result.
     all.extend([[1, 1], [5, 3], [16, 64], [17, 65], [40, 67], [70, 131]].map(|[height, width]| Problem {
         input: [height, width, 3],
         rows: 2,
@@ -88,12 +88,12 @@ pub fn of_few_channels(precision: Precision) -> Vec<Problem> {
     all
 }
 
-/// Problems in f16 of every kernel that applies SiLU to a convolution of images.
+/// Problems in f16 for every kernel that applies SiLU to a convolution of images.
 pub fn with_silu(limits: &Limits) -> Vec<Problem> {
     let same = |size: usize, stride| window([size; 2], [stride; 2], [[size / 2; 2]; 2], [1, 1]);
     let of = |input, outputs, window, rows| Problem { input, outputs, window, rows, ..usual(Precision::F16) };
     let problems = [
-        // Single pixels would be a product if there were eights of results.
+        // A convolution of single pixels would be a product if the number of results were a multiple of eight.
         of([1, 1, 8], 12, same(1, 1), 1),
         of([17, 9, 24], 44, same(1, 1), 2),
         of([8, 8, 200], 260, same(1, 1), 3),
@@ -114,12 +114,12 @@ pub fn with_silu(limits: &Limits) -> Vec<Problem> {
 }
 
 impl Problem {
-    /// The kernel.
+    /// The kernel of the problem.
     pub fn kernel(&self) -> Kernel {
         self.kernel
     }
 
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         let [height, width] = self.output();
         self.rows * height * width * self.outputs
@@ -134,7 +134,7 @@ impl Problem {
         })
     }
 
-    /// Runs it on a device of compute capability 9.0, by the kernel, and compares.
+    /// Runs the problem on a device of compute capability 9.0, with its kernel, and compares.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         match self.precision {
             Precision::Bf16 => self.run_of::<bf16>(device),
@@ -176,7 +176,7 @@ impl Problem {
         [self.outputs, self.input[2], self.window.size[0], self.window.size[1]]
     }
 
-    /// The rows, the filter and the biases.
+    /// The rows, the filter and the biases of the problem.
     fn operands(&self) -> (Vec<Vec<f32>>, Vec<f32>, Vec<f32>) {
         let mut random = Random::new(&format!("{self:?}"));
         let most = 2.0 / f64::from(self.factor.unwrap_or(1.0));
@@ -207,7 +207,7 @@ impl Problem {
         g.finish()
     }
 
-    /// A row's result, and what it may be off by.
+    /// The expected result of a row, with the error of each value.
     fn expected<T: Half>(&self, image: &[f32], filter: &[f32], bias: &[f32]) -> Expected {
         let ([height, width, channels], [out_height, out_width]) = (self.input, self.output());
         let place = |h: usize, w: usize, c: usize| match self.planes {
@@ -230,7 +230,7 @@ impl Problem {
                 }
             }
             let terms = self.filter_dims()[1..].iter().product::<usize>();
-            // Tensor cores add, whatever the type.
+            // Tensor cores make the sums, whatever the type.
             let error = Growth::Worst.sum(Storage::F16, terms + 1, magnitude);
             finished(self.activation, sum, error, 1.0, 0.0, T::ROUNDING)
         };
@@ -240,7 +240,7 @@ impl Problem {
         Expected { shape: Shape::new(out_height, out_width, self.outputs), values, errors }
     }
 
-    /// Where along an axis an output's tap is, if it is in the image.
+    /// The position along an axis that an output's tap reads; `None` if it lies outside of the image.
     fn seen(&self, axis: usize, output: usize, tap: usize) -> Option<usize> {
         let Window { stride, dilation, pad, .. } = &self.window;
         let at = (output * stride[axis] + tap * dilation[axis]).checked_sub(pad[axis][0])?;
@@ -252,7 +252,7 @@ fn number(value: f64) -> Expr {
     Expr::float(Dtype::F32, value)
 }
 
-/// What a network writes for an activation.
+/// Adds an activation to the network in the form that exporters write.
 fn active(g: &mut GraphBuilder, activation: ProductActivation, y: ValueId) -> ValueId {
     let x = || Expr::arg(0);
     let sigmoid = |of: Expr| number(1.0) / (number(1.0) + (-of).unary(Unary::Exp));

@@ -1,4 +1,4 @@
-//! What a program with CUDA of its own has: a context, streams, memory. Through the same driver library as trefoil.
+//! The CUDA objects of a program: a context, streams, memory. They use the same driver library as trefoil.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::ffi::c_void;
@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys;
 use trefoil::{CallerStream, Device, Error};
 
-/// Turns a status into a result; a failed call is told as trefoil tells of its own.
+/// Turns a status into a result; the error of a failed call is trefoil's own.
 pub fn checked(name: &'static str, status: sys::CUresult) -> Result<(), Error> {
     match status {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -15,7 +15,7 @@ pub fn checked(name: &'static str, status: sys::CUresult) -> Result<(), Error> {
     }
 }
 
-/// A call of the program's own: `cuda!(cuStreamSynchronize(stream))`.
+/// Calls a driver function for the program: `cuda!(cuStreamSynchronize(stream))`.
 macro_rules! cuda {
     ($function:ident($($argument:expr),*)) => {{
         // SAFETY: each use passes live handles, memory and places for results, as the driver's documentation asks.
@@ -25,7 +25,7 @@ macro_rules! cuda {
 }
 pub(crate) use cuda;
 
-/// A context of the program's own, current on the thread that made it.
+/// A context of the program, current on the thread that made it.
 pub struct Context(pub sys::CUcontext);
 
 impl Context {
@@ -48,7 +48,7 @@ impl Drop for Context {
     }
 }
 
-/// A device's primary context, current on this thread; there it is made by the device that is open.
+/// A device's primary context, made current on this thread; the open device keeps it alive.
 pub struct Primary;
 
 impl Primary {
@@ -68,7 +68,7 @@ impl Drop for Primary {
     }
 }
 
-/// A stream of the program's own, in the context that is current, not ordered by the default stream.
+/// A stream of the program in the current context, which does not wait for the default stream.
 pub struct Stream(pub sys::CUstream);
 
 impl Stream {
@@ -94,7 +94,7 @@ impl Drop for Stream {
     }
 }
 
-/// Device memory of the program's own, in the context that is current.
+/// Device memory of the program, in the current context.
 pub struct Memory(pub u64);
 
 impl Memory {

@@ -1,4 +1,4 @@
-//! A model that gives back what went in, so that a test of the ring sees whose row it got.
+//! A model that returns its input, so that a test of the ring sees whose row it got.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::HashSet;
@@ -22,7 +22,8 @@ pub fn echo() -> Model {
     Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
-/// An engine of `model` on the CPU that gives features, with the hazard checker on. In `tests/ring_traced.rs` it records.
+/// A builder of an engine of `model` on the CPU that gives features, with the hazard checker on. In
+/// `tests/ring_traced.rs` the engine records.
 pub fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
     let recorded = module_path!().starts_with("ring_traced");
     Engine::builder(model)
@@ -32,7 +33,7 @@ pub fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
         .trace(recorded)
 }
 
-/// Writes a number into every row, another in each.
+/// Writes a number and its own index into every row.
 pub fn fill(batch: &mut Batch, rows: usize, number: u32) {
     for (index, row) in batch.rows_mut().take(rows).enumerate() {
         row[..4].copy_from_slice(&number.to_le_bytes());
@@ -40,7 +41,7 @@ pub fn fill(batch: &mut Batch, rows: usize, number: u32) {
     }
 }
 
-/// The number that [`fill`] wrote, from every row of the result.
+/// Checks every row of the result, and returns the number that [`fill`] wrote.
 pub fn read(output: &Output) -> u32 {
     let numbers: HashSet<u32> = (0..output.rows())
         .map(|index| {

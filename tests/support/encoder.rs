@@ -6,34 +6,34 @@ use trefoil::{Dtype, Error};
 
 use super::random::Random;
 
-/// An encoder.
+/// The sizes and the style of an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder {
-    /// Tokens of a row; of images those of patches, and one more.
+    /// Number of tokens of a row; for images the number of patches and one more.
     pub tokens: usize,
     pub heads: usize,
-    /// Values of a head.
+    /// Number of values of a head.
     pub dims: usize,
     pub layers: usize,
     pub style: Style,
 }
 
-/// How an encoder is written.
+/// The form in which an encoder is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// As timm's vision transformers: norms first, one product for queries, keys and values, GELU by erf.
+    /// Like timm's vision transformers: norms first, one product for queries, keys and values, GELU by erf.
     Vision,
-    /// The same of images, in patches of so many pixels, with classes of the first token.
+    /// Like `Vision`, but of images in patches of this many pixels, with classes of the first token.
     Images(usize),
-    /// As BERT: norms last, a product for each of queries, keys and values, a mask of keys, GELU by tanh.
+    /// Like BERT: norms last, a product for each of queries, keys and values, a mask of keys, GELU by tanh.
     Text,
 }
 
-/// Classes of images.
+/// Number of classes of images.
 pub const CLASSES: usize = 1000;
 
 impl Encoder {
-    /// The encoder with weights that keep the size of what goes through it.
+    /// The encoder, with weights that keep the size of values.
     pub fn model(self) -> Result<Model, Error> {
         let graph = self.graph(1)?;
         let mut random = Random::new(&format!("{self:?}"));
@@ -56,7 +56,7 @@ impl Encoder {
         Model::of_graphs(Weights::from_tensors(tensors)?, move |rows| self.graph(rows))
     }
 
-    /// Values of a token.
+    /// Number of values of a token.
     pub const fn width(self) -> usize {
         self.heads * self.dims
     }
@@ -86,7 +86,7 @@ fn number(value: f64) -> Expr {
     Expr::float(Dtype::F32, value)
 }
 
-/// A graph that grows.
+/// A graph to which blocks are added.
 struct Block {
     g: GraphBuilder,
     batch: usize,
@@ -113,7 +113,7 @@ impl Block {
         self.g.map(name, Expr::arg(0) + Expr::arg(1), &[x, y])
     }
 
-    /// Keys of each row that count are told in the second input, as 1.
+    /// The mask: the second input has a 1 for each key of a row that counts.
     fn mask(&mut self) -> ValueId {
         let seen = self.g.input("seen", Dtype::F32, &[self.batch, self.of.tokens]);
         let apart = self.g.node("seen.apart", Op::Reshape(vec![self.batch, 1, 1, self.of.tokens]), &[seen]);

@@ -7,18 +7,18 @@ use trefoil::{Dtype, Element};
 
 use super::tolerance::{BF16, F16, Rounding};
 
-/// f16 or bf16.
+/// A type of 16 bits: f16 or bf16.
 pub trait Half: Element + fmt::Debug {
-    /// How it rounds.
+    /// The rounding of the type.
     const ROUNDING: Rounding;
-    /// What results are filled with before they are written.
+    /// The value that fills results before they are written.
     const POISON: Self;
 
     fn of(value: f64) -> Self;
     fn value(self) -> f64;
     fn is_poison(self) -> bool;
 
-    /// So many values.
+    /// Values of the type.
     fn all(values: impl Iterator<Item = f64>) -> Vec<Self> {
         values.map(Self::of).collect()
     }
@@ -47,5 +47,5 @@ macro_rules! halves {
 
 halves!(f16, F16; bf16, BF16);
 
-/// Both of them.
+/// Both types of 16 bits.
 pub const HALVES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];

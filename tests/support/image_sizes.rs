@@ -1,4 +1,5 @@
-//! Networks of images at several sizes of their images, on any device: answers are those of engines of one size, bit by bit.
+//! Networks of images at several sizes of their images, on any device: answers equal those of engines of one size, bit
+//! by bit.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ fn pixels(seed: usize, [height, width]: [usize; 2]) -> Vec<u8> {
     (0..height * width).map(|i| ((i * 2_654_435_761 + seed * 40_503) >> 7) as u8).collect()
 }
 
-/// The results of rows of one size.
+/// The results of `rows` rows of one size.
 fn rows_of(engine: &Engine, rows: usize, image: [usize; 2]) -> Output {
     let mut batch = engine.acquire_for(&size(rows, image)).unwrap();
     assert_eq!(batch.spec().row_bytes, image[0] * image[1]);
@@ -76,7 +77,7 @@ pub fn images_of_every_size_are_as_in_engines_of_one(device: &Device) {
     }
 }
 
-/// What was done to a model is done at every size.
+/// Changes of a model apply at every size: here a model that is cut at a node.
 pub fn parts_of_a_model_have_every_size(device: &Device) {
     let model = model();
     let cut = model.features_at("relu5").unwrap();
@@ -92,7 +93,7 @@ pub fn parts_of_a_model_have_every_size(device: &Device) {
     });
 }
 
-/// The second part reads what the first gives at that size, and so does a second head.
+/// At every size the second part reads the features of the first one, and so does a second head.
 pub fn models_that_read_images_features_have_every_size(device: &Device) {
     let model = model();
     let split = |model: &Model| model.split_at("relu3").unwrap();
@@ -117,7 +118,7 @@ pub fn a_mean_of_image_models_is_there_at_every_size(device: &Device) {
 
 pub fn a_batcher_has_images_of_every_size(device: &Device) {
     let model = model();
-    // One batch size each: a row is computed alike whatever it is in a batch with.
+    // Each size has one batch size, so that a row's result does not depend on the rows beside it.
     let sizes = SIZES.map(|(image, _)| size(3, image));
     let engine = on(Engine::builder(&model), device).sizes(&sizes).build().unwrap();
     let batcher = engine.batcher().build().unwrap();
@@ -155,7 +156,7 @@ pub fn sizes_that_images_cannot_have_are_told(device: &Device) {
     };
     let refused = build(&model, &[size(1, [28, 28]).dim("depth", 3)]);
     assert!(refused.ends_with("expected sizes of the model's free dimensions: `height`, `width`"), "{refused}");
-    // Halved twice, nothing is left of three pixels; all such sizes are told.
+    // Nothing is left of three pixels that are halved twice; the error names all such sizes.
     let refused = build(&model, &[size(4, [28, 28]), size(1, [3, 28]), size(2, [3, 28]), size(1, [28, 2])]);
     let start =
         "sizes is height=3,width=28; height=28,width=2: expected sizes that the model has; at height=3,width=28: ";
@@ -174,11 +175,11 @@ pub fn sizes_that_images_cannot_have_are_told(device: &Device) {
     let engine = on(Engine::builder(&model), device).sizes(&sizes()).build().unwrap();
     let refused = engine.acquire_for(&size(1, [28, 36])).unwrap_err().to_string();
     assert!(refused.contains("batch=1,height=20,width=36"), "{refused}");
-    // A dimension that is not named is as in the first size, and a batch is rounded up.
+    // A dimension that is not named has its value in the first size, and a batch is rounded up.
     assert_eq!(engine.acquire_for(&Size::new(3)).unwrap().capacity(), 4);
 }
 
-/// Weights, activations, rows: nothing is there once for each size. The device has no other engine.
+/// Weights, activations and rows are not allocated once for each size. The device has no other engine.
 #[allow(dead_code, reason = "on a device that others use nobody can tell")]
 pub fn image_sizes_share_their_memory(device: &Device) {
     let model = model();
@@ -192,10 +193,10 @@ pub fn image_sizes_share_their_memory(device: &Device) {
     assert_eq!(held(&[small[0].clone(), large.clone(), small[1].clone()]), held(&[large]));
 }
 
-/// What it shows, and the case on a device.
+/// The name of a case, and the case, which runs on a device.
 type Case = (&'static str, fn(&Device));
 
-/// Each case with its name.
+/// All cases with their names.
 pub const ALL: [Case; 7] = [
     ("images_of_every_size_are_as_in_engines_of_one", images_of_every_size_are_as_in_engines_of_one),
     ("parts_of_a_model_have_every_size", parts_of_a_model_have_every_size),

@@ -1,4 +1,4 @@
-//! Loops of every operation, of every type that it takes, with operands, to be run on a device and on the CPU.
+//! Loops of every operation, in every type that it takes, with operands, to be run on a device and on the CPU.
 
 use half::{bf16, f16};
 use trefoil::Dtype;
@@ -10,14 +10,14 @@ use trefoil::loops::{Loop, Lowered, Monoid, TermKind, inline, lower};
 
 use super::random::Random;
 
-/// A loop and what it reads.
+/// A loop with its operands.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: String,
     pub of: Loop,
     pub operands: Vec<Tensor>,
     pub to: ValueType,
-    /// How large the numbers are that are added up.
+    /// The largest number that is added up.
     pub scale: f64,
 }
 
@@ -69,13 +69,13 @@ const BINARIES: [Binary; 17] = [
     Binary::ShiftRight,
 ];
 
-/// How far results may be apart.
+/// The allowed difference between two results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// Not at all, but for the bits of NaN and the sign of 0.
+    /// No difference, except in the bits of NaN and the sign of 0.
     Exact,
-    /// Roundings of so many f32 operations, of numbers as large as the largest that there is, which partly cancel, and
-    /// some of the result itself.
+    /// The roundings of this many f32 operations on numbers as large as the largest operand, which partly cancel, and
+    /// some roundings of the result itself.
     Rounded(usize),
 }
 
@@ -87,7 +87,7 @@ impl Case {
         Self::of_types(name, op, inputs, &types, &written)
     }
 
-    /// The same of operands some of which are not there.
+    /// The loops of an operation some of whose operands are absent.
     pub fn of_types(
         name: &str,
         op: &Op,
@@ -104,13 +104,14 @@ impl Case {
         loops.into_iter().zip(to).map(case).collect()
     }
 
-    /// What it writes on the CPU.
+    /// The result of the loop on the CPU.
     pub fn expected(&self) -> Tensor {
         let operands: Vec<&Tensor> = self.operands.iter().collect();
         trefoil::loops::run(&self.of, &operands, self.to.clone()).expect("it fits into memory")
     }
 
-    /// Sums of floats are in any order, and transcendental functions are rounded to a few units of the last place.
+    /// The allowed difference: sums of floats are in any order, and transcendental functions are rounded to a few units
+    /// of the last place.
     pub fn bound(&self) -> Bound {
         let is_rounded = |term: &trefoil::loops::Term| {
             let transcendental = match term.kind {
@@ -127,7 +128,7 @@ impl Case {
         }
     }
 
-    /// Compares what a device wrote with what the CPU writes.
+    /// Compares a device's result with the CPU's.
     pub fn check(&self, found: &Tensor) -> Result<(), String> {
         let (expected, bound) = (self.expected(), self.bound());
         if bound == Bound::Exact && self.to.dtype.is_integer() {
@@ -168,12 +169,12 @@ fn adds(of: &Loop) -> bool {
     of.terms.iter().any(|term| term.dtype.is_float() && adds(&term.kind))
 }
 
-/// The largest finite number of a value.
+/// The largest absolute value of the finite numbers of a tensor.
 fn largest(of: &Tensor) -> f64 {
     of.to_f64s().into_iter().filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
 }
 
-/// Every case, the same each time.
+/// All cases; they are the same each time.
 pub fn all() -> Vec<Case> {
     let mut all = functions();
     all.extend(casts());
@@ -190,7 +191,7 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-/// Numbers of a type: special ones, then any.
+/// Numbers of a type: first special ones, then random ones.
 pub fn values(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
     let mut random = Random::new(seed);
     let specials = [
@@ -252,7 +253,7 @@ pub fn values(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
     converted(&all, dtype)
 }
 
-/// Numbers from -1 to 1 of a floating-point type, whole ones of an integer type.
+/// Numbers from -1 to 1 for a floating-point type, whole numbers for an integer type.
 pub fn signed(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
     let mut random = Random::new(seed);
     let scale = if dtype.is_float() { 1.0 } else { 20.0 };
@@ -260,7 +261,7 @@ pub fn signed(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
     converted(&Tensor::of(dims, &all), dtype)
 }
 
-/// As a cast has them.
+/// A tensor converted to another type, as by a cast.
 fn converted(of: &Tensor, dtype: Dtype) -> Tensor {
     let to = ValueType::new(dtype, &of.value_type().dims);
     trefoil::loops::compute(&Op::Map(Expr::arg(0).cast(dtype)), &[Some(of)], &[to]).expect("it fits").remove(0)
@@ -347,7 +348,7 @@ fn reductions() -> Vec<Case> {
     all
 }
 
-/// Softmax and norms: several reductions over the same row, then each of its elements.
+/// Softmax and norms: several reductions over the same row, then a map of its elements.
 fn rows() -> Vec<Case> {
     let mut all = Vec::new();
     for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64] {
@@ -401,7 +402,7 @@ fn moves() -> Vec<Case> {
             ));
         }
     }
-    // A number for each of three colours: a thread has whole pixels.
+    // There is a number for each of three colours: a thread computes whole pixels.
     let pixels = values(Dtype::U8, &[8, 265, 264, 3], "pixels");
     let of_colours = ["factors", "terms"].map(|what| signed(Dtype::F32, &[3], what));
     let normalised = (Expr::arg(0).cast(Dtype::F32) * Expr::arg(1) + Expr::arg(2)).cast(Dtype::F16);
@@ -569,7 +570,7 @@ fn resizes() -> Vec<Case> {
     all
 }
 
-/// Values of no elements, of one, of no axes.
+/// Values with no elements, with one element, and without axes.
 fn small() -> Vec<Case> {
     let mut all = Vec::new();
     for dims in [&[0, 5][..], &[], &[1], &[1, 1, 1], &[2, 0]] {
@@ -591,8 +592,8 @@ fn small() -> Vec<Case> {
     all
 }
 
-/// What networks of images have between convolutions: means of activations along outer axes, activations of images side by
-/// side, softmax of short rows out of several values.
+/// Operations between the convolutions of networks of images: means of activations along outer axes, activations of
+/// images side by side, softmax of short rows out of several values.
 fn between_convolutions() -> Vec<Case> {
     let mut all = Vec::new();
     let swish = Expr::arg(0) / (Expr::float(Dtype::F32, 1.0) + (-Expr::arg(0)).unary(Unary::Exp));
@@ -634,7 +635,8 @@ fn between_convolutions() -> Vec<Case> {
         let x = signed(Dtype::F16, &[20_000, columns], "short rows");
         all.push(one(&format!("softmax of rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
     }
-    // So many rows that 2, 4 and 8 lanes of a warp share each, the last block has fewer, and the last lanes fewer points.
+    // With these numbers of rows, 2, 4 and 8 lanes of a warp share a row; the last block has fewer rows, and the last
+    // lanes fewer points.
     for (rows, columns) in [(140_001, 16), (70_001, 20), (35_001, 40)] {
         let x = signed(Dtype::F16, &[rows, columns], "many short rows");
         all.push(one(&format!("softmax of {rows} rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
@@ -642,7 +644,7 @@ fn between_convolutions() -> Vec<Case> {
     all
 }
 
-/// Pairs of operations in one loop.
+/// Pairs of operations that are fused into one loop.
 fn fused() -> Vec<Case> {
     let x = signed(Dtype::F32, &[4, 40, 48], "fused");
     let firsts = [
@@ -673,7 +675,8 @@ fn fused() -> Vec<Case> {
         let Some(of) = inline(&consumer, 0, &producer) else { continue };
         let unused = trefoil::loops::run(&producer, &vec![&x; arity(first)], between).expect("it fits");
         let operands = [vec![unused; arity(second)], vec![x.clone(); arity(first)]].concat();
-        // Numbers are up to 48, as axes are, and sums of products of one, or of a few after a softmax or a norm.
+        // Numbers are up to 48, the length of an axis; sums are of products of one number, or of a few after a softmax
+        // or a norm.
         all.push(Case { name: format!("{first:?} in {second:?}"), of, operands, to, scale: 64.0 });
     }
     all

@@ -1,4 +1,4 @@
-//! Loops on a GPU, as PTX, against the CPU.
+//! Loops on a GPU, generated as PTX, compared with the CPU.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use trefoil::{Device, LoopModule};
 use super::loops::Case;
 use super::nodes::{Bound, graph, values};
 
-/// Runs all cases, as one module, and compares.
+/// Runs all cases in one module, and compares.
 pub fn run(device: &Device, cases: &[Case]) -> Result<(), String> {
     let loops: Vec<&Loop> = cases.iter().map(|case| &case.of).collect();
     let module = LoopModule::new(device, &loops).map_err(|error| format!("{}: {error}", cases[0].name))?;
@@ -31,7 +31,7 @@ fn run_one(module: &LoopModule, number: usize, case: &Case) -> Result<(), String
     case.check(&run.result().map_err(told)?)
 }
 
-/// The loops of the node tests of ONNX that the folder in `TREFOIL_ONNX_NODES` has, none twice.
+/// The distinct loops of ONNX's node tests in the folder that `TREFOIL_ONNX_NODES` names.
 pub fn of_nodes() -> Vec<Case> {
     let Some(root) = std::env::var_os("TREFOIL_ONNX_NODES").map(PathBuf::from) else { return Vec::new() };
     let entries = std::fs::read_dir(&root).unwrap_or_else(|e| panic!("{}: {e}", root.display()));
@@ -42,7 +42,7 @@ pub fn of_nodes() -> Vec<Case> {
     cases.filter(|case| known.insert(format!("{:?}", case.of))).collect()
 }
 
-/// The loops of a node test, as far as it is imported.
+/// The loops of a node test; none if it cannot be imported.
 fn of_folder(folder: &Path) -> Vec<Case> {
     let Ok(file) = File::open(folder.join("model.onnx")) else { return Vec::new() };
     let Ok(inputs) = values(folder, "input", file.model().graph.inputs.len()) else { return Vec::new() };
@@ -52,7 +52,7 @@ fn of_folder(folder: &Path) -> Vec<Case> {
     of_graph(&name, &graph, &file, &fed).unwrap_or_default()
 }
 
-/// The loops of a graph's nodes with their operands, all computed on the CPU.
+/// The loops of a graph's nodes with their operands, which the CPU computes.
 fn of_graph(name: &str, graph: &Graph, file: &File, fed: &[Tensor]) -> Result<Vec<Case>, trefoil::Error> {
     let mut known: Vec<Option<Tensor>> = vec![None; graph.values.len()];
     for (value, of) in known.iter_mut().zip(&graph.values) {

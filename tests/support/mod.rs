@@ -1,4 +1,5 @@
-//! What tests of arithmetic share: each operation by plain loops, tolerances, and problems that run on every device.
+//! Parts that tests of arithmetic share: each operation by plain loops, tolerances, and problems that run on every
+//! device.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! The node tests of ONNX: a model in a folder, what it is fed, what it answers.
+//! The node tests of ONNX: a model in a folder, with its inputs and expected outputs.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use trefoil::Dtype;
 use trefoil::graph::{Graph, Tensor};
 use trefoil::onnx::{File, Sizes};
 
-/// Which inputs were bound as constants.
+/// The inputs that are bound as constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bound {
     Nothing,
@@ -14,7 +14,7 @@ pub enum Bound {
     Everything,
 }
 
-/// The tensors of a kind that a folder has.
+/// The tensors of a kind, `input` or `output`, in a folder.
 pub fn values(folder: &Path, kind: &str, count: usize) -> Result<Vec<Tensor>, String> {
     let value = |index: usize| {
         let path = folder.join(format!("{kind}_{index}.pb"));
@@ -25,7 +25,7 @@ pub fn values(folder: &Path, kind: &str, count: usize) -> Result<Vec<Tensor>, St
     (0..count).map(value).collect()
 }
 
-/// The file of a model that has one tensor, an initializer of its graph.
+/// A file whose graph has this tensor as its only initializer.
 fn alone(tensor: &[u8]) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| {
         let mut all = vec![number << 3 | 2];
@@ -50,7 +50,7 @@ fn is_bound(value: &Tensor, bound: Bound) -> bool {
     }
 }
 
-/// The graph of a model with some inputs bound as constants, and what it is fed.
+/// The graph of a model with some inputs bound as constants, and the values of its other inputs.
 pub fn graph(file: &File, inputs: &[Tensor], bound: Bound) -> Result<(Graph, Vec<Tensor>), String> {
     let ports = &file.model().graph.inputs;
     let constants = ports.iter().zip(inputs).filter(|(_, value)| is_bound(value, bound));

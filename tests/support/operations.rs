@@ -1,5 +1,5 @@
-//! The problems: one struct for each operation, with chosen sizes and with random ones. Long as the list of operations
-//! is.
+//! The problems: one struct for each operation, with chosen sizes and with random ones. The file is as long as the list
+//! of operations.
 
 use trefoil::graph::{Conv2d, Graph, GraphBuilder, Linear, ValueId, ValueType};
 use trefoil::model::images::{Pad, Window, infer};
@@ -9,7 +9,7 @@ use super::problem::{Case, Problem, Tensors};
 use super::random::Random;
 use super::tolerance::Growth;
 
-/// Every problem of every operation.
+/// All problems of all operations.
 pub fn all() -> Vec<Case> {
     [
         normalize(),
@@ -57,7 +57,7 @@ fn rows(graph: &Graph, count: usize, random: &mut Random) -> Vec<Vec<f64>> {
     (0..count).map(|_| random.halves(elems, 4.0)).collect()
 }
 
-/// A case of the graph whose result is `y`, with random tensors and rows.
+/// A case of the graph with `y` as its result, and random tensors and rows.
 fn case(name: String, mut g: GraphBuilder, y: ValueId, count: usize) -> Case {
     g.output("y", y);
     let graph = g.finish().expect("a problem's graph is well-formed");
@@ -67,7 +67,7 @@ fn case(name: String, mut g: GraphBuilder, y: ValueId, count: usize) -> Case {
     Case::new(name, graph, tensors, rows)
 }
 
-/// A window that fits an image; padding may be as wide as `most_pad` and differs from side to side.
+/// A window that fits an image; the padding of each side is random, and at most `most_pad`.
 fn random_window(random: &mut Random, x: Shape, most_pad: impl Fn(usize) -> usize) -> Window {
     loop {
         let size = [random.between(1, 5), random.between(1, 5)];
@@ -88,7 +88,7 @@ fn random_window(random: &mut Random, x: Shape, most_pad: impl Fn(usize) -> usiz
     }
 }
 
-/// Bytes, floats in planes, and halves to activations. The activation after it is what a graph needs to have a node.
+/// Bytes, floats in planes, or halves become activations. A graph needs a node, so an activation follows.
 struct Normalize {
     x: Shape,
     input: InputFormat,
@@ -127,7 +127,7 @@ pub fn normalize() -> Vec<Case> {
     each.collect()
 }
 
-/// A convolution with what may be fused into it.
+/// A convolution with the operations that may be fused into it.
 #[derive(Clone, Copy)]
 struct Convolution {
     x: Shape,
@@ -135,7 +135,7 @@ struct Convolution {
     window: Window,
     activation: Activation,
     norm: bool,
-    /// Added by a convolution of the same shape, which reads the same input.
+    /// Whether a convolution of the same shape that reads the same input is added.
     residual: bool,
     groups: usize,
     rows: usize,
@@ -261,13 +261,13 @@ pub fn conv2d() -> Vec<Case> {
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }
 
-/// Two convolutions and a shortcut with one of its own: what the last and the shortcut's give is added.
+/// Two convolutions, and a shortcut with a convolution; the results of the last one and the shortcut are added.
 #[derive(Clone, Copy)]
 struct Block {
     x: Shape,
     inside: usize,
     k: usize,
-    /// Of the first convolution, 3x3, and of the shortcut's.
+    /// The stride of the first convolution, which is 3x3, and of the shortcut's.
     stride: usize,
     last: usize,
     shortcut: usize,
@@ -326,8 +326,8 @@ pub fn blocks() -> Vec<Case> {
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }
 
-/// A network's first layers: bytes, a convolution that takes every other pixel, and perhaps a maximum. If `read_twice`,
-/// the convolution's value is read by more than the maximum.
+/// A network's first layers: bytes, a convolution with a stride of 2, and a maximum in some cases. With `read_twice`
+/// the convolution's value has another reader besides the maximum.
 struct Stem {
     x: Shape,
     k: usize,
@@ -415,7 +415,7 @@ pub fn stem() -> Vec<Case> {
     problems.iter().map(Problem::case).collect()
 }
 
-/// Windows that are computed from one copy of their pixels.
+/// Convolutions whose windows are computed from one copy of their pixels.
 pub fn halo() -> Vec<Case> {
     use Activation::{Relu, Relu6};
     let padded = |[top, left, bottom, right]: [usize; 4]| Window {
@@ -435,7 +435,7 @@ pub fn halo() -> Vec<Case> {
         dense([4, 121, 16], 65, same).residual(),
         dense([9, 260, 8], 24, padded([0; 4])).residual().rows(2),
         dense([6, 13, 56], 200, padded([2, 0, 1, 3])).and(Relu6).rows(5),
-        // More tiles than any GPU has multiprocessors: places are used again and again.
+        // There are more tiles than any GPU has multiprocessors, so that buffers are used repeatedly.
         dense([56, 56, 8], 8, same).residual().and(Relu).rows(32),
         dense([30, 58, 8], 72, same).residual().norm().and(Relu).rows(20),
         dense([57, 23, 8], 8, same).rows(50),
@@ -488,7 +488,7 @@ pub fn depthwise() -> Vec<Case> {
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }
 
-/// A depthwise convolution of what a 1x1 convolution makes of its input. If `read_twice`, that is the result too.
+/// A depthwise convolution of the result of a 1x1 convolution. With `read_twice` that result is an output too.
 struct Expanded {
     x: Shape,
     inside: usize,
@@ -563,14 +563,14 @@ pub fn expanded() -> Vec<Case> {
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }
 
-/// A block's last 1x1 convolution and the next one's first, which is read beside the other by what ends it.
+/// A block's last 1x1 convolution and the first one of the next block; the end of the next block reads both results.
 #[derive(Clone, Copy)]
 struct Chained {
     x: Shape,
     k: usize,
     next: usize,
     stride: usize,
-    /// What is added to the first convolution's result.
+    /// The value that is added to the first convolution's result.
     adds: Adds,
     activations: [Activation; 2],
     rows: usize,
@@ -640,7 +640,8 @@ pub fn chained() -> Vec<Case> {
         chained([15, 27, 128], 512, 128, 2, Adds::Shortcut, 5),
         chained([14, 14, 128], 512, 256, 1, Adds::Residual, 3),
         chained([7, 7, 256], 1024, 256, 1, Adds::Residual, 2),
-        // More tiles than any GPU has multiprocessors, with filters that stay and filters that do not.
+        // There are more tiles than any GPU has multiprocessors, with filters that stay in shared memory and filters
+        // that do not.
         chained([48, 60, 16], 72, 24, 1, Adds::Residual, 7),
         chained([48, 60, 8], 648, 8, 1, Adds::Residual, 6),
         chained([9, 11, 24], 40, 72, 2, Adds::Shortcut, 5),
@@ -664,7 +665,7 @@ pub fn chained() -> Vec<Case> {
 struct Pooling {
     x: Shape,
     window: Window,
-    /// Nothing for a maximum.
+    /// Whether padding counts in a mean; `None` for a maximum.
     count_pad: Option<bool>,
     rows: usize,
 }
@@ -702,7 +703,7 @@ pub fn pool2d() -> Vec<Case> {
     let mut random = Random::new("pool2d");
     for i in 0..18 {
         let x = shape([random.between(1, 15), random.between(1, 15), random.pick(&[1, 3, 8, 17, 24, 40])]);
-        // Below the dilated window, so that none lies in the padding alone.
+        // The padding is smaller than the dilated window, so that no window lies in the padding alone.
         let window = random_window(&mut random, x, |reach| (reach - 1) / 2);
         problems.push(Pooling { x, window, count_pad: kinds[i % 3], rows: random.between(1, 3) });
     }
@@ -770,7 +771,7 @@ pub fn linear() -> Vec<Case> {
     sizes.into_iter().flat_map(problem).collect()
 }
 
-/// A network's last layers: mean over all pixels, fully connected layer, rows.
+/// A network's last layers: mean over all pixels, fully connected layer, output rows.
 struct Tail {
     x: Shape,
     classes: usize,
@@ -790,8 +791,9 @@ impl Problem for Tail {
     }
 }
 
-/// Those of ResNet-50 and -18, EfficientNet-Lite0 and convnet28, and odd ones: fewer channels and outputs than blocks,
-/// more outputs than a block computes at a time, more channels than threads have columns, rows that do not come out even.
+/// Layers of ResNet-50 and -18, EfficientNet-Lite0 and convnet28, and unusual ones: fewer channels and outputs than
+/// blocks, more outputs than a block computes at a time, more channels than threads have columns, rows that do not
+/// divide evenly.
 pub fn tail() -> Vec<Case> {
     use OutputKind::{Logits, Probabilities, TopK};
     let sizes = [
@@ -812,7 +814,7 @@ pub fn tail() -> Vec<Case> {
     sizes.into_iter().flat_map(problem).collect()
 }
 
-/// Two values that nothing can be fused into: the sum of the input and its pooled self, of itself twice, or an
+/// An addition or activation that cannot be fused: the sum of the input and its pooled values, the input doubled, or an
 /// activation of the input.
 struct Addition {
     x: Shape,
@@ -859,7 +861,7 @@ pub fn add() -> Vec<Case> {
     cases
 }
 
-/// Values side by side, and perhaps a convolution of them.
+/// A concatenation, in some cases with a convolution behind it.
 struct Concatenation {
     x: Shape,
     operands: Vec<Operand>,
@@ -867,11 +869,11 @@ struct Concatenation {
     rows: usize,
 }
 
-/// Of so many channels, or of those of the input.
+/// An operand of a concatenation, with this many channels or with those of the input.
 #[derive(Clone, Copy, Debug)]
 enum Operand {
     Conv(usize),
-    /// With the input's convolution added.
+    /// A convolution to which the input's convolution is added.
     Residual(usize),
     Relu,
     Max,
@@ -879,7 +881,7 @@ enum Operand {
     Sum,
     /// A concatenation of two convolutions.
     Nested(usize),
-    // What does not write its channels alone, or is read by another too.
+    // Operands that do not write their channels directly, or that have another reader.
     Depthwise,
     Input,
     Twice(usize),
@@ -975,7 +977,7 @@ pub fn concat() -> Vec<Case> {
     .collect()
 }
 
-/// A classifier with every kind of output; with ties, logits are small whole numbers, many of them equal.
+/// A classifier with every kind of output; with ties, logits are small whole numbers, many of which are equal.
 struct Outputs {
     classes: usize,
     output: OutputKind,

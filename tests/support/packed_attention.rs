@@ -1,5 +1,5 @@
-//! Attention within rows that lie end to end, by a GPU's kernel against plain loops in f64: queries, keys and values side by
-//! side as one product writes them, any starts, and neighbours that are not finite.
+//! Attention within rows that lie end to end, by a GPU's kernel compared with plain loops in f64: queries, keys and
+//! values side by side as one product writes them, arbitrary starts, and neighbours that are not finite.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::attention::attend;
 use super::random::Random;
 use super::tolerance::{Expected, Growth};
 
-/// A size, and packs of it.
+/// Sizes of attention, and packs with these sizes.
 #[derive(Clone, Debug)]
 pub struct Problem {
     name: &'static str,
@@ -21,11 +21,11 @@ pub struct Problem {
     dims: usize,
     tokens: usize,
     longest: usize,
-    /// Numbers that say where rows begin and end: as many for each pack.
+    /// For each pack the numbers that say where rows begin and end, equally many for all packs.
     packs: Vec<Vec<i64>>,
 }
 
-/// Every problem.
+/// All problems.
 pub fn all() -> Vec<Problem> {
     let odd = [1, 63, 64, 65, 128, 200, 512, 1025, 104, 105, 111, 112, 113, 2];
     let of = |name, heads, dims, lengths: &[usize], spare: usize| {
@@ -58,7 +58,7 @@ pub fn all() -> Vec<Problem> {
     all
 }
 
-/// Where rows of these lengths begin, and the end of the last one.
+/// The starts of rows with these lengths, and the end of the last one.
 fn starts(lengths: &[usize]) -> Vec<i64> {
     let mut starts = vec![0];
     for length in lengths {
@@ -74,12 +74,12 @@ impl std::fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.packs.len() * self.tokens * self.heads * self.dims
     }
 
-    /// Runs its packs and compares: all rows with plain loops, some of them with the bits that they get elsewhere.
+    /// Runs the packs and compares: all rows with plain loops, and some rows with their bits at other places.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let model = self.model().map_err(|error| error.to_string())?;
         let builder = Engine::builder(&model).on(device).batch(1).precision(Precision::F16).check(true);
@@ -104,7 +104,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The operation of views of one value, for each row of a batch.
+    /// A model with the operation on views of one value, for each row of a batch.
     fn model(&self) -> Result<Model, Error> {
         let Self { heads, dims, tokens, longest, .. } = *self;
         let (width, count) = (heads * dims, self.packs[0].len());
@@ -165,7 +165,7 @@ impl Problem {
         Ok(())
     }
 
-    /// A row has its bits beside tokens that are not finite, and alone as far behind as it can lie.
+    /// Checks that a row keeps its bits beside tokens that are not finite, and alone at the last possible place.
     fn is_the_same_elsewhere(
         &self,
         engine: &Engine,
@@ -204,7 +204,7 @@ fn run(engine: &Engine, qkv: &[f32], starts: &[i64]) -> Result<Vec<f32>, String>
     Ok(output.port::<f32>(0, "mixed").map_err(told)?.to_vec())
 }
 
-/// The rows that numbers separate, as `Op::PackedAttention` has them.
+/// The rows between these numbers, by the rules of `Op::PackedAttention`.
 fn rows(starts: &[i64], tokens: usize, longest: usize) -> Vec<Range<usize>> {
     let mut places: Vec<usize> =
         starts.iter().filter_map(|&start| usize::try_from(start).ok()).filter(|&start| start <= tokens).collect();
@@ -213,5 +213,5 @@ fn rows(starts: &[i64], tokens: usize, longest: usize) -> Vec<Range<usize>> {
     places.windows(2).map(|row| row[0]..row[1].min(row[0] + longest)).collect()
 }
 
-/// Products of queries, keys and values that plain loops have time for.
+/// The most products of queries, keys and values that plain loops have time for.
 const MOST_PRODUCTS: usize = 4 << 20;

@@ -1,13 +1,13 @@
-//! The type in which layers read their operands, on any device: numbers of which each type holds another part.
+//! The type in which layers read their operands, on any device: a number of which each type holds a different part.
 
 use trefoil::graph::{Contract, Conv, GraphBuilder, Op, Tensor, Window};
 use trefoil::model::{Model, Weights};
 use trefoil::{Device, Dtype, Engine, Precision};
 
-/// 1 + 2^-9 + 2^-13: of its bits bf16 holds the first, f16 the first two, and f32 all.
+/// The number 1 + 2^-9 + 2^-13: bf16 holds its first term, f16 the first two, and f32 all.
 const X: f32 = 1.0 + 1.0 / 512.0 + 1.0 / 8192.0;
 
-/// What a layer that multiplies by 1 makes of it.
+/// The number after a layer has multiplied it by 1.
 fn held(precision: Precision) -> f32 {
     match precision {
         Precision::Bf16 => 1.0,
@@ -17,7 +17,8 @@ fn held(precision: Precision) -> f32 {
     }
 }
 
-/// A product, a convolution and a transposed one, each of the number by 1, with the weights in this type; and the number.
+/// A model with a product, a convolution and a transposed convolution, each of the number by a weight of 1 of this
+/// type; the number is an output too.
 fn model(weights: Dtype) -> Model {
     let one = |dims: &[usize]| match weights {
         Dtype::Bf16 => Tensor::of(dims, &[half::bf16::ONE]),
@@ -46,7 +47,7 @@ fn model(weights: Dtype) -> Model {
     .unwrap()
 }
 
-/// What each output is of the number.
+/// Each output of the model for the number.
 fn run(model: &Model, precision: Precision, device: &Device) -> [f32; 4] {
     let engine = Engine::builder(model).on(device).precision(precision).batch_sizes(&[1]).check(true).build().unwrap();
     let mut batch = engine.acquire().unwrap();
@@ -55,7 +56,7 @@ fn run(model: &Model, precision: Precision, device: &Device) -> [f32; 4] {
     ["product", "conv", "transposed", "x"].map(|name| output.port::<f32>(0, name).unwrap()[0])
 }
 
-/// Layers read what is asked for, whatever the device; what is no layer's stays as it is.
+/// Layers read the precision that is asked for, on any device; values outside of layers keep their type.
 pub fn layers_read_the_type_that_is_asked_for(device: &Device, precisions: &[Precision]) {
     for &precision in precisions {
         let [layers @ .., x] = run(&model(Dtype::F32), precision, device);
@@ -63,7 +64,7 @@ pub fn layers_read_the_type_that_is_asked_for(device: &Device, precisions: &[Pre
     }
 }
 
-/// Weights in bf16 make layers that read bf16, and weights in f32 such of f32.
+/// Layers read bf16 if weights are in bf16, and f32 if weights are in f32.
 pub fn a_checkpoint_has_a_precision_of_its_own(device: &Device) {
     for (stored, precision) in [(Dtype::Bf16, Precision::Bf16), (Dtype::F32, Precision::F32)] {
         let [layers @ .., _] = run(&model(stored), Precision::Checkpoint, device);
@@ -71,7 +72,7 @@ pub fn a_checkpoint_has_a_precision_of_its_own(device: &Device) {
     }
 }
 
-/// Nodes that a model has in f32 are in f32.
+/// Nodes that a model lists as in f32 read f32.
 pub fn nodes_in_f32_read_f32(device: &Device) {
     let model = model(Dtype::F32).with_f32(["conv"]).unwrap();
     let [product, conv, ..] = run(&model, Precision::Bf16, device);

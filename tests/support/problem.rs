@@ -15,26 +15,26 @@ use trefoil::{Activation, Batch, Device, Dtype, Engine, InputFormat, Output, Out
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
 
-/// What a problem's generator makes.
+/// A graph with weights and rows that can be run and compared.
 pub struct Case {
     pub name: String,
-    /// What it is built of.
+    /// The graph of values.
     pub graph: Graph,
-    /// What is found in it.
+    /// The network of images that is found in the graph.
     pub network: Network,
     pub weights: Weights,
     pub preprocessing: Preprocessing,
     pub input: InputFormat,
     pub output: OutputKind,
     pub growth: Growth,
-    /// Each row's values, NHWC: bytes for `U8Nhwc`, else numbers that an f16 holds.
+    /// Each row's values in NHWC: bytes for `U8Nhwc`, else numbers that f16 represents exactly.
     pub rows: Vec<Vec<f64>>,
-    /// The reference's result of each row, as f32, f16 and operands of f16 and bf16: made by the first run that is compared
-    /// with it.
+    /// The reference's result of each row, for f32, f16, and operands of f16 and of bf16: computed by the first run
+    /// that is compared.
     pub expected: [OnceLock<Vec<Expected>>; 4],
 }
 
-/// An operation with its sizes, which makes a case of itself.
+/// An operation with its sizes, from which a case is made.
 pub trait Problem {
     fn case(&self) -> Case;
 }
@@ -57,7 +57,7 @@ impl Case {
         }
     }
 
-    /// A choice of `kernel` for every step that is one of `of`; nothing if none is.
+    /// A choice of `kernel` for every step whose operation satisfies `of`; `None` if there is none.
     fn choices_of(&self, kernel: Kernel, of: impl Fn(&Op) -> bool) -> Option<Choices> {
         let graph = optimize(&self.network);
         let steps = graph.nodes.iter().filter(|node| of(&node.op));
@@ -65,13 +65,13 @@ impl Case {
         (!choices.is_empty()).then_some(choices)
     }
 
-    /// A choice of `kernel` for every dense convolution; nothing if there is none.
+    /// A choice of `kernel` for every dense convolution; `None` if there is none.
     pub fn choices(&self, kernel: Kernel) -> Option<Choices> {
         self.choices_of(kernel, |op| matches!(op, Op::Conv2d(conv) if conv.groups == 1))
     }
 
-    /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
-    /// no such convolution.
+    /// A choice of an sm90 kernel for every dense convolution, with each convolution joined to the one that adds its
+    /// result; `None` if no convolution can be joined, or for other kernels.
     fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
         let graph = optimize(&self.network);
         let mut choices = self.choices(kernel)?;
@@ -84,8 +84,7 @@ impl Case {
         (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
     }
 
-    /// A choice of the kernel for 3x3 windows of few channels for every convolution that it computes; none if there is
-    /// none.
+    /// A choice of the halo kernel for every convolution of 3x3 windows of few channels; empty if there is none.
     fn halo_choices(&self) -> Choices {
         let graph = optimize(&self.network);
         let shapes = infer(&graph).expect("a case's graph has shapes");
@@ -99,8 +98,8 @@ impl Case {
         graph.nodes.iter().filter(computes).map(|node| (node.name.clone(), Kernel::Sm90Halo)).collect()
     }
 
-    /// A choice of the chain kernel for every 1x1 convolution whose result another reads alone, one after the other, with
-    /// the convolutions joined that they add; none if there are none.
+    /// A choice of the chain kernel for every pair of 1x1 convolutions where the second is the only reader of the
+    /// first, with the convolutions that they add joined; empty if there is no pair.
     fn chain_choices(&self, tile: ChainTile) -> Choices {
         let graph = optimize(&self.network);
         let single = |index: usize| match &graph.nodes[index].op {
@@ -126,7 +125,7 @@ impl Case {
         choices
     }
 
-    /// Every choice of kernels that there is on `limits`, by name: the planner's first, with an empty name.
+    /// Every choice of kernels on `limits`, by name: first the planner's choice, with an empty name.
     pub fn all_choices(&self, limits: &Limits) -> Vec<(String, Choices)> {
         let mut all = vec![(String::new(), Choices::new())];
         for kernel in Kernel::of_convolutions(limits) {
@@ -150,7 +149,7 @@ impl Case {
         for tile in LinearTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
             let kernel = Kernel::Sm90Linear(tile);
             let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
-            // Many channels do not fit the shared memory.
+            // A layer of many channels does not fit into shared memory.
             let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
@@ -170,13 +169,13 @@ impl Case {
         for tile in images.flat_map(|images| TailTile::BLOCKS.map(|blocks| TailTile { images, blocks })) {
             let kernel = Kernel::Sm90Tail(tile);
             let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
-            // Not every network ends so, and many images of many channels do not fit the shared memory.
+            // Some networks do not end in a classifier, and many images of many channels do not fit into shared memory.
             let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
         for tile in ChainTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
             let choices = self.chain_choices(tile);
-            // Large tiles do not fit the shared memory where there are many channels.
+            // Large tiles do not fit into shared memory if there are many channels.
             let graph = without_classifier_for(self.output, &self.network);
             let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend((!choices.is_empty() && fits).then(|| (format!(", chain {tile}"), choices)));
@@ -188,7 +187,7 @@ impl Case {
         for kernel in depthwise_kernels() {
             let has = |name: &&&String| !matches!(kernel, Kernel::Sm90Expand(_)) || expandable.contains(**name);
             let choices: Choices = depthwise.iter().filter(has).map(|name| ((*name).clone(), kernel)).collect();
-            // Large tiles do not fit the shared memory where a convolution of many channels is in front.
+            // Large tiles do not fit into shared memory if a convolution of many channels is in front.
             let graph = without_classifier_for(self.output, &self.network);
             let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend((!choices.is_empty() && fits).then(|| (format!(", kernel {kernel}"), choices)));
@@ -196,14 +195,14 @@ impl Case {
         all
     }
 
-    /// Runs it on `device` and compares every row with the reference, and with another run bit by bit. The device's
-    /// memory is full of another run's values before: NaN for float inputs, so that whatever reads what it should not
+    /// Runs the case on `device` and compares every row with the reference, and with another run bit by bit. Before
+    /// that, the device's memory holds the values of a run on other rows: NaN for float inputs, so that a wrong read
     /// gives NaN.
     pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
         self.run_in(Precision::Auto, device, choices)
     }
 
-    /// The same in a precision.
+    /// Runs the case in this precision, like `run`.
     pub fn run_in(&self, precision: Precision, device: &Device, choices: Choices) -> Result<(), String> {
         let tell = |e: trefoil::Error| format!("{}, {precision:?}: {e}", self.name);
         let engine = self.build(precision, device, choices).map_err(tell)?;
@@ -226,7 +225,7 @@ impl Case {
         Ok(())
     }
 
-    /// An engine for all rows at once.
+    /// Builds an engine for all rows at once.
     pub fn build(&self, precision: Precision, device: &Device, choices: Choices) -> Result<Engine, trefoil::Error> {
         let model = Model::new(self.graph.clone(), self.weights_again(), self.preprocessing.clone(), Vec::new())?;
         Engine::builder(&model)
@@ -244,7 +243,8 @@ impl Case {
             .build()
     }
 
-    /// The reference for f16 must be near the one for f32: within 2 % of the largest value and of the tolerance.
+    /// Checks that the reference for f16 is near the one for f32: within 2 % of the largest value and within the
+    /// tolerance.
     pub fn check_references(&self) -> Result<(), String> {
         let values = |storage| {
             let how = Arithmetic { storage, growth: self.growth };
@@ -269,7 +269,7 @@ impl Case {
         batch.submit(self.rows.len())?.wait()
     }
 
-    /// A model takes its weights; the reference reads them too.
+    /// A copy of the weights: a model takes its weights, and the reference reads them too.
     fn weights_again(&self) -> Weights {
         let tensors = self.weights.names().map(|name| {
             let dims = self.weights.dims(name).expect("a name has dimensions").to_vec();
@@ -306,7 +306,7 @@ impl Case {
         }
     }
 
-    /// The first step's exact result and its rounding.
+    /// The exact result of the first step, with its rounding error.
     fn normalized(&self, row: usize) -> Expected {
         let shape = self.network.input;
         let values = self.rows[row].clone();
@@ -316,7 +316,8 @@ impl Case {
         }
         let of = |(i, byte): (usize, &f64)| {
             let (mean, std) = (f64::from(mean[i % shape.channels]), f64::from(std[i % shape.channels]));
-            // Four roundings of a term: 1 / 255, the product, the difference, the quotient or factor; and one more.
+            // A term has four roundings: 1 / 255, the product, the difference, and the quotient or factor; and one
+            // more.
             ((byte / 255.0 - mean) / std, 5.0 * U32 * (byte / 255.0 + mean.abs()) / std.abs())
         };
         let (values, errors) = values.iter().enumerate().map(of).unzip();
@@ -355,8 +356,8 @@ impl Case {
     }
 }
 
-/// The depthwise convolution for any GPU, and the Hopper one in small tiles and large, of both units, by itself and with
-/// the 1x1 convolution in front of it.
+/// The depthwise kernel for any GPU, and those of Hopper with small and large tiles of both units, alone and with the
+/// 1x1 convolution in front.
 fn depthwise_kernels() -> impl Iterator<Item = Kernel> {
     let tiles = [[2, 7], [1, 4]].into_iter().flat_map(|[rows, columns]| {
         [[1, 1], [3, 2], [8, 1], [5, 4]].map(|[down, right]| DepthwiseTile {
@@ -369,7 +370,7 @@ fn depthwise_kernels() -> impl Iterator<Item = Kernel> {
     [Kernel::Sm80].into_iter().chain(sm90)
 }
 
-/// Depthwise convolutions of a rewritten graph that alone read the result of a dense 1x1 convolution.
+/// Names of depthwise convolutions of a rewritten graph that are the only readers of a dense 1x1 convolution's result.
 fn expandable(graph: &Network) -> Vec<String> {
     let uses = graph.use_counts();
     let dense = |index: usize| match &graph.nodes[index].op {
@@ -385,7 +386,7 @@ fn expandable(graph: &Network) -> Vec<String> {
     graph.nodes.iter().filter(reads_it).map(|node| node.name.clone()).collect()
 }
 
-/// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.
+/// Pairs of dense convolutions of a rewritten graph: one that adds another's result as its only reader, and the other.
 pub fn joinable(graph: &Network) -> Vec<(usize, usize)> {
     let uses = graph.use_counts();
     let dense = |index: usize| match &graph.nodes[index].op {
@@ -411,15 +412,15 @@ fn without_classifier_for(output: OutputKind, graph: &Network) -> Network {
     }
 }
 
-/// Features are what the classifier at the end reads.
+/// The network without the classifier at its end: its result is the features.
 fn without_classifier(graph: &Network) -> Network {
     let last = &graph.nodes[graph.output.0];
     let NodeId(output) = if matches!(last.op, Op::Linear(_)) { last.inputs[0] } else { graph.output };
     graph.cut(NodeId(output))
 }
 
-/// The pairs must be k different classes, each with its probability, in an order that errors of the logits allow, ties
-/// by the lower index, and no class left out may be better than one that is there.
+/// Checks that the pairs are k different classes, each with its probability, in an order that errors of the logits
+/// allow, ties by the lower index, and that no class that is left out is better than one that is there.
 fn check_top_k(k: usize, growth: Growth, logits: &Expected, pairs: &[(usize, f32)]) -> Result<(), String> {
     if pairs.len() != k {
         return Err(format!("{} pairs instead of {k}", pairs.len()));
@@ -436,7 +437,7 @@ fn check_top_k(k: usize, growth: Growth, logits: &Expected, pairs: &[(usize, f32
     let out_of_order = |a: usize, b: usize| {
         let margin = growth.limit(logits.errors[a]) + growth.limit(logits.errors[b]);
         let (x, y) = (logits.values[a], logits.values[b]);
-        // Equal logits of equal sums are equal on a device too.
+        // Logits that are equal sums are equal on a device too.
         x < y - margin || (x == y && a > b)
     };
     let left_out = (0..logits.values.len()).filter(|class| !listed.contains(class));

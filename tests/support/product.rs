@@ -1,4 +1,4 @@
-//! Matrix products by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of them.
+//! Matrix products by plain loops in f64, with the error that a kernel of f16 or bf16 may have, and problems for them.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -14,21 +14,21 @@ use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
 /// One product of random operands.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// f16 or bf16.
+    /// The type of operands and result: f16 or bf16.
     pub dtype: Dtype,
     pub sizes: ProductSizes,
     pub activation: ProductActivation,
     /// Whether there is a bias, a scale and a residual.
     has: [bool; 3],
-    /// Values between rows of x, residual and result.
+    /// Number of values between the rows of x, residual and result.
     gap: usize,
-    /// Values of x are within this.
+    /// The largest absolute value of x.
     most: f64,
-    /// Made by the first kernel that is compared with it.
+    /// The expected rows, computed by the first kernel that is compared.
     expected: Arc<OnceLock<Vec<Expected>>>,
 }
 
-/// A problem's operands.
+/// The operands of a problem.
 struct Operands<T> {
     x: Vec<T>,
     w: Vec<T>,
@@ -37,7 +37,7 @@ struct Operands<T> {
     residual: Vec<T>,
 }
 
-/// Every problem of a type.
+/// All problems of a type.
 pub fn all(dtype: Dtype) -> Vec<Problem> {
     let of = |m, n, k, activation, has, gap| Problem {
         dtype,
@@ -60,13 +60,13 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         let has = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
         all.push(of(131, 72, 200, ProductActivation::None, has, 8 * (bits % 2)));
     }
-    // More tiles than multiprocessors, several for each warpgroup; and of few steps each.
+    // These problems have more tiles than multiprocessors, several for each warpgroup, or tiles of few steps.
     all.push(of(9001, 392, 72, ProductActivation::None, [true, false, true], 0));
     all.push(of(4100, 776, 136, ProductActivation::Gelu, [true, true, true], 8));
     all.push(of(20_011, 136, 8, ProductActivation::Silu, [false, true, true], 0));
     all.push(of(2000, 768, 768, ProductActivation::Gelu, [true, false, false], 0));
     if dtype == Dtype::Bf16 {
-        // Results that f16 does not hold, and some whose squares f32 does not.
+        // Some results are too large for f16, and the squares of some are too large for f32.
         let beyond = ProductActivation::ALL.into_iter().zip([1e6, 1e22].into_iter().cycle());
         all.extend(beyond.map(|(activation, most)| Problem { most, ..of(70, 136, 72, activation, [true; 3], 8) }));
         all.extend(
@@ -90,17 +90,17 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Every kernel that there is for it on `limits`.
+    /// The kernels that can compute the problem on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<ProductKernel> {
         self.sizes.kernels(limits)
     }
 
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.sizes.m * self.sizes.n
     }
 
-    /// Runs it twice, into a buffer of NaN that is longer than the result, and compares.
+    /// Runs the problem twice, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device, kernel: ProductKernel) -> Result<(), String> {
         match self.dtype {
             Dtype::Bf16 => self.run_of::<bf16>(device, kernel),
@@ -132,7 +132,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The rows that are compared: all, or evenly as many as plain loops have time for, with the last.
+    /// The rows that are compared: all, or as many as plain loops have time for, evenly spread and including the last.
     fn checked_rows(&self) -> impl Iterator<Item = usize> {
         let ProductSizes { m, n, k } = self.sizes;
         let step = (m * n * k).div_ceil(MOST_PRODUCTS) | 1;
@@ -174,7 +174,7 @@ impl Problem {
             let (sum, magnitude) = terms.fold((bias, bias.abs()), |(sum, all), term| (sum + term, all + term.abs()));
             let scale = if has_scale { f64::from(of.scale[column]) } else { 1.0 };
             let residual = if has_residual { of.residual[row * (n + self.gap) + column].value() } else { 0.0 };
-            // Tensor cores add, whatever the type.
+            // Tensor cores make the sums, whatever the type.
             let error = Growth::Worst.sum(Storage::F16, k + 1, magnitude);
             finished(self.activation, sum, error, scale, residual, T::ROUNDING)
         };
@@ -186,17 +186,17 @@ impl Problem {
     }
 }
 
-/// Values before and behind the result that nothing writes.
+/// Number of values before and behind the result that no kernel may write.
 const GUARD: usize = 1024;
-/// Products that the reference has time for.
+/// The most products that the reference has time for.
 const MOST_PRODUCTS: usize = 4 << 20;
-/// No activation's slope is steeper: GELU's is 1.129 at the root of 2.
+/// The steepest slope of an activation: that of GELU is 1.129 at the root of 2.
 const STEEPEST: f64 = 1.13;
-/// What the kernels' activations are off by at most, of themselves and in all, as their sources say.
+/// The largest relative and absolute error of the kernels' activations, as their sources say.
 const OF_ITSELF: f64 = 1.0 / (1 << 14) as f64;
 const IN_ALL: f64 = 1.0 / (1 << 28) as f64;
 
-/// The result of a sum that is off by `error`, and what that may be off by: two more roundings of f32, one to f16 or bf16.
+/// The result for a sum with this error, and the result's error: two more roundings of f32, and one to f16 or bf16.
 pub fn finished(
     activation: ProductActivation,
     sum: f64,
@@ -231,8 +231,8 @@ fn activate(activation: ProductActivation, x: f64) -> f64 {
     }
 }
 
-/// The part of a normal distribution below x: 1/2 and its density times x + x^3/3 + x^5/(3*5) + ..., or beyond 6, where
-/// that loses its digits, density / (x + 1/(x + 2/(x + ...))).
+/// The part of a normal distribution below x: 1/2 plus the density times x + x^3/3 + x^5/(3*5) + ...; beyond 6, where
+/// this loses its digits, density / (x + 1/(x + 2/(x + ...))).
 fn normal_below(x: f64) -> f64 {
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
     if x.abs() < 6.0 {

@@ -1,4 +1,5 @@
-//! Networks of bytes by plain loops in integers, which every device has to equal in every byte, and problems of them.
+//! Networks of bytes by plain loops in integers, with which every device has to agree in every byte, and problems for
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +11,23 @@ use trefoil::{Activation, Device, Engine, Error, InputFormat, OutputKind, Shape,
 use super::byte_rules::{Value, convolved, maxima, mean};
 use super::random::Random;
 
-/// A quantised network on random weights and rows. Scales are powers of two, so that halves hold all its values.
+/// A quantised network with random weights and rows. Scales are powers of two, so that halves hold all its values.
 #[derive(Clone, Debug)]
 pub struct Problem {
     pub name: String,
     graph: Graph,
     quantization: Quantization,
-    /// Of the weights that the graph reads, by their names.
+    /// The weights that the graph reads, by their names.
     tensors: BTreeMap<String, Vec<f32>>,
-    /// Of photos in bytes, or of floats.
+    /// The format of rows: photos in bytes, or floats.
     input: InputFormat,
     rows: Vec<Vec<f32>>,
 }
 
-/// Rows of a problem.
+/// Number of rows of a problem.
 const ROWS: usize = 2;
 
-/// Every problem. Channels are multiples of 16, so that GPUs have kernels of bytes for them, where `for_gpus` says so.
+/// All problems. With `for_gpus`, channels are multiples of 16, so that GPUs have kernels of bytes for them.
 pub fn all(for_gpus: bool) -> Vec<Problem> {
     let sizes: &[([usize; 3], usize)] =
         if for_gpus { &[([9, 11, 32], 48), ([10, 10, 64], 80)] } else { &[([9, 11, 21], 37), ([5, 6, 130], 40)] };
@@ -36,7 +37,7 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             all.extend([false, true].map(|behind| block(input, inside, behind, activation, 1.0 / 64.0)));
         }
-        // Most results are beyond the largest byte.
+        // Most results exceed the largest byte.
         all.push(block(input, inside, true, Activation::Relu, 1.0 / 1024.0));
     }
     if for_gpus {
@@ -49,7 +50,7 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
     all
 }
 
-/// A network that is made node by node.
+/// A network to which nodes are added one by one.
 struct Growing {
     graph: GraphBuilder,
     scale: f32,
@@ -61,12 +62,12 @@ impl Growing {
         Self { graph: GraphBuilder::new(), scale, quantization: Quantization::default() }
     }
 
-    /// Keeps the value of a node in bytes.
+    /// Gives the value of a node a scale, so that it is kept in bytes.
     fn scaled(&mut self, name: &str, scale: f32) {
         self.quantization.scales.insert(name.into(), scale);
     }
 
-    /// Says what a value is on average, some of it beyond its bytes.
+    /// Gives a value a mean for each channel, some of which are beyond the range of its bytes.
     fn known(&mut self, name: &str, channels: usize) {
         let scale = self.quantization.scales[name];
         let means = Random::new(name).singles(channels, 300.0).into_iter().map(|steps| steps * scale).collect();
@@ -106,9 +107,10 @@ impl Growing {
     }
 }
 
-/// A block of a ResNet, of the image or `behind` another layer: 1x1, 3x3 at stride 2, 1x1 with a downsample added; then a 3x3
-/// that adds what it reads, with a residual after an activation. Behind a layer the downsample reads bytes that are signed
-/// as those of the last 1x1 are, and is a part of its sums. Means are known of what the 1x1 and the downsample read.
+/// A block of a ResNet, of the image or `behind` another layer: 1x1, 3x3 at stride 2, 1x1 with a downsample added; then
+/// a 3x3 that adds its own input, with a residual after an activation. Behind a layer the downsample reads bytes
+/// that are signed like those of the last 1x1, and is a part of its sums. The means of the inputs of the 1x1 and the
+/// downsample are known.
 fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scale: f32) -> Problem {
     let place = if behind { "behind a layer" } else { "of the image" };
     let name = format!("block {place} of {input} by {inside}, {activation}, scale {scale}");
@@ -140,14 +142,16 @@ fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scal
     g.finish(name, y, InputFormat::F32Nhwc, |random| random.between(0, 320) as f32 / 128.0 - 1.25)
 }
 
-/// First layers from photos, a convolution of their maxima, and the mean of its results: of so few that halves hold it.
+/// First layers from photos, a convolution of their maxima, and the mean of its results, of so few pixels that halves
+/// hold it.
 fn photos(channels: usize, pad: Pad, relu: bool, scale: f32) -> Problem {
     let name = format!("photos to {channels} channels, {pad:?}, ReLU {relu}, scale {scale}");
     let (g, mean) = means(channels, pad, relu, scale);
     g.finish(name, mean, InputFormat::U8Nhwc, |random| random.between(0, 255) as f32)
 }
 
-/// The same and a linear layer, whose weights are so few bits that halves and sums of floats hold all values.
+/// The layers of `photos` and a linear layer, whose weights have so few bits that halves and sums of floats hold all
+/// values.
 fn classes(pad: Pad, relu: bool) -> Problem {
     let name = format!("photos to classes, ReLU {relu}");
     let (mut g, mean) = means(32, pad, relu, 1.0 / 32.0);
@@ -179,7 +183,7 @@ fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, ValueId
 }
 
 impl Problem {
-    /// Runs the network on a device, cut at each of its values in bytes and at its last, and compares all of them.
+    /// Runs the network on a device, cut at each of its values in bytes and at its last node, and compares all values.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let model = self.model().map_err(|error| error.to_string())?;
         let network = model.image_network().map_err(|error| error.to_string())?;
@@ -203,14 +207,14 @@ impl Problem {
         Ok(())
     }
 
-    /// The network in bytes.
+    /// The model of the network in bytes.
     pub fn model(&self) -> Result<Model, Error> {
         let tensor = |(name, of): (&str, &ValueType)| (name.to_owned(), of.dims.clone(), self.tensors[name].clone());
         let weights = Weights::from_tensors(self.graph.weights().map(tensor))?;
         Model::new(self.graph.clone(), weights, self.preprocessing(), Vec::new())?.quantized(&self.quantization)
     }
 
-    /// The image that it reads.
+    /// The shape of the image that the network reads.
     fn image(&self) -> Shape {
         match self.graph.value(self.graph.inputs[0].value).dims[..] {
             [1, height, width, channels] => Shape::new(height, width, channels),
@@ -228,7 +232,7 @@ impl Problem {
         }
     }
 
-    /// Of all rows, so many at a time.
+    /// The results of all rows, submitted `batch` at a time.
     fn results(
         &self,
         model: &Model,
@@ -255,7 +259,7 @@ impl Problem {
         Ok(results)
     }
 
-    /// The result, by the rules of `docs/quantization.md`.
+    /// The network's result by the rules of `docs/quantization.md`.
     fn evaluate(&self, graph: &Network, row: &[f32]) -> Vec<f32> {
         let graph = optimize(graph);
         let shapes = infer(&graph).expect("well-formed");
@@ -291,7 +295,7 @@ impl Problem {
         self.tensors[&linear.weight].chunks(mean.len()).zip(bias).map(of).collect()
     }
 
-    /// The bytes of a photo, which stand for what it is once it is normalised.
+    /// The bytes of a photo, with the normalised values that they stand for.
     fn photo(&self, row: &[f32]) -> Value {
         let Preprocessing { mean, std, .. } = self.preprocessing();
         let channel = |(mean, std): (&f32, &f32)| [1.0 / (255.0 * f64::from(*std)), 255.0 * f64::from(*mean)];

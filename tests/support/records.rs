@@ -4,12 +4,13 @@ use trefoil::graph::{Contract, Expr, GraphBuilder, Op, Reduce, ReduceOp, TopK};
 use trefoil::model::{Model, Weights};
 use trefoil::{Batch, Dtype};
 
-/// Features of a row.
+/// Number of features of a row.
 const FEATURES: usize = 6;
-/// Indices of a row.
+/// Number of indices of a row.
 const K: usize = 2;
 
-/// An image and a vector of numbers joined to its features; features in f16 and the indices of the largest.
+/// A model of an image and a vector of numbers, which is joined to the image's features; its outputs are the features
+/// in f16 and the indices of the largest ones.
 pub fn joined() -> Model {
     let filter: Vec<f32> = (0..4 * 3).map(|i| i as f32 / 8.0 - 0.5).collect();
     let weights = Weights::from_tensors([("filter", vec![3, 4], filter)]).unwrap();
@@ -33,7 +34,7 @@ pub fn joined() -> Model {
     .unwrap()
 }
 
-/// What `joined` gives, by plain loops.
+/// The outputs of `joined`, by plain loops.
 fn expected(image: &[u8], numbers: &[f32]) -> (Vec<f32>, Vec<u32>) {
     let mean = |c: usize| image.chunks(3).map(|pixel| f32::from(pixel[c]) / 255.0).sum::<f32>() / 35.0;
     let means = [mean(0), mean(1), mean(2)];
@@ -49,7 +50,7 @@ pub fn image(seed: usize) -> Vec<u8> {
     (0..5 * 7 * 3).map(|i| (i * 37 + seed * 101) as u8).collect()
 }
 
-/// Whether the row with this number has been answered.
+/// Checks that the outputs are those of the row with this number.
 pub fn check(features: &[half::f16], best: &[u32], seed: usize) {
     let (wanted, order) = expected(&image(seed), &[seed as f32 / 4.0, -1.0]);
     assert!(features.iter().zip(&wanted).all(|(found, wanted)| (found.to_f32() - wanted).abs() < 2e-3), "{features:?}");

@@ -1,8 +1,8 @@
-//! Every operation once by plain loops in f64, with the error that a device's rounding may cause.
+//! Every operation by plain loops in f64, with the error that a device's rounding may cause.
 //!
-//! [`run_graph`] takes the graph as it was built, so that a device that runs it rewritten is compared with what was
-//! meant. For a device that stores f16, whose results depend on where it rounds, it takes the rewritten graph, folds
-//! batch norms into filters and rounds those. For one that rounds operands it takes the graph as it is, and rounds filters.
+//! [`run_graph`] takes the graph as it was built, so that a device that runs a rewritten graph is compared with the
+//! original. For a device that stores f16, whose results depend on the places of rounding, it rewrites the graph, folds
+//! batch norms into filters and rounds those. For a device that rounds operands it keeps the graph, and rounds filters.
 
 use half::{bf16, f16};
 use trefoil::model::Weights;
@@ -12,15 +12,15 @@ use trefoil::{Activation, Dtype, OutputKind, Shape};
 use super::problem::joinable;
 use super::tolerance::{Expected, Growth, Storage, U32};
 
-/// How a device computes.
+/// The arithmetic of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Arithmetic {
     pub storage: Storage,
     pub growth: Growth,
 }
 
-/// The value of every node for one image: of the rewritten graph where f16 is stored, else of `graph` itself. The input's
-/// values carry their own errors.
+/// The value of every node for one image: of the rewritten graph if f16 is stored, else of `graph` itself. The values
+/// of the input have their own errors.
 pub fn run_graph(graph: &Network, weights: &Weights, input: &Expected, how: Arithmetic) -> Vec<Expected> {
     let graph = match how.storage {
         Storage::F32 | Storage::Operands(_) => graph.clone(),
@@ -61,7 +61,7 @@ pub fn run_graph(graph: &Network, weights: &Weights, input: &Expected, how: Arit
     values
 }
 
-/// What the last step writes, for outputs that are values.
+/// The values that the last step writes, for outputs that are values.
 pub fn emit(output: OutputKind, x: &Expected) -> Expected {
     match output {
         OutputKind::Logits | OutputKind::Features => x.clone(),
@@ -95,20 +95,20 @@ fn read(weights: &Weights, name: &str) -> Vec<f64> {
 fn round(storage: Storage, value: f64) -> f64 {
     match storage {
         Storage::F32 => value,
-        // Through f32, as the device does it.
+        // The value is rounded through f32, as on the device.
         Storage::Operands(Dtype::Bf16) => bf16::from_f32(value as f32).to_f64(),
         Storage::F16 | Storage::Operands(_) => f16::from_f32(value as f32).to_f64(),
     }
 }
 
-/// What a layer reads, rounded as it does: the values may be off by as much.
+/// A value as a layer reads it, rounded; the errors grow by the rounding.
 fn operand(x: &Expected, how: Arithmetic) -> Expected {
     let errors = x.values.iter().zip(&x.errors).map(|(&value, &error)| how.growth.read(how.storage, value, error));
     Expected { errors: errors.collect(), ..x.clone() }
 }
 
-/// Filter [K, C / groups, R, S], rounded as the device stores it, and bias [K]. Whether a batch norm is still to be
-/// applied, the caller knows: f16 alone has it in the filter.
+/// Filter [K, C / groups, R, S], rounded as the device stores it, and bias [K]. Only for f16 a batch norm is part of
+/// the filter; otherwise the caller applies it.
 fn filter_and_bias(conv: &Conv2d, weights: &Weights, channels: usize, storage: Storage) -> (Vec<f64>, Vec<f64>) {
     match storage {
         Storage::F32 | Storage::Operands(_) => {
@@ -156,7 +156,7 @@ fn convolution(
                     }
                 }
                 let at = (p * y.width + q) * y.channels + k;
-                // Two more roundings: the bias, and a filter that a batch norm is folded into.
+                // There are two more roundings: of the bias, and of a filter into which a batch norm is folded.
                 let own = how.growth.sum(how.storage, terms(conv, x.shape) + 2 + more_terms, magnitude);
                 result.values[at] = sum;
                 result.errors[at] = how.growth.join(inherited.into_iter().chain([own]));
@@ -174,8 +174,8 @@ fn convolution(
     }
 }
 
-/// Products of another convolution that a device may add in the same sum: of the one whose result node `i` adds, or of
-/// the one that adds node i's.
+/// Number of products of other convolutions that a device may add in the same sum: of those whose results node `i`
+/// adds, and of those that add node i's result.
 fn joined_terms(graph: &Network, shapes: &[Shape], i: usize) -> usize {
     let of = |node: usize| match &graph.nodes[node].op {
         Op::Conv2d(conv) => terms(conv, shapes[graph.nodes[node].inputs[0].0]) + 2,
@@ -185,13 +185,13 @@ fn joined_terms(graph: &Network, shapes: &[Shape], i: usize) -> usize {
     joinable(graph).into_iter().flat_map(both).filter(|(node, _)| *node == i).map(|(_, other)| of(other)).sum()
 }
 
-/// Products in one sum of a convolution.
+/// Number of products in one sum of a convolution.
 fn terms(conv: &Conv2d, x: Shape) -> usize {
     conv.window.size[0] * conv.window.size[1] * x.channels / conv.groups
 }
 
-/// (x - mean) / sqrt(var + eps) * gamma + beta. Folded into a convolution of so many terms, it is a rounded factor,
-/// and a rounded shift that meets all roundings of the sum if a device begins with it.
+/// (x - mean) / sqrt(var + eps) * gamma + beta. Folded into a convolution of `terms` terms, it is a rounded factor, and
+/// a rounded shift that takes part in all roundings of the sum if a device begins with it.
 fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, how: Arithmetic) -> Expected {
     let [gamma, beta, mean, var] = [&norm.gamma, &norm.beta, &norm.mean, &norm.var].map(|name| read(weights, name));
     let mut y = x.clone();
@@ -206,7 +206,7 @@ fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, h
     y
 }
 
-/// Errors pass a bound undiminished at most; SiLU's slope is 1.1 at most.
+/// Applies an activation: errors do not grow, except by SiLU, whose slope is at most 1.1.
 fn activate(activation: Activation, mut x: Expected) -> Expected {
     for (value, error) in x.values.iter_mut().zip(&mut x.errors) {
         *value = match activation {
@@ -222,7 +222,7 @@ fn activate(activation: Activation, mut x: Expected) -> Expected {
     x
 }
 
-/// The operands' errors may depend on each other: they add.
+/// Adds two operands: their errors may depend on each other, so they add.
 fn add(activation: Activation, a: &Expected, b: &Expected) -> Expected {
     let mut sum = a.clone();
     for i in 0..sum.values.len() {
@@ -232,7 +232,7 @@ fn add(activation: Activation, a: &Expected, b: &Expected) -> Expected {
     activate(activation, sum)
 }
 
-/// Each pixel's channels of one operand after the other's.
+/// Joins operands: each pixel has the channels of one operand after those of the other.
 fn concat(operands: Vec<&Expected>, y: Shape) -> Expected {
     let of = |part: fn(&Expected) -> &[f64]| {
         let pixel =
@@ -242,7 +242,7 @@ fn concat(operands: Vec<&Expected>, y: Shape) -> Expected {
     Expected { shape: y, values: of(|x| &x.values), errors: of(|x| &x.errors) }
 }
 
-/// The largest tap is off by no more than the largest error.
+/// The maximum over windows: its error is at most the largest error of a tap.
 fn max_pool(pool: &Pool, x: &Expected, y: Shape) -> Expected {
     windows(pool, x, y, |taps| {
         let largest = |which: fn(&(f64, f64)) -> f64| taps.iter().map(which).fold(f64::NEG_INFINITY, f64::max);
@@ -266,14 +266,14 @@ fn global_avg_pool(x: &Expected, how: Arithmetic) -> Expected {
     Expected { shape: Shape::vector(channels), values, errors }
 }
 
-/// Sum over `count`, and its error: neighbouring pixels' errors may depend on each other, so they add.
+/// The sum over `count` with its error: neighbouring pixels' errors may depend on each other, so they add.
 fn mean(taps: &[(f64, f64)], count: usize, how: Arithmetic) -> (f64, f64) {
     let [sum, magnitude, error] = taps.iter().fold([0.0; 3], |[s, m, e], (v, d)| [s + v, m + v.abs(), e + d]);
     let own = how.growth.sum(how.storage, taps.len() + 2, magnitude); // and the quotient, perhaps by a rounded reciprocal
     (sum / count as f64, (error + own) / count as f64)
 }
 
-/// Reduces the (value, error) of each window's taps in the image.
+/// Applies `reduce` to the (value, error) pairs of each window's taps in the image.
 fn windows(pool: &Pool, x: &Expected, y: Shape, reduce: impl Fn(&[(f64, f64)]) -> (f64, f64)) -> Expected {
     let mut result = Expected { shape: y, values: Vec::new(), errors: Vec::new() };
     for p in 0..y.height {
@@ -319,7 +319,7 @@ fn linear(layer: &Linear, weights: &Weights, x: &Expected, how: Arithmetic) -> E
     result
 }
 
-/// The index of the pixel under tap [r, s] of the window for output [p, q]; nothing in the padding.
+/// The index of the pixel under tap [r, s] of the window for output [p, q]; `None` in the padding.
 fn tap(window: &Window, x: Shape, [p, q]: [usize; 2], [r, s]: [usize; 2]) -> Option<usize> {
     let h = (p * window.stride[0] + r * window.dilation[0]).checked_sub(window.pad.top)?;
     let w = (q * window.stride[1] + s * window.dilation[1]).checked_sub(window.pad.left)?;

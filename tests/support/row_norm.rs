@@ -1,4 +1,5 @@
-//! LayerNorm and RMSNorm by plain loops in f64, with what a kernel of f16 or bf16 may be off by, and problems of them.
+//! LayerNorm and RMSNorm by plain loops in f64, with the error that a kernel of f16 or bf16 may have, and problems for
+//! them.
 
 use half::{bf16, f16};
 use trefoil::plan::RowsAt;
@@ -11,17 +12,17 @@ use super::tolerance::{Expected, Growth, Storage, U32};
 /// Random rows, or rows that lie far from zero.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// f16 or bf16.
+    /// The type of operands and result: f16 or bf16.
     pub dtype: Dtype,
     pub sizes: [usize; 2],
     pub centred: bool,
     has_bias: bool,
-    /// The mean of the rows' values, and how far they are from it at most.
+    /// The mean of the rows' values, and their largest distance from it.
     offset: f64,
     spread: f64,
 }
 
-/// Every problem of a type.
+/// All problems of a type.
 pub fn all(dtype: Dtype) -> Vec<Problem> {
     let of = |rows, columns| {
         let sizes = [rows, columns];
@@ -31,7 +32,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         .into_iter()
         .map(|columns| of(13, columns))
         .collect();
-    // Above 1024 rows a block has several.
+    // Above 1024 rows a block computes several of them.
     all.extend([1, 7, 8, 1000, 1025].map(|rows| of(rows, 776)));
     all.extend([8, 64, 256, 264, 1024, 1280, 1536, 1664, 2048].map(|columns| of(1027, columns)));
     all.extend([-3.0, 100.0].map(|offset| Problem { offset, ..of(1030, 768) }));
@@ -41,19 +42,19 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all.extend([64, 768, 2040].map(|columns| Problem { centred: false, has_bias: false, ..of(50, columns) }));
     all.push(Problem { centred: false, offset: 2.0, ..of(50, 512) });
     if dtype == Dtype::Bf16 {
-        // Values that f16 does not hold.
+        // Some values are too large for f16.
         all.extend([50, 1100].map(|rows| Problem { offset: 1e7, spread: 1e8, ..of(rows, 768) }));
     }
     all
 }
 
 impl Problem {
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.sizes[0] * self.sizes[1]
     }
 
-    /// Runs it, into a buffer of NaN that is longer than the result, and compares.
+    /// Runs the problem, into a buffer of NaN that is longer than the result, and compares.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         match self.dtype {
             Dtype::Bf16 => self.run_of::<bf16>(device),
@@ -95,8 +96,8 @@ impl Problem {
         Ok(())
     }
 
-    /// One row. The mean's error is in each centred value, theirs in the variance; the root halves a relative error,
-    /// and is approximated to two units of the last place.
+    /// One normalised row. The mean's error is in each centred value, and their errors are in the variance; the root
+    /// halves a relative error, and is approximated to two units of the last place.
     fn normalised<T: Half>(&self, x: &[T], weight: &[f32], bias: impl Fn(usize) -> f64) -> Expected {
         let columns = x.len() as f64;
         let x: Vec<f64> = x.iter().map(|x| x.value()).collect();
@@ -124,7 +125,7 @@ impl Problem {
     }
 }
 
-/// Values before and behind the result that nothing writes.
+/// Number of values before and behind the result that no kernel may write.
 const GUARD: usize = 1024;
-/// As ViT has it.
+/// The epsilon of ViT.
 const EPSILON: f32 = 1e-6;

@@ -1,5 +1,5 @@
-//! The first layers of a network of bytes and the mean behind its last convolution by plain loops, whose results a kernel
-//! has to equal in every byte, and problems of both.
+//! The first layers of a network of bytes, and the mean behind its last convolution, by plain loops, with which a
+//! kernel has to agree in every byte, and problems for both.
 
 use half::f16;
 use trefoil::plan::{Limits, S8Stem, StemTile};
@@ -14,15 +14,15 @@ pub struct StemProblem {
     pub name: &'static str,
     pub stem: S8Stem,
     outside: [u8; 3],
-    /// Bytes between images.
+    /// Number of bytes between images.
     gap: usize,
     y_signed: bool,
     relu: bool,
-    /// What the scales that leave most results inside their range are multiplied by.
+    /// A factor on the scales: with 1 most results are inside their range.
     factor: f32,
 }
 
-/// Every problem of first layers.
+/// All problems of first layers.
 pub fn stems() -> Vec<StemProblem> {
     let of = |name, batch, [height, width]: [usize; 2], channels, pad: [usize; 2]| {
         let conv = Shape::new((height + 2 * pad[0] - 7) / 2 + 1, (width + 2 * pad[1] - 7) / 2 + 1, channels);
@@ -52,30 +52,30 @@ pub fn stems() -> Vec<StemProblem> {
 }
 
 impl StemProblem {
-    /// Tiles of few, some and all rows.
+    /// Tiles of few, of some and of all rows.
     pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
         let wanted = |tile: &StemTile| [1, 2, self.stem.output.height].contains(&tile.rows) || tile.rows == 14;
         self.stem.tiles(limits).into_iter().filter(wanted).collect()
     }
 
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.stem.batch * self.stem.output.elems()
     }
 
-    /// Bytes from one image to the next.
+    /// Number of bytes from one image to the next.
     fn row_pitch(&self) -> usize {
         self.stem.input.elems().next_multiple_of(4) + self.gap
     }
 
-    /// Runs it, into a buffer of other bytes that is longer than the result, and compares.
+    /// Runs the problem, into a longer buffer with other bytes, and compares.
     pub fn run(&self, device: &Device, tile: StemTile) -> Result<(), String> {
         let mut random = Random::new(&format!("{self:?}"));
         let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| random.between(0, 255) as u8).collect() };
         let (channels, row_pitch) = (self.stem.output.channels, self.row_pitch());
         let (x, filter) = (bytes(self.stem.batch * row_pitch), bytes(channels * 147));
         let filter: Vec<i8> = filter.into_iter().map(|byte| byte as i8).collect();
-        // Of a sum of even bytes.
+        // The usual size of a sum of evenly distributed bytes.
         let usual = 147_f64.sqrt() * 74.0 * 148.0;
         let bias: Vec<i32> = (0..channels).map(|_| (usual * random.signed()) as i32).collect();
         let scale: Vec<f32> =
@@ -99,7 +99,7 @@ impl StemProblem {
         equal_between_guards(&result, &self.pooled(&conv), channels)
     }
 
-    /// The bytes of the convolution's results, signed ones as they are.
+    /// The bytes of the convolution's results; signed bytes keep their sign.
     fn convolved(&self, operands: &S8StemOperands<'_>) -> Vec<i32> {
         let S8Stem { batch, input, pad, conv, .. } = self.stem;
         let low = if self.y_signed && !self.relu { -128.0 } else { 0.0 };
@@ -154,7 +154,7 @@ pub struct MeanProblem {
     largest: bool,
 }
 
-/// Every problem of means.
+/// All problems of means.
 pub fn means() -> Vec<MeanProblem> {
     let shapes = [(1, [1, 1, 16]), (3, [7, 7, 528]), (2, [5, 9, 2048]), (17, [3, 2, 112]), (1, [230, 190, 16])];
     let of = |(batch, [height, width, channels]): (usize, [usize; 3])| {
@@ -170,12 +170,12 @@ pub fn means() -> Vec<MeanProblem> {
 }
 
 impl MeanProblem {
-    /// Values that are computed.
+    /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.batch * self.input.channels
     }
 
-    /// Runs it, and compares every bit.
+    /// Runs the problem, and compares every bit.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let Self { batch, input, signed, largest } = *self;
         let mut random = Random::new(&format!("{self:?}"));

@@ -5,10 +5,10 @@ use trefoil::model::{Model, Weights};
 use trefoil::trace::TraceStage;
 use trefoil::{Batch, Batcher, Device, Dtype, Engine, EngineBuilder, Error, OutputPart, Precision, RowTicket, Size};
 
-/// Features of a token as it comes, and as it goes.
+/// Number of features of a token at the input and at the output.
 const IN: usize = 3;
 const OUT: usize = 2;
-/// What tokens are padded with.
+/// The number that pads tokens.
 const PADDING: f32 = 5.0;
 
 fn size(batch: usize, length: usize) -> Size {
@@ -19,8 +19,8 @@ fn sizes() -> [Size; 4] {
     [size(2, 4), size(1, 7), size(3, 7), size(4, 2)]
 }
 
-/// A product for each token, and the sum of the products of those that the mask counts. With the turned one the sequence
-/// comes first, the batch second.
+/// A product for each token, and the sum of the products of the tokens that the mask counts. If `is_turned`, the first
+/// axis is the sequence, and the second one the batch.
 fn tokens(is_turned: bool) -> Model {
     let weights = Weights::from_tensors([("w", vec![IN, OUT], (0..IN * OUT).map(weight).collect())]).unwrap();
     let build = move |size: &Size| {
@@ -65,7 +65,7 @@ fn fill(batch: &mut Batch, index: usize, seed: usize) {
     batch.port_mut::<f32>(index, "mask").unwrap().fill(1.0);
 }
 
-/// Whether a row of so many tokens was answered; those behind them are padding.
+/// Checks the results of a row with this many tokens; the tokens behind them are padding.
 fn check(answer: &OutputPart<'_>, index: usize, seed: usize, length: usize) {
     let wanted = product(&row(seed, length));
     let sum = |k: usize| wanted.chunks(OUT).map(|token| token[k]).sum::<f32>();
@@ -135,7 +135,7 @@ pub fn rows_of_no_size_name_the_sizes(device: &Device) {
     assert!(build(&[size(0, 4)]).contains("1 to "));
 }
 
-/// Rows take the smallest size that holds them, and are filled up there.
+/// Rows take the smallest size that holds them, and are padded to it.
 pub fn shorter_rows_are_padded(device: &Device) {
     let engine = engine(&padded(), device);
     for (rows, length, of) in [(1, 1, 2), (4, 2, 2), (2, 3, 4), (3, 3, 7), (3, 5, 7), (1, 7, 7)] {
@@ -170,7 +170,7 @@ pub fn padding_is_told_of_every_input(device: &Device) {
     assert!(refused("length", &[("ids", 0.0)]).contains("`tokens`"));
 }
 
-/// A row of some length, to be padded, and the length.
+/// Submits a row of some length, which is padded; returns the length too.
 fn submit_padded(batcher: &Batcher, seed: usize) -> (RowTicket, usize) {
     let length = 1 + seed % 7;
     let mut row_of = batcher.request().size(&size(1, length)).unwrap().row().unwrap();
@@ -214,7 +214,7 @@ pub fn a_fleet_has_batches_of_every_size(device: &Device) {
     assert!(fleet.acquire_for(&size(1, 3)).is_err());
 }
 
-/// Whether every part of the results of an engine of two models is right, at every size.
+/// Checks every part of the results of an engine of two models, at every size.
 fn check_parts(engine: &Engine, parts: usize) {
     for (rows, length) in [(3, 7), (2, 4), (1, 7), (4, 2)] {
         let mut batch = engine.acquire_for(&size(rows, length)).unwrap();
@@ -237,7 +237,7 @@ pub fn a_mean_is_there_at_every_size(device: &Device) {
     check_parts(&builder(Engine::builder(&model).beside(&other).average(), device).build().unwrap(), 1);
 }
 
-/// What is read of `tokens`: each product twice with the sum added, and the products' own sum.
+/// A model that reads the results of `tokens`: twice each product plus the sum, and the sum of the products.
 fn after(dim: &'static str) -> Model {
     let build = move |size: &Size| {
         let (rows, length) = (size.batch(), size.get(dim).expect("it is named"));
@@ -255,7 +255,7 @@ fn after(dim: &'static str) -> Model {
     Model::of_sizes(none, &Size::new(1).dim(dim, 4), build).unwrap()
 }
 
-/// What `after` gives of a row of so many tokens that is padded to `all`.
+/// Checks the results of `after` for a row with this many tokens that is padded to `all`.
 fn check_after(found: [&[f32]; 2], seed: usize, length: usize, all: usize) {
     let products = product(&row(seed, length));
     let [sum, padding] = [&products, &product(&[PADDING; IN])]
@@ -298,13 +298,13 @@ pub fn models_that_read_one_another_have_the_same_sizes(device: &Device) {
     assert!(refused.contains("then is a model that reads") && refused.contains("`products` of f32[4,2]"), "{refused}");
 }
 
-/// Rows of any length, padded to what the first model has, through two models and from many owners.
+/// Rows of any length, padded to the size of the first model, go through two models and come from many owners.
 pub fn a_batcher_feeds_models_that_read_one_another(device: &Device) {
     let (first, second) = (padded(), after("length"));
     let engine = builder(Engine::builder(&first).then(&second), device).build().unwrap();
     let batcher = engine.batcher().build().unwrap();
     let send = |seed: usize| submit_padded(&batcher, seed);
-    // Some at a time: each may have a result of its own, of which a ring has so many.
+    // Only some rows at a time are submitted: each may take a result buffer, and the ring has as many.
     for first in (0..40).step_by(8) {
         let tickets: Vec<_> = (first..first + 8).map(send).collect();
         for (seed, (ticket, length)) in (first..).zip(tickets) {
@@ -316,7 +316,7 @@ pub fn a_batcher_feeds_models_that_read_one_another(device: &Device) {
     batcher.close(trefoil::Close::Drain, std::time::Duration::from_secs(20)).unwrap();
 }
 
-/// The batch is the second axis of the graphs' ports, and rows are slices of it.
+/// The batch is the second axis of the ports, and rows are slices along it.
 pub fn the_batch_may_be_another_axis(device: &Device) {
     let engine = engine(&tokens(true), device);
     for (rows, length) in [(1, 7), (3, 7), (2, 4)] {
@@ -328,7 +328,7 @@ pub fn the_batch_may_be_another_axis(device: &Device) {
     }
 }
 
-/// Weights, activations, rows: nothing is there once for each size. The device has no other engine.
+/// Weights, activations and rows are not allocated once for each size. The device has no other engine.
 #[allow(dead_code, reason = "on a device that others use nobody can tell")]
 pub fn sizes_share_their_memory(device: &Device) {
     let model = tokens(false);
@@ -342,10 +342,10 @@ pub fn sizes_share_their_memory(device: &Device) {
     assert_eq!(held(&[size(1, 40), size(8, 80), size(2, 3)]), held(&[size(8, 80)]));
 }
 
-/// What it shows, and the case on a device.
+/// The name of a case, and the case, which runs on a device.
 type Case = (&'static str, fn(&Device));
 
-/// Each case with its name.
+/// All cases with their names.
 pub const ALL: [Case; 11] = [
     ("every_size_has_rows_of_its_own", every_size_has_rows_of_its_own),
     ("rows_of_no_size_name_the_sizes", rows_of_no_size_name_the_sizes),

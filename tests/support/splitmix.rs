@@ -1,6 +1,6 @@
-//! Random numbers from a seed, for inputs that are made of others.
+//! Pseudo-random numbers from a seed, for inputs that are mutations of others.
 
-/// splitmix64.
+/// The splitmix64 generator.
 pub struct Random(pub u64);
 
 impl Random {
@@ -11,7 +11,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `bound`, which is not 0.
+    /// A number less than `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }

@@ -1,21 +1,21 @@
-//! Models with state on any device: what one batch leaves, the next reads. Everything behind the hazard checker, and with more
-//! batches in flight than slots.
+//! Models with state on any device: each batch reads the state that the one before has left. The hazard checker is
+//! always on, and more batches are in flight than slots.
 
 use trefoil::graph::{Contract, Expr, GraphBuilder, Op, Reduce, ReduceOp, Slice, Unary, ValueId};
 use trefoil::model::{Model, Weights};
 use trefoil::{Device, Dtype, Engine, EngineBuilder, Error, Precision, Size};
 
-/// Features of a step, and of the two states of the LSTM.
+/// Number of features of a step, and of each of the two states of the LSTM.
 const IN: usize = 3;
 const HIDDEN: usize = 4;
-/// Steps of a sequence.
+/// Number of steps of a sequence.
 const STEPS: usize = 6;
 
 fn builder<'a>(builder: EngineBuilder<'a>, device: &Device) -> EngineBuilder<'a> {
     builder.on(device).precision(Precision::F32).check(true).trace(true)
 }
 
-/// The sum of all that a row has had, with the sum before it; chunks have any length.
+/// A model whose state is the sum of all numbers that a row has had; chunks may have any length.
 pub fn running_sum() -> Model {
     let build = |size: &Size| {
         let (rows, length) = (size.batch(), size.get("length").expect("it is named"));
@@ -36,7 +36,7 @@ fn size(batch: usize, length: usize) -> Size {
     Size::new(batch).dim("length", length)
 }
 
-/// Submits chunks of so many rows, all elements of a row the same number.
+/// Submits a chunk for each row, all of whose elements are the row's number.
 fn submit(engine: &Engine, length: usize, rows: &[i32]) -> trefoil::Ticket {
     let mut batch = engine.acquire_for(&size(rows.len(), length)).unwrap();
     rows.iter().enumerate().for_each(|(row, &x)| batch.port_mut::<i32>(row, "x").unwrap().fill(x));
@@ -69,7 +69,7 @@ pub fn a_batch_goes_on_where_the_one_before_ended(device: &Device) {
     assert_eq!([sums(submit(&engine, 1, &[3])), sums(submit(&other, 1, &[4]))], [[3], [4]], "each has its own");
 }
 
-/// Rows, and chunks of several lengths: all have the same states.
+/// Rows come in chunks of several lengths, which share the rows' states.
 pub fn each_row_has_a_state_of_its_own(device: &Device) {
     let model = running_sum();
     let sizes = [size(1, 2), size(3, 2), size(3, 5)];
@@ -91,7 +91,7 @@ pub fn each_row_has_a_state_of_its_own(device: &Device) {
     assert_eq!(sums(submit(&engine, 2, &[1, 0, 0])), [29, 11, 15], "what was refused has left nothing");
 }
 
-/// Fibonacci: one state is what another was, and the output is a state as it was.
+/// Fibonacci numbers: one state takes the old value of another one, and the output is an old state.
 pub fn states_may_be_what_others_were(device: &Device) {
     let none = Weights::from_tensors::<String>([]).unwrap();
     let model = Model::of_graphs(none, |rows| {
@@ -135,7 +135,7 @@ fn weight(i: usize) -> f32 {
     ((i * 29) % 17) as f32 / 16.0 - 0.5
 }
 
-/// The next h and c `[rows, HIDDEN]` of an LSTM, whose gates are i, f, g, o.
+/// The next h and c `[rows, HIDDEN]` of an LSTM with gates in the order i, f, g, o.
 fn lstm(g: &mut GraphBuilder, name: &str, x: ValueId, [h, c]: [ValueId; 2], rows: usize) -> [ValueId; 2] {
     let w = g.weight("w", Dtype::F32, &[IN, 4 * HIDDEN]);
     let u = g.weight("u", Dtype::F32, &[HIDDEN, 4 * HIDDEN]);
@@ -160,7 +160,7 @@ fn weights() -> Weights {
     Weights::from_tensors([tensor("w", IN), tensor("u", HIDDEN)]).unwrap()
 }
 
-/// One step; h and c are one state, whose second axis is the batch, as exporters write it.
+/// A model of one step; h and c are one state, whose second axis is the batch, as exporters write it.
 fn one_step() -> Model {
     let model = Model::of_graphs(weights(), |rows| {
         let mut g = GraphBuilder::new();
@@ -182,7 +182,7 @@ fn one_step() -> Model {
     model.unwrap().with_state("state", "stateN").unwrap()
 }
 
-/// All steps of a sequence, from zeros on.
+/// A model of all steps of a sequence, beginning with zeros.
 fn sequence() -> Model {
     let model = Model::of_graphs(weights(), |rows| {
         let mut g = GraphBuilder::new();
@@ -204,12 +204,12 @@ fn sequence() -> Model {
     model.unwrap()
 }
 
-/// What row `row` brings.
+/// The inputs of row `row`.
 fn signal(row: usize) -> Vec<f32> {
     (0..STEPS * IN).map(|i| ((i * 5 + row * 7) % 11) as f32 / 4.0 - 1.25).collect()
 }
 
-/// The same by plain loops, in f64.
+/// The LSTM's results by plain loops, in f64.
 fn reference(x: &[f32]) -> Vec<f64> {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let (mut h, mut c, mut all) = ([0.0; HIDDEN], [0.0; HIDDEN], Vec::new());
@@ -230,8 +230,8 @@ fn reference(x: &[f32]) -> Vec<f64> {
     all
 }
 
-/// Values lie between -1 and 1; of each step some twenty operations in f32 are rounded, of functions by a few units in the
-/// last place, and steps add up.
+/// The tolerance: values lie between -1 and 1; in each step some twenty operations in f32 are rounded, functions by a
+/// few units in the last place, and the errors of steps add up.
 const TOLERANCE: f64 = STEPS as f64 * 64.0 * f32::EPSILON as f64;
 
 pub fn an_lstm_step_by_step_is_the_sequence_in_one_go(device: &Device) {
@@ -273,7 +273,8 @@ pub fn an_lstm_step_by_step_is_the_sequence_in_one_go(device: &Device) {
     }
 }
 
-/// A sum of running sums; each model has its state, and they run side by side on successive batches.
+/// A running sum of running sums: each model has a state of its own, and both run at the same time on successive
+/// batches.
 pub fn models_that_read_one_another_have_states_each(device: &Device) {
     let none = || Weights::from_tensors::<String>([]).unwrap();
     let model = |state: &'static str, input: &'static str, output: &'static str| {
@@ -348,10 +349,10 @@ pub fn what_states_cannot_do_is_refused(device: &Device) {
     assert!(without.to_string().contains("with_state"), "{without}");
 }
 
-/// What it shows, and the case on a device.
+/// The name of a case, and the case, which runs on a device.
 type Case = (&'static str, fn(&Device));
 
-/// Each case with its name.
+/// All cases with their names.
 pub const ALL: [Case; 6] = [
     ("a_batch_goes_on_where_the_one_before_ended", a_batch_goes_on_where_the_one_before_ended),
     ("each_row_has_a_state_of_its_own", each_row_has_a_state_of_its_own),

@@ -1,4 +1,4 @@
-//! How far a device may be from exact arithmetic: derived from rounding, never tuned.
+//! The error that a device may have against exact arithmetic: derived from rounding, never tuned.
 //!
 //! With u the unit roundoff (2^-24 for f32, 2^-11 for f16, 2^-8 for bf16), each f32 operation gives the exact result times 1 + d with
 //! |d| <= u. A sum of n products in any order, fused or not, is then off by at most
@@ -26,45 +26,45 @@ pub const U16: f64 = F16.unit;
 /// Half the spacing of f32's subnormal numbers; a device may also flush them to zero.
 const TINY32: f64 = f32::MIN_POSITIVE as f64;
 
-/// Deviations that a result may be off: beyond it, of a normal distribution, lie 1.2e-15 of all cases.
+/// Number of deviations that a result may be off by: a normal distribution has 1.2e-15 of all cases beyond it.
 const DEVIATIONS: f64 = 8.0;
 
-/// How a type rounds to nearest.
+/// The rounding to nearest of a type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// The unit roundoff.
+    /// The unit roundoff of the type.
     pub unit: f64,
-    /// Half the spacing of its subnormal numbers.
+    /// Half the spacing of the type's subnormal numbers.
     pub tiny: f64,
 }
 
-/// Of f16.
+/// The rounding of f16.
 pub const F16: Rounding = Rounding { unit: 1.0 / (1 << 11) as f64, tiny: 1.0 / ((1_u64 << 11) * (1 << 14)) as f64 };
-/// Of bf16, which has f32's range; a device may also flush its subnormal numbers to zero.
+/// The rounding of bf16, which has f32's range; a device may also flush its subnormal numbers to zero.
 pub const BF16: Rounding = Rounding { unit: 1.0 / (1 << 8) as f64, tiny: TINY32 };
 
-/// How activations are stored between operations; sums are f32 always.
+/// How activations are stored between operations; sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// As they are computed.
+    /// Values are stored as they are computed.
     F32,
-    /// Rounded to f16; filters too, after batch norms are folded into them.
+    /// Values are rounded to f16; so are filters, after batch norms are folded into them.
     F16,
-    /// As they are computed; layers round what they read to this type, f16 or bf16, and filters as they are.
+    /// Values are stored as they are computed; layers round their inputs and filters to this type, f16 or bf16.
     Operands(Dtype),
 }
 
 /// How errors grow from operation to operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
-    /// Bounds: for a few operations.
+    /// Errors are bounds: for a few operations.
     Worst,
-    /// Standard deviations: for a network.
+    /// Errors are standard deviations: for a network.
     Quadrature,
 }
 
 impl Rounding {
-    /// Of f16 or bf16.
+    /// The rounding of f16 or bf16.
     pub fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F16 => F16,
@@ -73,14 +73,14 @@ impl Rounding {
         }
     }
 
-    /// The error of `value` at most after it was rounded, `error` before.
+    /// The largest error of `value` after rounding, with an error of `error` before.
     pub fn rounded(self, value: f64, error: f64) -> f64 {
         error + self.unit * (value.abs() + error) + self.tiny
     }
 }
 
 impl Growth {
-    /// The error of a sum of `terms` products whose magnitudes add up to `magnitude`.
+    /// The error of a sum of `terms` products, whose magnitudes add up to `magnitude`.
     pub fn sum(self, storage: Storage, terms: usize, magnitude: f64) -> f64 {
         let n = (terms + 1) as f64;
         let u = match storage {
@@ -94,7 +94,7 @@ impl Growth {
         error + TINY32
     }
 
-    /// Joins errors of independent values.
+    /// Combines the errors of independent values.
     pub fn join(self, errors: impl Iterator<Item = f64>) -> f64 {
         match self {
             Self::Worst => errors.sum(),
@@ -102,7 +102,7 @@ impl Growth {
         }
     }
 
-    /// The error of `value` after it was stored, `error` before.
+    /// The error of `value` after it was stored, with an error of `error` before.
     pub fn stored(self, storage: Storage, value: f64, error: f64) -> f64 {
         match storage {
             Storage::F32 | Storage::Operands(_) => error,
@@ -110,7 +110,7 @@ impl Growth {
         }
     }
 
-    /// The same after a layer has read it.
+    /// The error of `value` after a layer has read it, with an error of `error` before.
     pub fn read(self, storage: Storage, value: f64, error: f64) -> f64 {
         match storage {
             Storage::F32 | Storage::F16 => error,
@@ -127,7 +127,7 @@ impl Growth {
         }
     }
 
-    /// What a difference may be, given an error.
+    /// The largest allowed difference for this error.
     pub fn limit(self, error: f64) -> f64 {
         match self {
             Self::Worst => error,
@@ -136,7 +136,7 @@ impl Growth {
     }
 }
 
-/// A value of [`Shape`] in NHWC order and the error that each element may have.
+/// A value of [`Shape`] in NHWC order, and the error that each element may have.
 #[derive(Clone, Debug)]
 pub struct Expected {
     pub shape: Shape,

@@ -1,4 +1,4 @@
-//! Encoders of transformers in f16 or bf16, in kernels of a GPU or loops, beside the CPU in f32.
+//! Encoders of transformers in f16 or bf16, in kernels of a GPU or loops, compared with the CPU in f32.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::encoder::{Encoder, Style};
 use super::random::Random;
 use super::tolerance::{BF16, F16};
 
-/// An encoder on batches of some rows.
+/// An encoder, and batches of some number of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     of: Encoder,
@@ -16,7 +16,8 @@ pub struct Problem {
     precision: Precision,
 }
 
-/// Every problem in f16 or bf16, which kernels compute: short and long rows, one and several, heads of every width, with masks and without.
+/// All problems in f16 or bf16 that kernels compute: short and long rows, one and several, heads of every width, with
+/// and without masks.
 pub fn all(precision: Precision) -> Vec<Problem> {
     let mut all = Vec::new();
     for style in [Style::Vision, Style::Text] {
@@ -30,7 +31,7 @@ pub fn all(precision: Precision) -> Vec<Problem> {
     all
 }
 
-/// Small ones in a precision, which loops compute: no kernel has rows of 15 values.
+/// Small problems in a precision, which loops compute: no kernel takes rows of 15 values.
 pub fn small(precision: Precision) -> Vec<Problem> {
     let of = |tokens, layers, style| Encoder { tokens, heads: 3, dims: 5, layers, style };
     let all = [of(9, 1, Style::Vision), of(7, 2, Style::Text), of(5, 1, Style::Images(4))];
@@ -44,12 +45,12 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Values that are computed.
+    /// Number of values of the result.
     pub const fn values(&self) -> usize {
         self.rows * self.of.tokens * self.of.width()
     }
 
-    /// Runs it on a device in its precision and on the CPU in f32, and compares.
+    /// Runs the encoder on a device in its precision and on the CPU in f32, and compares.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let model = self.of.model().map_err(|error| error.to_string())?;
         let cpu = Device::open(Target::Cpu).map_err(|error| error.to_string())?;
@@ -70,7 +71,8 @@ impl Problem {
         self.compare(&found?, &wanted?)
     }
 
-    /// The inputs of a row, by their names. Of a mask the last third of the keys is hidden, but for the first.
+    /// Passes the inputs of a row to `put`, by their names. A mask hides the last third of the keys, but never the
+    /// first key.
     fn fill(&self, row: usize, mut put: impl FnMut(&str, &[f32])) {
         let mut random = Random::new(&format!("{self} {row}"));
         let Encoder { tokens, .. } = self.of;
@@ -85,9 +87,9 @@ impl Problem {
         }
     }
 
-    /// Every value that a step writes or reads as a weight is rounded: a deviation of u / sqrt(3) of what is typical of it,
-    /// two of them for each product. Deviations of independent roundings add as squares; a result is at most eight
-    /// of them off.
+    /// Checks a result. Every value that a step writes or reads as a weight is rounded: this is a deviation of u /
+    /// sqrt(3) of its typical size, two for each product. Deviations of independent roundings add as squares; a result
+    /// may be off by eight of them.
     fn compare(&self, found: &[f32], wanted: &[f32]) -> Result<(), String> {
         let typical = (wanted.iter().map(|&y| f64::from(y).powi(2)).sum::<f64>() / wanted.len() as f64).sqrt();
         let roundings = (2 * ROUNDINGS * self.of.layers) as f64;
@@ -105,5 +107,5 @@ impl Problem {
     }
 }
 
-/// Values between the steps of a layer, and what it reads.
+/// Number of values between the steps of a layer, with its input.
 const ROUNDINGS: usize = 10;

@@ -43,7 +43,7 @@ pub fn a_batcher_takes_single_records(device: &Device) {
     }
 }
 
-/// Outputs that later steps read, and several of one step.
+/// Outputs are complete even if later steps read them, or if one step writes several.
 pub fn every_output_is_there_whoever_reads_it(device: &Device) {
     let model = Model::of_graphs(Weights::from_tensors([("w", vec![3, 4], vec![0.5; 12])]).unwrap(), |rows| {
         let mut g = GraphBuilder::new();
@@ -106,7 +106,7 @@ fn mlp_weight(index: usize) -> f32 {
     (index % 11) as f32 / 16.0 - 0.3
 }
 
-/// What the MLP makes of a row, by plain loops.
+/// The MLP's result for a row, by plain loops.
 fn of_mlp(row: &[f32]) -> Vec<f32> {
     let token = |x: &[f32]| {
         let sum = |of: &[f32], column: usize, columns: usize| -> f32 {
@@ -118,14 +118,14 @@ fn of_mlp(row: &[f32]) -> Vec<f32> {
     row.chunks(8).flat_map(token).collect()
 }
 
-/// Whether a row is this one, but for roundings to f16: `trefoil check` allows a hundredth of the largest for them.
+/// Checks a row, except for roundings to f16: like `trefoil check` it allows a hundredth of the largest number.
 fn check_mlp(found: &[f32], wanted: &[f32]) {
     let largest = wanted.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
     let is_near = found.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1e-2 * largest);
     assert!(is_near && found.len() == wanted.len(), "{found:?}, expected {wanted:?}");
 }
 
-/// A residual MLP on tokens by an engine, a batcher, a fleet, and then a model that reads its result on the device.
+/// A residual MLP on tokens runs in an engine, a batcher and a fleet, and then a model reads its result on the device.
 pub fn models_read_one_another(device: &Device) {
     let row: Vec<f32> = (0..40).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
     let run = |mut batch: Batch| {
@@ -148,7 +148,7 @@ pub fn models_read_one_another(device: &Device) {
     assert_eq!(twice, batch.submit(1).unwrap().wait().unwrap().values(0));
 }
 
-/// Outputs that are an input, a constant, and one value twice.
+/// A graph's outputs may be an input, a constant, and one value twice.
 pub fn outputs_are_whatever_the_graph_says(device: &Device) {
     let model = Model::of_graphs(Weights::from_tensors([("w", vec![1], vec![0.0])]).unwrap(), |rows| {
         let mut g = GraphBuilder::new();
@@ -179,10 +179,10 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
     }
 }
 
-/// What it shows, and the case on a device.
+/// The name of a case, and the case, which runs on a device.
 type Case = (&'static str, fn(&Device));
 
-/// Each case with its name.
+/// All cases with their names.
 pub const ALL: [Case; 8] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),

@@ -1,15 +1,15 @@
-//! A network of images with loops between its layers, on whole numbers: all that it computes f16 holds exactly, so that
-//! every device gives the same bits.
+//! A network of images with loops between its layers, on whole numbers: f16 holds all its values exactly, so that every
+//! device gives the same bits.
 
 use trefoil::graph::{Binary, Contract, Conv, Expr, Graph, GraphBuilder, Op, Pool, PoolOp, Reduce, ReduceOp, Tensor};
 use trefoil::graph::{ValueId, ValueType, Window};
 use trefoil::model::{Model, Weights};
 use trefoil::{Device, Dtype, Engine, loops};
 
-/// The largest whole number up to which f16 holds all.
+/// The largest number up to which f16 holds all whole numbers.
 const LARGEST: f32 = 2048.0;
 
-/// Filters by name, with their dimensions and how many of their numbers are not 0: one in so many.
+/// Filters by name, with their dimensions; one in this many of their numbers is not 0.
 const FILTERS: [(&str, &[usize], usize); 9] = [
     ("stem", &[13, 3, 3, 3], 4),
     ("down", &[24, 13, 3, 3], 8),
@@ -22,7 +22,7 @@ const FILTERS: [(&str, &[usize], usize); 9] = [
     ("matrix", &[24, 5], 12),
 ];
 
-/// Every output is what the graph's loops give, for each number of rows.
+/// Every output equals that of the graph's loops, for each number of rows.
 pub fn images_between_loops_are_exact(device: &Device) {
     let weights = || FILTERS.map(|(name, dims, one_in)| (name, dims.to_vec(), numbers(name, dims, one_in)));
     let model = Model::of_graphs(Weights::from_tensors(weights()).unwrap(), network).unwrap();
@@ -57,8 +57,8 @@ pub fn images_between_loops_are_exact(device: &Device) {
     }
 }
 
-/// Odd numbers of channels and pixels, residuals whose convolution others read too, values in the middle that are outputs or
-/// that loops read, a concatenation, a mean and a product.
+/// Odd numbers of channels and pixels, residuals whose convolution has other readers too, values in the middle that are
+/// outputs or that loops read, a concatenation, a mean and a product.
 fn network(rows: usize) -> Result<Graph, trefoil::Error> {
     let mut g = GraphBuilder::new();
     let x = g.input("image", Dtype::F32, &[rows, 15, 8, 3]);
@@ -101,7 +101,7 @@ fn relu(g: &mut GraphBuilder, name: &str, x: ValueId) -> ValueId {
     g.map(&format!("{name} (relu)"), Expr::arg(0).binary(Binary::Max, Expr::float(Dtype::F32, 0.0)), &[x])
 }
 
-/// -1, 0 and 1, one in so many of them not 0.
+/// Numbers of which one in `one_in` is -1 or 1, and the others are 0.
 fn numbers(name: &str, dims: &[usize], one_in: usize) -> Vec<f32> {
     let mut state =
         name.bytes().fold(0x9e37_79b9_7f4a_7c15_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(31));

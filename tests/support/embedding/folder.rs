@@ -1,4 +1,4 @@
-//! Folders with random weights.
+//! Folders of encoders with random weights.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,23 +13,23 @@ use super::style::{BERT, Style, VIT};
 /// Tensors by name: dimensions and values.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// How large an encoder is.
+/// The sizes of an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Values of a token.
+    /// Number of values of a token.
     pub width: usize,
     pub heads: usize,
-    /// Values inside a layer.
+    /// Number of values inside a layer.
     pub inner: usize,
     pub layers: usize,
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub words: usize,
-    /// Of an image, and of its patches.
+    /// The side of an image, and that of its patches.
     pub side: usize,
     pub patch: usize,
 }
 
-/// A folder that is there as long as this is.
+/// A folder that exists as long as this value.
 pub struct Folder(pub PathBuf);
 
 impl Drop for Folder {
@@ -39,7 +39,7 @@ impl Drop for Folder {
 }
 
 impl Folder {
-    /// Writes one.
+    /// Writes a folder with this configuration and these tensors.
     pub fn new(config: &Value, tensors: &Tensors) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -64,7 +64,7 @@ fn file(tensors: &Tensors) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat()
 }
 
-/// Random tensors of a folder that grows.
+/// Random tensors of a folder, which are added one by one.
 pub struct Stored {
     pub tensors: Tensors,
     random: Random,
@@ -76,7 +76,8 @@ impl Stored {
         Self { tensors: Tensors::new(), random: Random::new(name), size }
     }
 
-    /// A matrix keeps the size of what goes through it; norms have factors near 1; other values are from -0.5 to 0.5.
+    /// Adds a tensor: a matrix keeps the size of values, norms have factors near 1, and other values are from -0.5 to
+    /// 0.5.
     pub fn add(&mut self, name: &str, dims: &[usize]) -> &mut Self {
         let elems = dims.iter().product();
         let is_table = name.contains("embedding") && !name.contains("patch");
@@ -153,7 +154,7 @@ pub fn config(kind: &str, size: Size, more: Value) -> Value {
     all
 }
 
-/// BERT of so many places.
+/// A BERT with this many positions.
 pub fn bert(size: Size, prefix: &str, places: usize) -> (Value, Stored) {
     let mut stored = Stored::new("bert", size);
     stored.text(prefix, places, 2).layers(&format!("{prefix}encoder.layer"), &BERT);
@@ -161,7 +162,7 @@ pub fn bert(size: Size, prefix: &str, places: usize) -> (Value, Stored) {
     (config("bert", size, json!({"max_position_embeddings": places})), stored)
 }
 
-/// A vision transformer of so many classes.
+/// A vision transformer with this many classes.
 pub fn vit(size: Size, classes: usize) -> (Value, Stored) {
     let mut stored = Stored::new("vit", size);
     let patches = (size.side / size.patch).pow(2);

@@ -1,4 +1,5 @@
-//! Encoders of the libraries `transformers` and `timm`, and what these computed: `tests/data/make_encoders.py`.
+//! Encoders of the libraries `transformers` and `timm`, with the results of the libraries:
+//! `tests/data/make_encoders.py`.
 
 use std::fs;
 
@@ -9,7 +10,7 @@ use super::super::random::Random;
 use super::folder::Tensors;
 use super::{Computed, Problem, Reference, Shape, WORDS};
 
-/// The files, without their ends.
+/// The names of the files, without extensions.
 pub const NAMES: [&str; 26] = [
     "clip images",
     "clip texts",
@@ -39,7 +40,7 @@ pub const NAMES: [&str; 26] = [
     "timm siglip mean",
 ];
 
-/// Every one.
+/// All kept problems.
 pub fn all() -> Vec<Problem> {
     NAMES.into_iter().map(problem).collect()
 }
@@ -61,7 +62,7 @@ fn problem(name: &'static str) -> Problem {
     }
 }
 
-/// A tensor of the formula that the script has.
+/// A tensor by the formula of the script.
 fn tensor(name: &str, dims: &[usize]) -> (Vec<usize>, Vec<f32>) {
     let (elems, mut random) = (dims.iter().product(), Random::new(name));
     let is_factor = name.to_lowercase().contains("norm") && name.ends_with("weight");

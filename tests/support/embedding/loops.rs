@@ -1,4 +1,4 @@
-//! Layers by plain loops, in f64.
+//! The layers of encoders by plain loops, in f64.
 
 use super::folder::Tensors;
 use super::style::Style;
@@ -30,13 +30,13 @@ impl Matrix {
         Self { columns: self.columns, values }
     }
 
-    /// The root of the mean of the squares.
+    /// The root mean square of all values.
     pub fn size(&self) -> f64 {
         (self.values.iter().map(|x| x * x).sum::<f64>() / self.values.len() as f64).sqrt()
     }
 }
 
-/// A network of these tensors, by plain loops.
+/// A network with these tensors, computed by plain loops.
 pub struct Net<'a>(pub &'a Tensors);
 
 impl Net<'_> {
@@ -70,7 +70,7 @@ impl Net<'_> {
         Matrix::of((0..x.rows()).map(of_row))
     }
 
-    /// `added` is what is added to the score of a head, a token and a key; minus infinity hides the key.
+    /// A layer. `added` is added to the score of a head, a token and a key; minus infinity hides the key.
     pub fn layer(&self, at: &str, style: &Style, x: &Matrix, added: &dyn Fn(usize, usize, usize) -> f64) -> Matrix {
         let name = |part: &str| format!("{at}.{part}");
         let scaled = |y: Matrix, index: usize| match style.scales {
@@ -95,7 +95,7 @@ impl Net<'_> {
         norm(&x.plus(&products(&x)), 1)
     }
 
-    /// Values of all heads side by side, mixed by the softmax of the scores.
+    /// Attention: the values of all heads side by side, weighted by the softmax of the scores.
     pub fn mixed(&self, at: &str, style: &Style, x: &Matrix, added: &dyn Fn(usize, usize, usize) -> f64) -> Matrix {
         let [q, k, v] = [0, 1, 2].map(|part| {
             let all = self.linear(x, &format!("{at}.{}", style.qkv[part]));
@@ -123,7 +123,7 @@ impl Net<'_> {
         Matrix::of((0..x.rows()).map(of_token))
     }
 
-    /// The sum of what tokens, places and types have, as far as there are such tables.
+    /// The sum of the embeddings of tokens, positions and types, as far as there are such tables.
     pub fn embedded(&self, row: &Row, tables: [&str; 3], first_place: usize) -> Matrix {
         let [words, places, types] = tables.map(|name| self.0.get(name).map(|_| self.table(name, WIDTH)));
         let (words, places) = (words.expect("words"), places.expect("places"));
@@ -140,7 +140,7 @@ impl Net<'_> {
         Matrix::of((0..row.ids.len()).map(of_token))
     }
 
-    /// Vectors of patches, of pixels normalised with these.
+    /// Vectors of patches, of pixels that are normalised with this mean and deviation.
     pub fn patches(&self, row: &Row, name: &str, patch: usize, mean: [f64; 3], std: [f64; 3]) -> Matrix {
         let filter = self.tensor(&format!("{name}.weight"));
         let bias = self.0.get(&format!("{name}.bias")).map(|_| self.tensor(&format!("{name}.bias")));
@@ -157,8 +157,8 @@ impl Net<'_> {
         Matrix::of(grid.map(|(y, x)| (0..WIDTH).map(|n| value(n, y, x)).collect()))
     }
 
-    /// Tokens before patches, and patches, each with its place; `placed` of the tokens have one. The table of
-    /// places is filtered, or not, for other sizes.
+    /// The tokens before the patches, then the patches, each with its position; `placed` of the tokens have one. For
+    /// other sizes the table of positions is interpolated, with or without a filter.
     pub fn tokens(
         &self,
         before: &[&str],
@@ -178,8 +178,8 @@ impl Net<'_> {
     }
 }
 
-/// A square grid of vectors by cubic interpolation at the centres of more pixels, as PyTorch does it: with another cubic, and
-/// nothing outside the grid, where a filter is asked for, which more pixels do not need.
+/// Enlarges a square grid of vectors by cubic interpolation at the centres of pixels, as PyTorch does it. With a filter
+/// the cubic is another one and positions outside of the grid count nothing; a larger grid needs no wider filter.
 pub fn larger(stored: &Matrix, side: usize, to: [usize; 2], is_filtered: bool) -> Matrix {
     let a = if is_filtered { -0.5 } else { -0.75 };
     let weight = |x: f64| match x.abs() {

@@ -1,5 +1,5 @@
-//! Encoders of texts and images in folders as Hugging Face and timm write them, with random weights, and what they compute
-//! by plain loops, or what the libraries were seen to compute.
+//! Encoders of texts and images in folders as Hugging Face and timm write them, with random weights, and their results
+//! by plain loops, or as the libraries gave them.
 
 pub mod folder;
 pub mod kept;
@@ -21,7 +21,7 @@ use loops::Net;
 use super::random::Random;
 use super::tolerance::{BF16, U16, U32};
 
-/// A folder and what is asked of it.
+/// A folder, and the embedding that is asked for.
 #[derive(Clone)]
 pub struct Problem {
     pub name: &'static str,
@@ -29,7 +29,7 @@ pub struct Problem {
     pub tensors: Tensors,
     pub asked: Embedding,
     reference: Reference,
-    /// Tokens of a text, sides of an image, or bands and frames of a sound.
+    /// The number of tokens of a text, the sides of an image, or the bands and frames of a sound.
     shape: Shape,
     layers: usize,
 }
@@ -41,12 +41,12 @@ enum Shape {
     Sound { bands: usize, frames: usize },
 }
 
-/// What the folder's encoder computes of a row.
+/// The source of the expected results.
 #[derive(Clone)]
 enum Reference {
-    /// By plain loops.
+    /// The results by plain loops.
     Loops(fn(&Net<'_>, &Row) -> Computed),
-    /// As a library computed it, for each row.
+    /// The results of a library, one for each row.
     Kept(Vec<Computed>),
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Writes the folder.
+    /// Writes the folder of the problem.
     pub fn folder(&self) -> Folder {
         Folder::new(&self.config, &self.tensors)
     }
@@ -67,7 +67,7 @@ impl Problem {
         Model::open_encoder(&folder.0, &self.asked)
     }
 
-    /// Runs it on a device in a precision, f32, f16 or bf16, and compares with plain loops.
+    /// Runs the encoder on a device in a precision, f32, f16 or bf16, and compares with the expected results.
     pub fn run(&self, device: &Device, precision: Precision) -> Result<(), String> {
         let folder = self.folder();
         let told = |error: Error| error.to_string();
@@ -86,7 +86,7 @@ impl Problem {
         Ok(())
     }
 
-    /// A row; of texts the second one is as long as it may be, and others end before.
+    /// A row of the problem; the second text is as long as possible, and other texts are shorter.
     fn row(&self, index: usize) -> Row {
         let mut random = Random::new(&format!("{} {index}", self.name));
         let mut row = Row { ids: vec![], mask: vec![], types: vec![], pixels: vec![], sides: [0; 2], features: vec![] };
@@ -125,9 +125,9 @@ impl Problem {
         }
     }
 
-    /// Deviations of independent roundings add as squares; a result is at most eight of them off. A layer has
-    /// [`ROUNDINGS`] values between its operations, and their weights. In f32 each is a sum of up to [`INNER`] terms, each of
-    /// which is rounded; in f16 and bf16 the rounding of the sum is what counts.
+    /// Checks the results. Deviations of independent roundings add as squares; a result may be off by eight of them. A
+    /// layer has [`ROUNDINGS`] values between its operations, and their weights. In f32 each is a sum of up to
+    /// [`INNER`] terms, each of which is rounded; in f16 and bf16 the rounding of the sum is what counts.
     fn compare<'a>(
         &self,
         index: usize,
@@ -164,10 +164,10 @@ impl Problem {
     }
 }
 
-/// Values between the operations of a layer.
+/// Number of values between the operations of a layer.
 const ROUNDINGS: usize = 10;
 
-/// What a request brings.
+/// The content of a request.
 #[derive(Clone, Debug)]
 pub struct Row {
     ids: Vec<i64>,
@@ -178,16 +178,16 @@ pub struct Row {
     features: Vec<f32>,
 }
 
-/// Results by their names, and the size of what rounding errors are relative to.
+/// Results by their names, and the size of values that rounding errors are relative to.
 #[derive(Clone)]
 struct Computed {
     ports: Vec<(&'static str, Vec<f64>)>,
     scale: f64,
 }
 
-/// Rows of a batch.
+/// Number of rows of a batch.
 const ROWS: usize = 3;
-/// Values of a token, heads, values inside a layer, layers.
+/// Sizes of the encoders: values of a token, heads, values inside a layer, layers.
 const WIDTH: usize = 64;
 const HEADS: usize = 2;
 const INNER: usize = 128;

@@ -1,4 +1,4 @@
-//! Texts of a problem end to end in one record.
+//! Texts of a problem that lie end to end in one record.
 
 use trefoil::model::Model;
 use trefoil::{Batch, Device, Engine, Error, Pack, PackedTicket, Packer, Packing, Precision};
@@ -6,7 +6,7 @@ use trefoil::{Batch, Device, Engine, Error, Pack, PackedTicket, Packer, Packing,
 use super::super::random::Random;
 use super::{Problem, Row, Shape, WORDS};
 
-/// An engine of packed rows.
+/// An engine whose rows lie in packs.
 pub struct PackedEngine {
     pub engine: Engine,
     pub size: Packing,
@@ -14,12 +14,12 @@ pub struct PackedEngine {
 }
 
 impl Problem {
-    /// Whether its rows are texts that may lie end to end.
+    /// Whether the problem's rows are texts that may lie end to end.
     pub fn is_packed(&self) -> bool {
         matches!(self.shape, Shape::Text { has_mask: true, .. })
     }
 
-    /// The encoder of packed rows of this size, on a device.
+    /// The encoder with packs of this size, on a device.
     pub fn packed(
         &self,
         device: &Device,
@@ -34,7 +34,7 @@ impl Problem {
         Ok(PackedEngine { engine, size: model.packing().expect("packed rows"), has_types })
     }
 
-    /// A text of so many tokens.
+    /// A text with this many tokens.
     pub fn text(&self, tokens: usize) -> Row {
         let row = self.row(1); // which is as long as it may be
         let first = row.ids.len() - tokens; // it ends as a text does
@@ -42,7 +42,7 @@ impl Problem {
         Row { ids: part(&row.ids), mask: part(&row.mask), types: part(&row.types), ..row }
     }
 
-    /// Runs its rows end to end, some of them twice, and compares with plain loops.
+    /// Runs the problem's rows end to end, some of them twice, and compares with the expected results.
     pub fn run_packed(&self, device: &Device, precision: Precision) -> Result<(), String> {
         let told = |error: Error| format!("packed: {error}");
         let Shape::Text { tokens, .. } = self.shape else { panic!("{self} has no texts") };
@@ -62,8 +62,8 @@ impl Problem {
         Ok(())
     }
 
-    /// Random packs of texts of all lengths, from one token to the longest: alone, in full packs, first, last and in
-    /// between. Each text has the same bits in all of them.
+    /// Runs random packs of texts of all lengths, from one token to the longest: alone, in full packs, first, last and
+    /// in between. Each text must get the same bits in all of them.
     pub fn has_one_answer_in_every_pack(&self, device: &Device, precision: Precision) -> Result<(), String> {
         let engine = self.packed(device, precision, 50, 7).map_err(|error| error.to_string())?;
         let longest = engine.size.longest;
@@ -101,12 +101,12 @@ impl PackedEngine {
         packer.submit(self.inputs(&row.inputs()))
     }
 
-    /// Those that the encoder has.
+    /// The inputs that the encoder has, of all that are given.
     fn inputs<'a, 'b>(&self, all: &'b [(&'a str, &'a [i64]); 2]) -> &'b [(&'a str, &'a [i64])] {
         if self.has_types { all } else { &all[..1] }
     }
 
-    /// The bits that each of these rows gets in one pack.
+    /// The bits of each row's result when all rows are in one pack.
     pub fn bits(&self, rows: &[&Row]) -> Vec<Vec<u32>> {
         let mut pack = self.pack().unwrap();
         for row in rows {
@@ -119,7 +119,7 @@ impl PackedEngine {
         (0..rows.len()).map(of).collect()
     }
 
-    /// A batch whose starts are any numbers, and its tokens any of the vocabulary.
+    /// A batch with arbitrary row starts and tokens of the vocabulary.
     pub fn hostile(&self, random: &mut Random) -> Batch {
         let mut batch = self.engine.acquire().unwrap();
         let ids = batch.port_mut::<i64>(0, "input_ids").unwrap();
@@ -137,7 +137,7 @@ impl Row {
         [("input_ids", &self.ids), ("token_type_ids", &self.types)]
     }
 
-    /// Its tokens that the mask shows.
+    /// The row without the tokens that the mask hides.
     fn seen(&self) -> Self {
         let count = self.mask.iter().filter(|&&shown| shown != 0).count();
         let part = |of: &[i64]| of[..count].to_vec();

@@ -1,4 +1,4 @@
-//! Every problem.
+//! The problems of encoders.
 
 use serde_json::{Value, json};
 use trefoil::model::{Embedding, Pooling, Tower};
@@ -11,7 +11,7 @@ use super::{Computed, HEADS, INNER, LAYERS, Problem, Reference, Row, SMALL, Shap
 
 const TEXT: Shape = Shape::Text { tokens: 24, words: WORDS, has_mask: true, has_types: false };
 
-/// Every problem.
+/// All problems of encoders.
 pub fn all() -> Vec<Problem> {
     [texts(), images(), of_timm(), towers()].concat()
 }

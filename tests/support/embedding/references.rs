@@ -1,10 +1,10 @@
-//! What each encoder computes of a row, by plain loops.
+//! The result of each encoder for a row, by plain loops.
 
 use super::loops::{Matrix, Net};
 use super::style::{BERT, CLIP, DINO, DISTILBERT, MPNET, Style, TIMM, VIT};
 use super::{Computed, HEADS, LAYERS, Row, WORDS};
 
-/// The mean of the rows that count.
+/// The mean of the rows for which `counts` holds.
 pub fn mean(x: &Matrix, counts: impl Fn(usize) -> bool) -> Matrix {
     let rows: Vec<usize> = (0..x.rows()).filter(|&row| counts(row)).collect();
     let value = |column: usize| rows.iter().map(|&row| x.row(row)[column]).sum::<f64>() / rows.len() as f64;
@@ -15,7 +15,7 @@ pub fn only(x: &Matrix, row: usize) -> Matrix {
     Matrix { columns: x.columns, values: x.row(row).to_vec() }
 }
 
-/// The embedding divided by its length, and the size of what it was computed of by the same length.
+/// The embedding divided by its length, and the size of the values it was computed from, divided by the same length.
 pub fn unit(x: &Matrix, size: f64) -> Computed {
     let length = x.values.iter().map(|x| x * x).sum::<f64>().sqrt();
     let values = x.values.iter().map(|x| x / length).collect();
@@ -26,12 +26,12 @@ pub fn plain(x: Matrix, size: f64) -> Computed {
     Computed { ports: vec![("embedding", x.values)], scale: size }
 }
 
-/// What hides the keys that the mask does.
+/// The values to add to scores so that keys that the mask hides are hidden.
 pub fn seen(row: &Row) -> impl Fn(usize, usize, usize) -> f64 + '_ {
     |_, _, key| if row.mask[key] == 0 { f64::NEG_INFINITY } else { 0.0 }
 }
 
-/// The tokens that an encoder of texts gives.
+/// The tokens that an encoder of texts gives for a row.
 pub fn bert(net: &Net<'_>, row: &Row, prefix: &str, style: &Style, first_place: usize) -> Matrix {
     let at = |part: &str| format!("{prefix}{part}");
     let tables = ["word", "position", "token_type"].map(|kind| at(&format!("embeddings.{kind}_embeddings.weight")));
@@ -115,7 +115,7 @@ pub fn clip_image(net: &Net<'_>, row: &Row) -> Computed {
     plain(x.clone(), x.size())
 }
 
-/// Normalised tokens of an encoder of images as `transformers` has them.
+/// The normalised tokens of an encoder of images in the form of `transformers`.
 pub fn vit(
     net: &Net<'_>,
     row: &Row,
@@ -156,7 +156,7 @@ pub fn dino(net: &Net<'_>, row: &Row) -> Computed {
     unit(&only(&x, 0), x.size())
 }
 
-/// Tokens of a vision transformer of timm.
+/// The tokens of a vision transformer of timm.
 pub fn timm(net: &Net<'_>, row: &Row, before: &[&str], placed: usize, style: &Style) -> Matrix {
     let x = net.patches(row, "patch_embed.proj", 8, HALF[0], HALF[1]);
     let x = net.tokens(before, ("pos_embed", true), placed, &x, row.sides.map(|side| side / 8));

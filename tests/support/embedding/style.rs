@@ -1,6 +1,6 @@
-//! How layers are written: the names of their modules, and what they compute.
+//! The styles of layers: the names of their modules, and the operations.
 
-/// How a layer is written: the names of its modules.
+/// The style of a layer: the names of its modules, and the operations that differ.
 pub struct Style {
     pub qkv: [&'static str; 3],
     pub out: &'static str,
@@ -66,7 +66,7 @@ pub const CLIP: Style = Style {
     activation: quick_gelu,
     ..BERT
 };
-/// Of timm, whose one matrix has queries, keys and values.
+/// The style of timm, where one matrix makes queries, keys and values.
 pub const TIMM: Style = Style {
     qkv: ["attn.qkv"; 3],
     out: "attn.proj",
