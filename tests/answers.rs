@@ -1,5 +1,5 @@
-//! Rows that are no answer: of a network that overflows for white and not for black, each such row is an error, and the
-//! rows beside it are not.
+//! Rows without an answer: a network overflows for white and not for black; each row that overflows is an error, and
+//! the rows beside it are answered.
 
 use trefoil::graph::GraphBuilder;
 use trefoil::model::{Model, Preprocessing, Weights};

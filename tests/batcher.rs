@@ -1,5 +1,5 @@
-//! The batcher on the CPU device: every thread gets its own rows back, and every credit returns. What needs a program
-//! that can be held or broken is beside the code.
+//! The batcher on the CPU device: every thread gets its own rows back, and every credit returns. Tests that need a
+//! program which can be held or broken are beside the code.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn echo() -> Engine {
     Engine::builder(&model).on(&cpu).batch_sizes(&[4, 16]).output(OutputKind::Features).check(true).build().unwrap()
 }
 
-/// Sixteen bytes that no other number has.
+/// Sixteen bytes that differ for different numbers.
 fn pixels(number: u32) -> [u8; SIDE * SIDE] {
     let mut bytes = [0; SIDE * SIDE];
     let hash = u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -85,7 +85,7 @@ fn sixty_four_threads_get_exactly_their_own_rows() {
     all_credits_return(&engine);
 }
 
-/// Submits in each of the ways there are; how many rows expired.
+/// Submits rows in every possible way; returns how many of them expired.
 fn client(batcher: &Batcher, thread: u32, rows: u32) -> u32 {
     let mut expired = 0;
     for index in 0..rows {

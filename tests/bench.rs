@@ -1,5 +1,5 @@
 //! `trefoil bench` and its subcommands as they are run, on the CPU device: exit codes, records whose figures agree with
-//! each other, plots, and what bad options get. Speed is not tested.
+//! each other, plots, and the errors of bad options. Speed is not tested.
 #![cfg(feature = "cli")]
 
 use std::fs;
@@ -39,7 +39,8 @@ fn expect_code(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "stdout:\n{out}\nstderr:\n{err}");
 }
 
-/// Runs a benchmark with `--json`, `--record` and `--plot`; checks what all records have, and gives the figures.
+/// Runs a benchmark with `--json`, `--record` and `--plot`; checks the fields that all records have, and returns the
+/// figures.
 fn figures(name: &str, unit: &str, args: &[&str]) -> Value {
     let folder = std::env::temp_dir().join(format!("trefoil-bench-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -61,7 +62,7 @@ fn figures(name: &str, unit: &str, args: &[&str]) -> Value {
     kept["figures"].clone()
 }
 
-/// Every element is closed, nothing was drawn nowhere, and the unit is there.
+/// Checks a plot: every element is closed, no coordinate is NaN or infinite, and the unit is named.
 fn check_plot(svg: &str, unit: &str) {
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
@@ -109,14 +110,14 @@ fn overlap_on_the_cpu_has_times_and_gains_and_nothing_to_compare_with() {
         let one = &rows[index / 2 * 2];
         assert_same(of("/gain"), of("/images_per_second") / number(one, "/images_per_second"));
         assert_eq!(row["alone_seconds"], one["alone_seconds"]);
-        // Copies and compute share the cores: no engine is a bound, and nothing is predicted.
+        // Copies and compute share the cores: no engine is a bound of the ring, and there is no prediction.
         for name in ["slowest", "ratio", "predicted_images_per_second", "deviation_percent", "predicted_gain"] {
             assert!(row.get(name).is_none(), "{name}: {row}");
         }
         let off = (of("/compute_in_copies") / of("/compute_in_copies_wanted") - 1.0).abs();
         assert_eq!((&row["upload"], &row["regime_reached"]), (&true.into(), &(off <= 0.15).into()));
     }
-    // Where even one convolution takes longer than four copies, as on the CPU, both are as shallow as can be.
+    // Both depths are the least possible where even one convolution takes longer than four copies, as on the CPU.
     assert!(number(&rows[2], "/depth") >= number(&rows[0], "/depth"));
 }
 
@@ -169,7 +170,7 @@ fn clients_count_images_and_keep_books() {
         assert!((1.0..=of("mean_batch")).contains(&of("copies_a_batch")), "{row}");
         assert_eq!(row["upload"], true);
     }
-    // One client alone finds the device idle, every time, and waits for no company.
+    // A single client finds the device idle every time, so its rows do not wait for others.
     assert!(number(&rows[0], "/p99_seconds") < 0.5);
 }
 
@@ -184,7 +185,7 @@ fn server_finds_a_rate_between_those_that_keep_the_limit_and_those_that_do_not()
     assert_eq!(number(&easy, "/best_images_per_second"), 50.0);
     assert_same(number(&easy, "/ratio"), 50.0 / number(&easy, "/ring/images_per_second"));
     let step = &easy["ladder"][0];
-    // 20 are due in the mean, with a deviation of 4.5; the seed is fixed.
+    // 20 images are due in the mean, with a deviation of 4.5; the seed is fixed.
     assert!((5.0..=40.0).contains(&number(step, "/images")), "{step}");
     assert!(number(step, "/p50_seconds") <= number(step, "/p99_seconds"));
     assert!(number(step, "/p99_seconds") <= number(step, "/max_seconds"));
@@ -214,14 +215,14 @@ fn soaks_are_flat_or_say_what_grew() {
     for (index, row) in rows.iter().enumerate() {
         let of = |key: &str| number(row, &format!("/{key}"));
         assert!(of("seconds") >= 0.25 * (index + 1) as f64 && of("p50_seconds") <= of("p99_seconds"), "{row}");
-        // What is open is that of the first period: the models beside are closed when it is looked.
+        // The open descriptors are those of the first period: no model is open beside the engine when they are counted.
         for key in ["threads", "descriptors", "page_locked_bytes"] {
             assert!(of(key) > 0.0 && of(key) == number(&rows[0], &format!("/{key}")), "{key}: {row}");
         }
     }
 }
 
-/// Stopped and continued, as by a shell or a debugger, in the middle of a run: late, but right and to the end.
+/// A process that is stopped and continued during a run, as by a shell or a debugger, is late but gives every answer.
 #[cfg(unix)]
 #[test]
 fn a_process_that_is_stopped_for_a_while_answers_everything() {
@@ -335,7 +336,7 @@ fn stages_are_measured_with_the_others_beside_them() {
             assert!(matches!(engine.measure_loaded(stage, 3, 5), Err(Error::Option { option: "batch", .. })));
             assert!(matches!(engine.measure_loaded(stage, 4, 0), Err(Error::Option { option: "repetitions", .. })));
         }
-        // All credits are back.
+        // All credits have returned.
         assert_eq!(engine.acquire().unwrap().submit(1).unwrap().wait().unwrap().rows(), 1);
         assert!(engine.device().fault().is_none());
     }

@@ -1,8 +1,7 @@
 //! The C interface as C and C++ programs see it: built, linked and run as docs/linking.md says, misused in every way
-//! that can be told, used from many threads, and looked at by valgrind.
+//! that can be detected, used from many threads, and checked by valgrind.
 //!
-//! Where a compiler or valgrind is missing, what needs it is reported as ignored; `TREFOIL_REQUIRE_C=1` makes that a
-//! failure.
+//! Without a compiler or valgrind the tests that need it are reported as ignored; with `TREFOIL_REQUIRE_C=1` they fail.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -65,20 +64,20 @@ fn root() -> PathBuf {
     env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from)
 }
 
-/// A folder for what is built here.
+/// The folder for programs that this test builds.
 fn work() -> PathBuf {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_abi");
     fs::create_dir_all(&work).unwrap();
     work
 }
 
-/// Where cargo builds, so that the dependencies compiled for this test are used again.
+/// Cargo's target folder, so that the dependencies compiled for this test are used again.
 fn target() -> PathBuf {
     let this = env::current_exe().unwrap();
     this.ancestors().nth(3).unwrap().to_owned()
 }
 
-/// Runs to the end; a failure shows what the command said.
+/// Runs a command to its end and returns its output; a failure shows the command's output.
 fn run(command: &mut Command) -> Result<String, Failed> {
     let Output { status, stdout, stderr } = command.current_dir(root()).stdin(Stdio::null()).output()?;
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -88,7 +87,7 @@ fn run(command: &mut Command) -> Result<String, Failed> {
     Ok(stdout.into_owned())
 }
 
-/// The prefix that scripts/install_c.sh has installed into, once.
+/// The prefix that scripts/install_c.sh has installed into; the first call installs.
 fn installed() -> Result<PathBuf, Failed> {
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let install = || {
@@ -100,11 +99,11 @@ fn installed() -> Result<PathBuf, Failed> {
     INSTALLED.get_or_init(install).clone().map_err(Failed::from)
 }
 
-/// A C or C++ file, compiled with every warning an error; removed at the end.
+/// A C or C++ program, compiled with every warning as an error; its file is removed at the end.
 struct Program(PathBuf);
 
 impl Program {
-    /// One of `tests/c/`.
+    /// A program of a file of `tests/c/`.
     fn new(file: &str) -> Result<Self, Failed> {
         Self::of("tests/c", file)
     }
@@ -138,7 +137,7 @@ fn rpath(prefix: &Path) -> String {
     format!("-Wl,-rpath,{}", prefix.join("lib").display())
 }
 
-/// Functions that the header declares.
+/// The functions that the header declares.
 fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(root().join("include/trefoil.h")).unwrap();
     let begins =
@@ -170,7 +169,7 @@ fn header_and_sources() -> Outcome {
     Ok(())
 }
 
-/// These give what is there, and cannot fail.
+/// Functions that return a text and cannot fail.
 const TEXTS: [&str; 4] = ["trefoil_version", "trefoil_last_error", "trefoil_last_error_class", "trefoil_status_name"];
 
 fn every_function_is_guarded() -> Outcome {
@@ -282,7 +281,7 @@ fn ppm(photo: &str) -> Result<PathBuf, Failed> {
     Ok(path)
 }
 
-/// With DESTDIR nothing is written to the prefix itself, which the pkg-config file names.
+/// With DESTDIR nothing is written into the prefix itself, which the pkg-config file names.
 fn staged() -> Outcome {
     installed()?; // builds the same library
     let (to, prefix) = (work().join("staged"), Path::new("/no/such prefix & more"));
@@ -344,7 +343,7 @@ fn threads() -> Outcome {
     run(Command::new(&program.0).args(["weights/convnet28", "weights/efficientnet-lite0", "8", "60"])).map(drop)
 }
 
-/// A thing in a picture, and a line whose letters are colours.
+/// Runs the examples that find an object and read a text, on painted pictures; the letters of the text are colours.
 fn boxes_and_text() -> Outcome {
     let photo = painted("photo.ppm", [128, 64], |x, y| match ((32..48).contains(&x), (16..32).contains(&y)) {
         (true, true) => [255; 3],
@@ -360,7 +359,8 @@ fn boxes_and_text() -> Outcome {
     Ok(())
 }
 
-/// What is definitely lost is an error, and so is every wrong access. What std keeps for a thread's life is not.
+/// Runs a program under valgrind: definitely lost memory and every wrong access are errors; memory that std keeps for
+/// the life of a thread is not.
 fn valgrind(program: &Program, arguments: &[&str]) -> Outcome {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--fair-sched=yes"]);
@@ -383,7 +383,7 @@ fn valgrind_interop() -> Outcome {
 /// The side of a picture for programs under valgrind.
 const SMALL: usize = 32;
 
-/// A picture of some pattern, `P5` for gray or `P6` for colour.
+/// A picture with a pattern: `P5` for gray or `P6` for colour.
 fn pnm(name: &str, magic: &str, side: usize) -> Result<PathBuf, Failed> {
     let channels = if magic == "P6" { 3 } else { 1 };
     let pixels = (0..side * side * channels).map(|at| (at * 7 % 251) as u8).collect::<Vec<_>>();
@@ -392,7 +392,7 @@ fn pnm(name: &str, magic: &str, side: usize) -> Result<PathBuf, Failed> {
     Ok(path)
 }
 
-/// A picture in colours.
+/// A picture whose colours a function gives.
 fn painted(
     name: &str,
     [width, height]: [usize; 2],

@@ -1,5 +1,5 @@
-//! The same plan and the same input give the same bits, whatever place of a batch, slot and neighbours a row has: on the
-//! CPU, in batches of one size and of several, alone and through a batcher.
+//! The same plan and the same input give the same bits, whatever place in a batch, slot and neighbours a row has: on
+//! the CPU, in batches of one size and of several, alone and through a batcher.
 
 mod support;
 
@@ -10,7 +10,7 @@ use trefoil::{Batch, Device, Engine, EngineBuilder, OutputKind, Target};
 
 use support::records;
 
-/// The bytes of a row with this number; others than those that a row of another number has.
+/// Writes the bytes of the row with this number; rows with other numbers have other bytes.
 fn noise(number: usize, out: &mut [u8]) {
     let mut state = number as u64;
     for byte in out {
@@ -35,7 +35,7 @@ fn engine(model: &Model, sizes: &[usize], with: impl FnOnce(EngineBuilder) -> En
 
 type Fill = fn(&mut Batch, usize, usize);
 
-/// The bytes that a batch of these rows gives, by row.
+/// The result bytes of each row of a batch of these rows.
 fn answers(engine: &Engine, fill: Fill, numbers: &[usize]) -> Vec<Vec<u8>> {
     let mut batch = engine.acquire().unwrap();
     numbers.iter().enumerate().for_each(|(row, &number)| fill(&mut batch, row, number));
@@ -43,7 +43,8 @@ fn answers(engine: &Engine, fill: Fill, numbers: &[usize]) -> Vec<Vec<u8>> {
     (0..numbers.len()).map(|row| output.row(row).to_vec()).collect()
 }
 
-/// Row 1 in every place of batches of every number of rows, and in both slots, with other neighbours each time.
+/// Checks row 1 in every place of batches with every number of rows, and in both slots, with other neighbours each
+/// time.
 fn check(engine: &Engine, fill: Fill) {
     let alone = answers(engine, fill, &[1]).remove(0);
     let mut next = 2;

@@ -1,4 +1,4 @@
-//! The documents name tests, files and commands: each of them is there, and the program's commands are run.
+//! The tests, files and commands that the documents name: each exists, and the program's commands are run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn the_tests_that_documents_name_are_there() {
     }
 }
 
-/// Rates, such as 44,378, are those of the notes that the README links to.
+/// Rates in the README, such as 44,378, are those of the notes that it links to.
 #[test]
 fn the_readme_has_the_rates_of_its_notes() {
     let text = guide("README.md");
@@ -61,7 +61,7 @@ fn the_readme_has_the_rates_of_its_notes() {
     assert!(missing.is_empty(), "no note that the README links to has {missing:?}");
 }
 
-/// The documents for people who work on trefoil or with it; a test of their own runs the commands of docs/linking.md.
+/// The documents for people who use trefoil or work on it; another test runs the commands of docs/linking.md.
 const GUIDES: [&str; 12] = [
     "README.md",
     "docs/profiling.md",
@@ -81,7 +81,7 @@ fn guide(name: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The lines of the blocks of a language, without their comments: `sh` is run here, `console` needs a GPU or minutes.
+/// The lines of all code blocks of a language, without comments: `sh` is run here, `console` needs a GPU or minutes.
 fn blocks(text: &str, language: &str) -> Vec<String> {
     let blocks = text.split("```").skip(1).step_by(2);
     let of_language = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
@@ -97,7 +97,7 @@ fn what_the_guides_name_is_there() {
         let outside: String = text.split("```").step_by(2).collect();
         for span in outside.split('`').skip(1).step_by(2) {
             let is_path = span.contains('/') && !span.contains([' ', '*', '<', '~']) && !span.starts_with('-');
-            // Some are named from the document's own folder, and what a script makes is not there before.
+            // Some paths are relative to the document's own folder, and files that a script makes do not exist yet.
             let beside = Path::new(ROOT).join(name).with_file_name(span);
             let made = span.starts_with(".gpu/") && guide("scripts/gpu_bundle.sh").contains(&format!(">{span}"));
             assert!(!is_path || made || beside.exists() || Path::new(ROOT).join(span).exists(), "{name}: no {span}");
@@ -127,7 +127,7 @@ fn what_the_guides_name_is_there() {
     }
 }
 
-/// With the least to measure that the options allow; the models of the repository are small.
+/// The words of a command, with the shortest measurements that its options allow.
 #[cfg(feature = "cli")]
 fn quick(command: &str) -> Vec<&str> {
     let mut words: Vec<&str> = command.split_whitespace().collect();
@@ -145,7 +145,7 @@ fn quick(command: &str) -> Vec<&str> {
 #[test]
 fn the_program_does_what_the_guides_tell_it() {
     let mut ran = 0;
-    // What commands write lies in a folder of its own.
+    // Files that commands write lie in a folder of their own.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guides");
     fs::create_dir_all(work.join("target")).unwrap();
     let _ = fs::remove_file(work.join("weights"));

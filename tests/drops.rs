@@ -1,5 +1,5 @@
-//! Dropping an engine never hangs and never waits, in whatever state it and what it gave out are; afterwards the ring's
-//! and the batcher's threads are gone, in each way of waiting.
+//! Dropping an engine never hangs and never waits, in whatever state the engine and its batches, tickets and outputs
+//! are; afterwards the threads of the ring and the batcher are gone, in each way of waiting.
 
 #[path = "support/echo.rs"]
 mod echo;
@@ -16,7 +16,7 @@ use trefoil::{Close, Engine, Error, Waiting};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A state to be dropped in: what it leaves behind is dropped after the engine.
+/// A name and a state of an engine to be dropped in; the values that the state returns are dropped after the engine.
 type State = (&'static str, fn(&Engine) -> Box<dyn std::any::Any>);
 
 const STATES: [State; 14] = [
@@ -76,7 +76,7 @@ const STATES: [State; 14] = [
     }),
 ];
 
-/// Threads of rings, batchers and streams in this process.
+/// The number of threads of rings, batchers and streams in this process.
 fn threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());

@@ -1,5 +1,5 @@
-//! Encoders of texts and images from folders, on the CPU, beside plain loops; texts end to end; and what is said of folders that
-//! do not fit.
+//! Encoders of texts and images from folders, on the CPU, compared with plain loops; texts end to end; and the errors
+//! of folders that do not fit.
 
 mod support;
 
@@ -28,7 +28,7 @@ fn encoders_compute_what_plain_loops_do() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// `tests/data/make_encoders.py` has what the libraries computed.
+/// The encoders compute the results of the libraries, which `tests/data/make_encoders.py` keeps.
 #[test]
 fn encoders_compute_what_the_libraries_do() {
     let cpu = Device::open(Target::Cpu).unwrap();
@@ -52,7 +52,7 @@ fn queries_keys_and_values_are_one_product() {
     }
 }
 
-/// Everything that is missing or misshapen is one error.
+/// All tensors that are missing or have a wrong shape are told in one error.
 #[test]
 fn all_tensors_that_do_not_fit_are_told_at_once() {
     let mut problem = named("BERT, mean, unit");
@@ -85,7 +85,7 @@ fn all_settings_that_are_wrong_are_told_at_once() {
     }
 }
 
-/// timm's encoders that turn queries and keys otherwise than DINOv3 does are told by their names.
+/// timm's encoders that rotate queries and keys in another way than DINOv3 are refused by their names.
 #[test]
 fn other_turns_are_refused() {
     let mut problem = kept::all().into_iter().find(|problem| problem.name == "timm siglip").unwrap();
@@ -112,7 +112,7 @@ fn sizes_that_an_encoder_cannot_have_are_refused() {
     assert!(refused("ViT, classes", Embedding::new().pooling(Pooling::Last)).contains("Mean, Class or Tokens"));
 }
 
-/// Tensors without elements may have axes of any size, which are no sizes of a model.
+/// Tensors without elements may have axes of any size, which do not count as sizes of a model.
 #[test]
 fn sizes_that_only_empty_tensors_have_are_refused() {
     let huge = 1_usize << 62;
@@ -140,8 +140,8 @@ fn sizes_that_only_empty_tensors_have_are_refused() {
     }
 }
 
-/// An image that is higher than wide has as many places along each side as it has patches: turned by a quarter, with the table
-/// of places turned as well, and with the filter, an image gives the same vector.
+/// An image that is higher than wide has as many positions along each side as patches: an image turned by a quarter,
+/// with the table of positions and the filter turned as well, gives the same vector.
 #[test]
 fn places_of_images_that_are_no_squares_are_where_they_belong() {
     let of = |sides: [usize; 2], is_turned: bool| {
@@ -200,7 +200,7 @@ fn norms_may_have_their_old_names() {
     assert_eq!(of(&before), of(&today));
 }
 
-/// What sentence-transformers writes beside a model decides where nothing is asked for.
+/// Files that sentence-transformers writes beside a model decide how it pools, unless an option says it.
 #[test]
 fn modules_beside_a_model_say_how_it_pools() {
     let problem = named("BERT, first token");
@@ -233,7 +233,7 @@ fn modules_beside_a_model_say_how_it_pools() {
     assert!(told.contains("one way to pool"), "{told}");
 }
 
-/// A folder opens without options, and by the names of its sizes.
+/// A folder with an encoder opens without options, and with its sizes by name.
 #[test]
 fn folders_open_as_other_models_do() {
     let Folder(path) = &named("BERT, mean, unit").folder();
@@ -250,7 +250,7 @@ fn folders_open_as_other_models_do() {
     assert!(model.image_network().is_err());
 }
 
-/// Every problem of texts that may lie end to end.
+/// All problems of texts that may lie end to end.
 fn packed() -> impl Iterator<Item = Problem> {
     all().into_iter().chain(kept::all()).filter(Problem::is_packed)
 }
@@ -273,7 +273,7 @@ fn a_text_has_the_same_bits_in_every_pack() {
     }
 }
 
-/// Starts that no pack has: the run ends, and the next one is as if it had not been.
+/// Row starts that no pack can have: the run ends, and the next one is computed as if the bad one had not been.
 #[test]
 fn any_starts_leave_memory_and_later_packs_alone() {
     let cpu = Device::cpu(2);
@@ -288,7 +288,7 @@ fn any_starts_leave_memory_and_later_packs_alone() {
     }
 }
 
-/// Rows that are not there are zeros before anything is added to them: nothing of a neighbour is in them.
+/// Rows that are not there are zeros before anything is added to them: they hold nothing of a neighbour.
 #[test]
 fn empty_rows_have_nothing_of_their_neighbours() {
     let problem = named("BERT, first token");
@@ -339,7 +339,7 @@ fn a_pack_says_what_does_not_fit() {
     assert!(told.contains("tokens=31,rows=3,longest=24"), "{told}");
 }
 
-/// Rows of all lengths from many threads; those that were submitted are answered when the packer is gone.
+/// Many threads submit rows of all lengths to a packer; submitted rows are answered even after the packer is dropped.
 #[test]
 fn a_packer_answers_every_thread_with_the_bits_of_its_row() {
     let problem = named("BERT, tokens");
@@ -370,7 +370,7 @@ fn a_packer_answers_every_thread_with_the_bits_of_its_row() {
     assert!(Packer::new(&padded).err().expect("padded rows").to_string().contains("attention_mask"));
 }
 
-/// A row gets what each model of the engine gives for it.
+/// A row of a packer gets the results of each model of the engine.
 #[test]
 fn a_packer_of_several_models_gives_the_outputs_of_each() {
     let device = Device::cpu(2);

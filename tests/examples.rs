@@ -1,5 +1,5 @@
-//! The examples that assert what they claim, run where the tests run: on a GPU if there is one, else on the CPU. Each in a
-//! process of its own, where `TREFOIL_CHECK` has the hazard checker on in every engine.
+//! The examples that assert their claims, run on a GPU if there is one, else on the CPU. Each runs in a process of its
+//! own, where `TREFOIL_CHECK` turns the hazard checker on in every engine.
 
 #[path = "../examples/tokio.rs"]
 mod awaited;
@@ -40,10 +40,11 @@ use std::sync::{Mutex, PoisonError};
 use trefoil::model::Model;
 use trefoil::{Device, Engine, Target};
 
-/// Held while an example runs: most assert what overlaps, which another one beside it on few cores would prevent.
+/// The lock that is held while an example runs: most examples assert an overlap, which another one beside it on few
+/// cores would prevent.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs `body`, a test's, in a process in which all engines are checked; `name` is the test's.
+/// Runs the body of the test `name` in a process in which all engines are checked.
 fn checked(name: &str, body: impl FnOnce()) {
     if std::env::var("TREFOIL_CHECK").is_ok_and(|value| value == "1") {
         let model = Model::open("weights/convnet28").unwrap();
@@ -125,8 +126,8 @@ fn several_models_share_a_device() {
     checked("several_models_share_a_device", || two_models::main().unwrap());
 }
 
-/// In a process of its own, for it counts the CPU time of all rings' threads; not behind the checker, for it measures what
-/// calls cost.
+/// The example runs in a process of its own, because it counts the CPU time of all rings' threads; and without the
+/// checker, because it measures the cost of calls.
 #[test]
 fn waiting_is_measured() {
     const ALONE: &str = "TREFOIL_ALONE";
@@ -179,7 +180,8 @@ fn things_in_a_photo_are_found() {
         paint(32, 16, [255; 3]);
         paint(48, 16, [250; 3]); // the same thing
         paint(96, 32, [255, 0, 0]);
-        // Half the size, 16 rows of gray above: boxes of 64 around cells of 16, cut where the photo ends.
+        // The photo at half the size, with 16 rows of gray above: boxes of 64 around cells of 16, cut at the photo's
+        // border.
         let found = detect::detect(&engine, &photo).unwrap();
         let seen: Vec<_> = found.iter().map(|one| (one.class, one.edges)).collect();
         assert_eq!(seen, [(1, [72.0, 8.0, 128.0, 64.0]), (0, [8.0, 0.0, 72.0, 56.0])], "{found:?}");

@@ -1,4 +1,4 @@
-//! The targets of `fuzz/` with the inputs kept there, and with many made of these: no panic, no hang.
+//! The targets of `fuzz/` on the inputs kept there, and on many mutations of them: no panic, no hang.
 
 #![cfg(feature = "image")]
 
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use splitmix::Random;
 
-/// Longest that one input may take, on a loaded machine and without optimisation.
+/// The longest time for one input, on a busy machine and without optimisation.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Inputs made of the kept ones, of each target.
+/// Number of mutated inputs for each target.
 const MUTATIONS: u64 = 1000;
 
 impl Random {
@@ -44,7 +44,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs a target with its inputs: those in its folder, and those that tests of other kinds have.
+/// Runs a target on the inputs in its folder, and on those that other tests keep.
 fn replay(target: &str, more: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (_, run) = targets::TARGETS.iter().find(|(name, _)| *name == target).expect("a target");

@@ -9,7 +9,7 @@ use trefoil::{Device, Engine, InputFormat, OutputKind, Shape};
 const IMAGE: Shape = Shape { height: 75, width: 66, channels: 3 };
 const CLASSES: usize = 10;
 
-/// From -1 to 1.
+/// Numbers from -1 to 1 by a formula; equal names give equal numbers.
 fn numbers(name: &str, count: usize) -> Vec<f32> {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
@@ -39,7 +39,7 @@ fn tensor(name: &str, dims: &[usize]) -> (String, Vec<usize>, Vec<f32>) {
 fn logits_are_those_of_torchvision() {
     let graph = architecture("googlenet", CLASSES, Some(IMAGE)).unwrap();
     let mut tensors: Vec<_> = graph.weights().map(|(name, of)| tensor(name, &of.dims)).collect();
-    // What a file has for training is passed over.
+    // Tensors that are needed only for training are ignored.
     for name in ["aux1.conv.conv.weight", "aux2.fc2.bias", "inception4e.branch2.1.bn.num_batches_tracked"] {
         tensors.push((name.to_owned(), vec![1], vec![f32::NAN]));
     }
@@ -64,7 +64,7 @@ fn logits_are_those_of_torchvision() {
         row.chunks_exact_mut(4).zip(pixels).for_each(|(bytes, pixel)| bytes.copy_from_slice(&pixel.to_le_bytes()));
     }
     let output = batch.submit(expected.len()).unwrap().wait().unwrap();
-    // The 22 sums behind one another have up to 1728 terms each, whose roundings to f32 add up like random ones.
+    // At most 22 sums follow one another, each of up to 1728 terms, whose roundings to f32 add up like random ones.
     let largest = expected.iter().flatten().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     let limit = 22.0 * 1728_f64.sqrt() * f64::from(f32::EPSILON) / 2.0 * largest;
     for (number, expected) in expected.iter().enumerate() {

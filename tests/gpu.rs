@@ -1,9 +1,9 @@
-//! Every operation on a GPU against plain loops in f64, with every kernel and tile; models of any values; several models; a
-//! recorded run's times; a tuned engine beside one that is not.
+//! Every operation on a GPU against plain loops in f64, with every kernel and tile; models of any values; several
+//! models; the times of a recorded run; a tuned engine compared with one that is not tuned.
 //!
-//! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
-//! failure. `TREFOIL_SAMPLE=N` runs each kernel on N of its cases alone, which is what compute-sanitizer has time for, and
-//! `TREFOIL_PART=I/N` part I, from 0, of N parts of all cases, which is what it has memory for.
+//! Without a GPU each case is reported as ignored, and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
+//! failure. `TREFOIL_SAMPLE=N` runs each kernel on only N of its cases, which compute-sanitizer has time for, and
+//! `TREFOIL_PART=I/N` runs part I, from 0, of N parts of all cases, for which its memory suffices.
 
 #[cfg(feature = "cuda")]
 #[path = "support/cuda.rs"]
@@ -31,7 +31,7 @@ use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Pre
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // A case is a whole engine; a few at a time fill the GPU and leave its memory free.
+    // A case is a whole engine; four at a time fill the GPU and leave some of its memory free.
     arguments.test_threads.get_or_insert(4);
     let required =
         std::env::var("TREFOIL_REQUIRE_GPU").is_ok_and(|value| value.parse().is_ok_and(|gpus: u32| gpus > 0));
@@ -59,13 +59,13 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// One of equal parts of the cases.
+/// One of several equal parts of the cases.
 struct Part {
     index: usize,
     parts: usize,
 }
 
-/// The part that is asked for, which is all if none is.
+/// The part that the variable selects; all cases without it.
 fn part() -> Result<Part, String> {
     let Ok(asked) = std::env::var("TREFOIL_PART") else { return Ok(Part { index: 0, parts: 1 }) };
     let numbers = asked.split_once('/').and_then(|(index, parts)| Some((index.parse().ok()?, parts.parse().ok()?)));
@@ -74,13 +74,13 @@ fn part() -> Result<Part, String> {
 }
 
 impl Part {
-    /// Every so manyth case: neighbours, which are alike, are in different parts.
+    /// Every `parts`-th case, so that similar neighbours are in different parts.
     fn of(&self, trials: Vec<Trial>) -> Vec<Trial> {
         trials.into_iter().skip(self.index).step_by(self.parts).collect()
     }
 }
 
-/// Each case with the planner's kernels, and those that have a choice with each kernel that the device has.
+/// Every case with the planner's kernels, and cases with a choice with each kernel that the device has.
 fn trials(device: Option<&Device>) -> Vec<Trial> {
     let limits = device.map_or_else(Limits::h200, |device| {
         let info = device.info();
@@ -147,7 +147,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Networks of images and transformers that loops compute, in types that they compute in.
+/// Networks of images and transformers that loops compute, in the types of the loops.
 fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
     let types = [Precision::F32, Precision::Bf16];
     let mut trials = vec![on_device("layers in the type that is asked for".into(), device, move |device| {
@@ -168,11 +168,12 @@ fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Loops that a module has.
+/// Number of loops in a module.
 #[cfg(feature = "cuda")]
 const LOOPS: usize = 50;
 
-/// Attention, also within packed rows, matrix products, norms of rows and layers of bytes apart from any network, with each kernel; loops as PTX.
+/// Attention, also within packed rows, matrix products, norms of rows and layers of bytes, each outside of a network,
+/// with each kernel; loops as PTX.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in HALVES.into_iter().flat_map(support::attention::all) {
@@ -246,7 +247,7 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
     }
 }
 
-/// Some cases, evenly from the smaller two thirds, the largest of them too.
+/// A sample of the cases, evenly from the smaller two thirds, whose largest case is included.
 fn sampled(mut cases: Vec<(usize, Trial)>, count: usize) -> impl Iterator<Item = Trial> {
     cases.sort_by_key(|(values, _)| *values);
     let small = (cases.len() * 2).div_ceil(3);
@@ -259,7 +260,7 @@ fn trial(name: String, case: std::sync::Arc<Case>, choices: Choices, device: Opt
     on_device(name, device, move |device| case.run(device, choices))
 }
 
-/// A test of a device, ignored where there is none.
+/// A test that needs a device; it is ignored without one.
 fn on_device(
     name: String,
     device: Option<&Device>,
@@ -274,7 +275,8 @@ fn on_device(
     Trial::test(name, test).with_ignored_flag(ignored)
 }
 
-/// A run of four threads, recorded: each batch's stages in order, none before its submission, no wait over too early.
+/// A recorded run of four threads: each batch's stages are in order, none begins before its submission, and no wait
+/// ends too early.
 fn recorded(device: Option<&Device>) -> Trial {
     let ignored = device.is_none();
     let device = device.cloned();
@@ -303,7 +305,7 @@ fn recorded(device: Option<&Device>) -> Trial {
     Trial::test("a recorded run", test).with_ignored_flag(ignored)
 }
 
-/// Four threads with streams and memory of their own, and two results for all of them: each gets what it put in.
+/// Four threads with streams and memory of their own share two result buffers: each gets the values of its input.
 #[cfg(feature = "cuda")]
 fn in_the_middle(device: Option<&Device>) -> Trial {
     use cuda::{Memory, Primary, Stream, cuda};
@@ -364,12 +366,12 @@ fn in_the_middle(device: Option<&Device>) -> Trial {
     Trial::test("in the middle of other CUDA", test).with_ignored_flag(ignored)
 }
 
-/// Several models in one engine give bit by bit what they give alone, and their mean; in stages what they give by way of
-/// the host. Engines of one model share its weights.
+/// Several models in one engine give the bits that they give alone, and their mean; in stages they give the results of
+/// a run by way of the host. Engines of one model share its weights.
 fn several(device: Option<&Device>) -> Trial {
     let ignored = device.is_none();
     let test = move || {
-        // Opened anew, so that no other case's engines are counted in what it holds.
+        // The device is opened anew, so that its memory use includes no other case's engines.
         let device = Device::open(Target::Cuda(0))?;
         let model = Model::open("weights/convnet28")?;
         let (front, back) = model.split_at("pool2")?;
@@ -415,7 +417,7 @@ fn several(device: Option<&Device>) -> Trial {
     Trial::test("several models", test).with_ignored_flag(ignored)
 }
 
-/// Of each part the values of all rows of ten batches.
+/// For each part of the output, the values of all rows of ten batches.
 fn answers(engine: &Engine) -> Result<Vec<Vec<Vec<f32>>>, Error> {
     let submit = |number: usize| {
         let mut batch = engine.acquire()?;
@@ -436,8 +438,8 @@ fn answers(engine: &Engine) -> Result<Vec<Vec<Vec<f32>>>, Error> {
     engine.device().fault().map_or(Ok(parts), Err)
 }
 
-/// An engine whose kernels were chosen by measurement gives what one of the planner's first choices gives, also when it
-/// is built again from what was kept; and the steps are timed.
+/// An engine whose kernels were chosen by measurement gives the results of the planner's choice, also when it is built
+/// again from kept measurements; and the steps are timed.
 fn tuned(device: Option<&Device>) -> Trial {
     let ignored = device.is_none();
     let device = device.cloned();
@@ -462,13 +464,13 @@ fn tuned(device: Option<&Device>) -> Trial {
         if tuned != cached {
             return Err("an engine from what was kept gives other bits".into());
         }
-        // Three layers, each rounded to f16: sums in another order may round to the neighbour.
+        // Three layers are each rounded to f16: sums in another order may round to a neighbouring value.
         let most = planned.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
         let worst = planned.iter().zip(&tuned).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         if !(most > 0.1 && worst <= 8.0 * f32::powi(2.0, -11) * most) {
             return Err(format!("they differ by {worst}, values are up to {most}").into());
         }
-        // Other cases run on the GPU meanwhile, so no more can be said of the times.
+        // Other cases run on the GPU at the same time, so times are only checked to be positive.
         if !(times.graph > 0.0 && times.steps.iter().all(|&step| step > 0.0)) {
             return Err(format!("steps and graph that take no time: {times:?}").into());
         }
@@ -497,9 +499,9 @@ fn convolutions() -> Result<Model, Error> {
     Model::new(graph, weights, Preprocessing::new(Shape::new(28, 28, 3)), Vec::new())
 }
 
-/// What the timer of a device may be off by, in seconds.
+/// Error of times that a device's timer gives, in seconds.
 const RESOLUTION: f64 = 2e-6;
-/// And the device's clock from the host's, over a run of less than a second.
+/// Error between the clocks of device and host, in seconds, over a run of less than a second.
 const CLOCKS: f64 = 50e-6;
 
 fn check_times(intervals: &[TraceInterval]) -> Result<(), String> {

@@ -1,6 +1,6 @@
-//! A GPU that others disturb: somebody takes its memory during a build, another process fills it, faults on it, is stopped
-//! or killed in the middle of its work. What is built goes on, what is refused is told, nothing is left. A binary of its own,
-//! because cargo runs no other beside it.
+//! A GPU that others disturb: its memory is taken during a build; another process fills it, faults on it, or is stopped
+//! or killed while it works. Engines that are built go on, refusals are reported, and nothing is left behind. The tests
+//! are a binary of their own, because cargo runs no other one beside it.
 #![cfg(all(feature = "cuda", unix))]
 
 #[path = "support/cuda.rs"]
@@ -20,18 +20,18 @@ use cuda::{Memory, Primary, cuda};
 use trefoil::model::Model;
 use trefoil::{Device, Engine, Error, FaultClass, Target, Tuning};
 
-/// Tells a child process what it is to do.
+/// The environment variable that tells a child process its task.
 const CHILD: &str = "TREFOIL_DISTURBING_CHILD";
 const ROWS: usize = 8;
-/// How long the driver may take to give back what a process or a ring had.
+/// How long the driver may take to free the memory of a process or a ring.
 const SETTLED: Duration = Duration::from_secs(5);
-/// What of a GPU's memory may come and go by itself.
+/// Bytes of a GPU's memory that may change without a cause in the test.
 const SLACK_BYTES: usize = 4 << 20;
-/// Moments of a build, at equal distances, at which all memory is taken.
+/// Number of moments of a build, at equal distances, at which all memory is taken.
 const MOMENTS: u32 = 24;
-/// The smallest piece that is taken.
+/// Size of the smallest allocation that is tried.
 const LEAST: usize = 1 << 20;
-/// CUDA_ERROR_OUT_OF_MEMORY.
+/// The driver's status CUDA_ERROR_OUT_OF_MEMORY.
 const OUT_OF_MEMORY: i32 = 2;
 
 /// Takes all free memory.
@@ -52,12 +52,12 @@ fn model() -> Model {
 }
 
 fn build(model: &Model) -> Result<Engine, Error> {
-    // A device of its own: no weights are there from another build.
+    // The device is opened anew: no weights of another build are on it.
     let device = Device::open(Target::Cuda(0))?;
     Engine::builder(model).on(&device).batch(ROWS).tuning(Tuning::Off).build()
 }
 
-/// What comes out of the same rows each time.
+/// The results of the same rows each time.
 fn answer(engine: &Engine) -> Result<Vec<u8>, Error> {
     let mut batch = engine.acquire()?;
     batch.rows_mut().flatten().enumerate().for_each(|(at, byte)| *byte = (at * 31 % 251) as u8);
@@ -76,7 +76,7 @@ fn free_bytes(device: &Device) -> usize {
     free
 }
 
-/// Waits until so much is free as was before.
+/// Waits until as much memory is free as before.
 fn assert_given_back(device: &Device, free: usize, what: &str) {
     let until = Instant::now() + SETTLED;
     while free_bytes(device) + SLACK_BYTES < free && Instant::now() < until {
@@ -85,7 +85,7 @@ fn assert_given_back(device: &Device, free: usize, what: &str) {
     assert!(free_bytes(device) + SLACK_BYTES >= free, "{} bytes are left of {free}, {what}", free_bytes(device));
 }
 
-/// Whether this is what a build may be answered with when memory runs out.
+/// Whether a build may fail with this error when memory runs out.
 fn tells_it(error: &Error) -> bool {
     match error {
         Error::OutOfMemory { .. } => true,
@@ -95,7 +95,7 @@ fn tells_it(error: &Error) -> bool {
     }
 }
 
-/// The GPU, and the right to disturb it; none where there is none.
+/// The GPU, with the lock that allows to disturb it; `None` without a GPU.
 fn alone() -> Option<(Device, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +109,7 @@ fn alone() -> Option<(Device, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Another process in one of these tests. Killed with its last use.
+/// Another process that runs a task of these tests. It is killed when the value is dropped.
 struct Beside(Child);
 
 impl Beside {
@@ -119,7 +119,7 @@ impl Beside {
         Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Reads what it says up to a word.
+    /// Reads the process's output up to a word.
     fn wait_for(&mut self, word: &str) {
         let mut said = String::new();
         let mut lines = BufReader::new(self.0.stdout.as_mut().unwrap());
@@ -136,7 +136,7 @@ impl Beside {
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
 
-    /// Waits for its end, which is a good one.
+    /// Waits for the process to end, and checks that it succeeded.
     fn end(mut self) {
         drop(self.0.stdin.take());
         let status = self.0.wait().unwrap();
@@ -151,7 +151,7 @@ impl Drop for Beside {
     }
 }
 
-/// Whether this process is a child, which has then done what it is there for.
+/// Whether this process is a child; if so, its task has been done.
 fn was_child() -> bool {
     let Ok(task) = std::env::var(CHILD) else { return false };
     match &*task {
@@ -164,7 +164,7 @@ fn was_child() -> bool {
     true
 }
 
-/// Answers while `disturb` runs, all of the same bits; how many there were.
+/// Answers rows while `disturb` runs, and checks that all results have the same bits; returns the number of answers.
 fn served_meanwhile(engine: &Engine, expected: &[u8], disturb: impl FnOnce() + Send) -> usize {
     let (is_over, mut answers) = (AtomicBool::new(false), 0);
     thread::scope(|scope| {
@@ -217,8 +217,8 @@ fn memory_that_is_taken_during_a_build_is_told_and_nothing_is_left() {
     assert!(refused + failed > 0, "memory was never short");
 }
 
-/// An engine that is built needs no more memory; another one is refused, also to a process that comes new; and when the
-/// process that has it all is killed, all is as before.
+/// A built engine needs no more memory; another engine is refused, also in a new process; when the process that holds
+/// all memory is killed, everything is as before.
 #[test]
 fn a_process_that_fills_the_gpu_stops_nothing_that_is_built() {
     const NAME: &str = "a_process_that_fills_the_gpu_stops_nothing_that_is_built";
@@ -247,7 +247,7 @@ fn a_process_that_fills_the_gpu_stops_nothing_that_is_built() {
     }
 }
 
-/// Takes all memory, and keeps it until it is killed.
+/// The child's task: takes all memory, and keeps it until it is killed.
 fn fill() {
     let device = Device::open(Target::Cuda(0)).unwrap();
     let taken = take_all(&device);
@@ -256,7 +256,7 @@ fn fill() {
     drop(taken);
 }
 
-/// Comes to a GPU that is full.
+/// The child's task: opens a GPU that is full, and builds.
 fn come() {
     match Device::open(Target::Cuda(0)).and_then(|_| build(&model())).map(drop) {
         Err(error) if tells_it(&error) => eprintln!("told: {error}"),
@@ -264,7 +264,7 @@ fn come() {
     }
 }
 
-/// A kernel writes to an address that is nobody's: its own process hears of it, another one on the same GPU does not.
+/// A kernel writes to an invalid address: its own process gets the fault, another one on the same GPU does not.
 #[test]
 fn a_process_that_faults_disturbs_no_other() {
     const NAME: &str = "a_process_that_faults_disturbs_no_other";
@@ -280,7 +280,7 @@ fn a_process_that_faults_disturbs_no_other() {
     println!("{answers} answers beside four processes that faulted");
 }
 
-/// Uses an engine, runs a kernel with a bad address beside it, and hears of the fault.
+/// The child's task: uses an engine, runs a kernel with a bad address beside it, and gets the fault.
 fn fault() {
     let device = Device::open(Target::Cuda(0)).unwrap();
     let engine = Engine::builder(&model()).on(&device).batch(ROWS).tuning(Tuning::Off).build().unwrap();
@@ -304,7 +304,7 @@ fn fault() {
     eprintln!("told: {heard}");
 }
 
-/// Opens, builds and answers for some seconds, always the same.
+/// The child's task: opens, builds and answers for some seconds, always with the same results.
 fn live() {
     let (model, start, mut builds) = (model(), Instant::now(), 0);
     let expected = built_answer(&model).unwrap();
@@ -316,8 +316,8 @@ fn live() {
     eprintln!("{builds} builds and {} answers", 20 * builds);
 }
 
-/// Stopped and continued, as by a shell or a scheduler, in the middle of builds and of batches: late, but right and to the
-/// end; and who else is on the GPU goes on meanwhile.
+/// A process is stopped and continued, as by a shell or a scheduler, during builds and batches: it is late, but its
+/// results are right and complete; other users of the GPU are not held up.
 #[test]
 fn a_process_that_is_stopped_goes_on_and_stops_no_other() {
     const NAME: &str = "a_process_that_is_stopped_goes_on_and_stops_no_other";
@@ -340,7 +340,7 @@ fn a_process_that_is_stopped_goes_on_and_stops_no_other() {
     assert!(meanwhile.iter().all(|&answers| answers > 0));
 }
 
-/// Killed at any moment of opening, building or answering.
+/// A process is killed at any moment of opening, building or answering.
 #[test]
 fn a_process_that_is_killed_leaves_nothing() {
     const NAME: &str = "a_process_that_is_killed_leaves_nothing";

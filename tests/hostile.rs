@@ -1,4 +1,4 @@
-//! The program with files that mean no good: too large, endless, or with names that steer a terminal.
+//! The program with hostile files: too large, endless, or with names that control a terminal.
 #![cfg(feature = "cli")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than anything here takes on a loaded machine.
+/// A time that no command here exceeds on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn root() -> PathBuf {
@@ -49,7 +49,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs the program; one that does not end is ended, and the test fails.
+/// Runs the program; one that does not end is killed, and the test fails.
 fn finish(mut command: Command) -> Output {
     command.current_dir(root()).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG");
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -82,7 +82,7 @@ fn json_lines(output: &Output) -> Vec<Value> {
         .collect()
 }
 
-/// Black, of one bit a pixel.
+/// Writes a black square image with one bit for each pixel.
 fn write_png(path: &Path, side: u32) {
     let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), side, side);
     encoder.set_color(png::ColorType::Grayscale);
@@ -92,7 +92,7 @@ fn write_png(path: &Path, side: u32) {
     writer.finish().unwrap();
 }
 
-/// A progressive JPEG of a few bits for each block, whose decoder keeps all coefficients.
+/// Writes a progressive JPEG with a few bits for each block, whose decoder keeps all coefficients in memory.
 fn write_jpeg(path: &Path, side: u16) {
     let mut bytes = vec![0xFF, 0xD8];
     let mut segment = |marker: u8, content: &[u8]| {
@@ -113,7 +113,7 @@ fn write_jpeg(path: &Path, side: u16) {
     fs::write(path, bytes).unwrap();
 }
 
-/// The second of three photos fails alone.
+/// Checks that only the second of three photos fails, with an error that contains `part`.
 fn expect_only_the_second_to_fail(output: &Output, part: &str) {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let lines = json_lines(output);
@@ -134,7 +134,7 @@ fn a_photo_that_takes_more_than_the_budget_fails_alone() {
     expect_only_the_second_to_fail(&finish(command), what);
 }
 
-/// Each of these takes more than half of the budget, so that one is decoded after the other, and none fails.
+/// Each photo takes more than half of the budget: they are decoded one after the other, and none fails.
 #[test]
 fn photos_wait_for_one_another() {
     let folder = Folder::new("wait");
@@ -161,7 +161,7 @@ fn an_address_space_that_is_too_small_for_one_photo_keeps_the_answers_of_the_oth
     expect_only_the_second_to_fail(&finish(command), "a picture of 16384 x 16384 takes");
 }
 
-/// The variable cannot promise memory that the process does not get: each photo waits or is refused, and none aborts.
+/// The variable cannot promise memory that the process does not get: photos wait or are refused, and none aborts.
 #[test]
 fn an_address_space_that_is_smaller_than_the_budget_that_is_asked_for_keeps_all_answers() {
     let folder = Folder::new("asked");
@@ -186,13 +186,13 @@ fn what_is_no_regular_file_is_refused_at_once() {
     expect_only_the_second_to_fail(&finish(classify(&[photo, pipe, photo, "--json"])), "expected a file, found a pipe");
     let zero = finish(classify(&[photo, "/dev/zero", photo, "--json"]));
     expect_only_the_second_to_fail(&zero, "expected a file, found a device");
-    // Listed in a folder, neither is a photo; a link to nowhere is one by its name alone.
+    // In a folder a pipe is no photo, and neither is a link to nowhere without a photo's name: both are skipped.
     std::os::unix::fs::symlink("nowhere", folder.0.join("latest")).unwrap();
     let output = finish(classify(&[folder.path()]));
     assert_eq!((output.status.code(), said(&output.stderr).as_str()), (Some(0), ""));
 }
 
-/// Whether there is nothing in it that steers a terminal.
+/// Whether a text contains no characters that control a terminal.
 fn is_plain(text: &str) -> bool {
     text.chars().all(|character| character == '\n' || !character.is_control())
 }

@@ -1,4 +1,5 @@
-//! Photos against Pillow: every odd format decodes right or says why not, and resize and crop give Pillow's values.
+//! Photos compared with Pillow: every unusual format decodes correctly or gives a clear error, and resizing and
+//! cropping give Pillow's values.
 #![cfg(feature = "image")]
 
 use std::fs;
@@ -8,12 +9,12 @@ use std::path::{Path, PathBuf};
 use trefoil::model::{Interpolation, Preprocessing};
 use trefoil::{Error, Shape, image};
 
-/// JPEG decoders may round the transform and the colours differently, by this much for a value.
+/// The largest difference of a value between JPEG decoders, which may round the transform and the colours differently.
 const JPEG_VALUE: u8 = 3;
 const JPEG_MEAN: f64 = 0.05;
-/// Where chroma is stored at half size, decoders also interpolate it differently.
+/// The mean difference where chroma is stored at half size, which decoders also interpolate differently.
 const JPEG_HALF_CHROMA_MEAN: f64 = 0.5;
-/// Fixed-point filters of two implementations: one step, and seldom.
+/// The largest difference between two fixed-point filters: one step, and seldom.
 const RESIZE_VALUE: u8 = 1;
 const RESIZE_MEAN: f64 = 0.02;
 
@@ -32,7 +33,7 @@ fn gunzip(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// The lines of a cases.txt, in words.
+/// The lines of a cases.txt, split into words.
 fn cases(folder: &str) -> Vec<Vec<String>> {
     let text = fs::read_to_string(data(folder).join("cases.txt")).unwrap();
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
@@ -49,7 +50,7 @@ fn preprocessing(height: usize, width: usize, channels: usize, resize: usize) ->
     }
 }
 
-/// The picture itself where it is a square, else what a square crop of its shorter side shows of it.
+/// The pixels of a square picture, or those of the centre square of another one, without scaling.
 fn load_unscaled(bytes: &[u8], name: &str, width: usize, height: usize, channels: usize) -> Result<Vec<u8>, Error> {
     let side = width.min(height);
     let mut row = vec![0xAA; side * side * channels];
@@ -168,7 +169,8 @@ fn a_png_is_turned_by_its_exif_chunk() {
     assert_eq!(load_unscaled(&file, "turned", 2, 2, 1).unwrap(), [4, 3, 2, 1]);
 }
 
-/// Every length that cuts a file is an error, but for a JPEG's last bytes: garbage after the end marker may go.
+/// A file that is cut at any length is an error; only the last bytes of a JPEG may be missing, because bytes after the
+/// end marker do not count.
 #[test]
 fn cut_files_are_errors_at_every_length() {
     for (name, step) in [("rgb.jpg", 1), ("progressive.jpg", 1), ("cmyk.jpg", 7), ("rgb.png", 7), ("interlaced.png", 7)]
@@ -181,7 +183,7 @@ fn cut_files_are_errors_at_every_length() {
     }
 }
 
-/// The places of a JPEG's first scan's data and of its end marker.
+/// The range from the data of a JPEG's first scan to its end marker.
 fn entropy_coded(bytes: &[u8]) -> std::ops::Range<usize> {
     let mut at = 2;
     while bytes[at + 1] != 0xDA {
@@ -192,8 +194,8 @@ fn entropy_coded(bytes: &[u8]) -> std::ops::Range<usize> {
     at + header..end
 }
 
-/// A scan that an end marker closes too early is an error at every length. Of a progressive file, whole scans may be missing
-/// at the end: it may leave out the finest detail.
+/// A scan that an end marker closes too early is an error at every length. A progressive file may lack whole scans at
+/// its end: it may leave out the finest detail.
 #[test]
 fn cut_files_that_are_closed_are_errors_too() {
     let names = ["rgb.jpg", "gray.jpg", "cmyk.jpg", "chroma420.jpg", "restarts.jpg", "no_tables.jpg"];
@@ -201,7 +203,7 @@ fn cut_files_that_are_closed_are_errors_too() {
         let bytes = fs::read(data("images").join(name)).unwrap();
         let mut whole = 0;
         for length in entropy_coded(&bytes) {
-            // In front of a segment, or within its marker: of two FF the first one is a fill byte.
+            // The cut is in front of a segment, or within its marker: the first of two FF is then a fill byte.
             let is_segment = matches!(bytes[length - 1..=length + 1], [_, 0xFF, 0xC4 | 0xDA] | [0xFF, 0xC4 | 0xDA, _]);
             match load_unscaled(&[&bytes[..length], &[0xFF, 0xD9]].concat(), name, 48, 40, 3) {
                 Ok(_) if is_segment => whole += 1,
@@ -213,8 +215,8 @@ fn cut_files_that_are_closed_are_errors_too() {
     }
 }
 
-/// What lacks bytes in the middle has too few or too many blocks, or a code that is none: here at every place tried. In a
-/// picture of few blocks what is left may by chance be as many.
+/// A file that lacks bytes in the middle has too few or too many blocks, or an invalid code: here at every place tried.
+/// In a picture of few blocks the rest may by chance give the right number.
 #[test]
 fn files_with_a_hole_are_errors() {
     let files = [("weights/photos/rocket.jpg", 4096), ("tests/data/images/restarts.jpg", 200)];
@@ -243,7 +245,7 @@ fn restart_markers_have_an_order() {
     }
 }
 
-/// What other decoders read and this one does not is refused by its name.
+/// Kinds of JPEG that other decoders read and this one does not are refused by name.
 #[test]
 fn other_kinds_of_jpeg_are_named() {
     let bytes = fs::read(data("images/rgb.jpg")).unwrap();

@@ -1,5 +1,5 @@
-//! Branches side by side: what runs in which lane, and that no order of the lanes' steps lets one read what another has
-//! not written yet, or has overwritten.
+//! Branches side by side: which steps run in which lane, and that in no order of the lanes' steps a step reads a value
+//! that is not written yet or already overwritten.
 
 use trefoil::graph::{GraphBuilder, ValueId, Window};
 use trefoil::model::images::Network;
@@ -31,7 +31,7 @@ fn googlenet() -> Network {
     network("googlenet")
 }
 
-/// Checks a plan, and that without any one of its edges it is not safe; gives how many there are.
+/// Checks a plan, and that it is not safe without any single one of its edges; returns the number of edges.
 fn every_edge_is_needed(plan: &Plan, what: &str) -> usize {
     plan.check().unwrap_or_else(|hazard| panic!("{what}: {hazard}\n{plan}"));
     let mut edges = 0;
@@ -66,8 +66,8 @@ fn plans_of_every_architecture_are_safe_and_need_every_edge() {
     }
 }
 
-/// A graph of random convolutions, sums, maxima and concatenations of earlier values, most of them recent, and in the
-/// end all values that nothing has read.
+/// A graph of random convolutions, sums, maxima and concatenations of earlier values, most of them recent; in the end
+/// all values that no node has read are joined.
 fn random_graph(seed: u64) -> Network {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut below = |n: usize| {
@@ -147,7 +147,7 @@ fn the_branches_of_a_block_have_a_lane_each() {
         others.sort_unstable();
         assert_eq!(others, [1, 2, 3], "{of_block:?}");
     }
-    // Of a step that waits, the printed plan tells for which.
+    // The printed plan names the step that a waiting step waits for.
     let printed = plan_of(&graph, &Limits::h200(), 1).to_string();
     assert!(
         printed.lines().any(|line| line.contains("inception4b.branch2.0.conv") && line.contains(" 0 after ")),
@@ -155,7 +155,8 @@ fn the_branches_of_a_block_have_a_lane_each() {
     );
 }
 
-/// Another kernel may make another branch the longest, but puts nothing else in order: tensors stay where they are.
+/// Another kernel may make another branch the longest, but does not change the order of steps: tensors stay at their
+/// places.
 #[test]
 fn places_do_not_depend_on_kernels() {
     let (graph, limits) = (googlenet(), Limits::h200());

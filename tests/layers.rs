@@ -1,4 +1,4 @@
-//! Modules import only what ARCHITECTURE.md's table of layers says.
+//! Modules import only the modules that ARCHITECTURE.md's table of layers allows.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The table: module → modules it may import.
+/// The table of ARCHITECTURE.md: each module with the modules that it may import.
 fn table() -> BTreeMap<String, Vec<String>> {
     let text = fs::read_to_string(Path::new(ROOT).join("ARCHITECTURE.md")).unwrap();
     let section = text.split("## Layers").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -32,7 +32,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The module that a path segment after `crate::` names, for `crate::a::b` and each of `crate::{a, b}`.
+/// The modules that paths behind `crate::` name, for `crate::a::b` and each of `crate::{a, b}`.
 fn imported(text: &str) -> Vec<String> {
     let code: String = text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let mut modules = Vec::new();

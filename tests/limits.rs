@@ -1,4 +1,4 @@
-//! The program where the system gives less than it is asked for: it says what is missing and what to do, and ends.
+//! The program where the system gives it less than it asks for: it reports what is missing and what to do, and ends.
 #![cfg(feature = "cli")]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn refused(output: &Output) -> String {
     line.unwrap_or_else(|| panic!("no error: {text}")).to_owned()
 }
 
-/// A stack that no thread can have makes the system refuse every thread, with the status of a limit that is reached.
+/// No thread can have this stack size, so the system refuses every thread, with the status of a limit that is reached.
 #[test]
 fn without_threads_it_says_which_and_what_to_do() {
     let commands: [&[&str]; 3] = [
@@ -61,7 +61,7 @@ fn a_configuration_of_images_that_no_machine_holds_is_refused() {
     assert!(config.contains(small));
     fs::write(folder.join("config.json"), config.replace(small, large)).unwrap();
     fs::copy(model.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
-    // More than that are touched only by what was not refused.
+    // Only work that was not refused touches more memory than this.
     let limited = |command: &str| {
         let command =
             format!("ulimit -v 4000000; exec {PROGRAM} {command}").replace("MODEL", &folder.to_string_lossy());

@@ -1,7 +1,8 @@
-//! Loops as PTX: every case of `tests/support/loops.rs` is written out, some as `tests/golden/ptx` has them.
+//! Loops as PTX: every case of `tests/support/loops.rs` is generated, and some are compared with the texts in
+//! `tests/golden/ptx`.
 //!
-//! With `TREFOIL_PTX=FOLDER` all texts are put there as modules, for an assembler. With `TREFOIL_BLESS=1` the kept texts
-//! are written anew; `kernels/build.py --check` assembles them.
+//! `TREFOIL_PTX=FOLDER` writes all texts there as modules, for an assembler. `TREFOIL_BLESS=1` writes the kept texts
+//! anew; `kernels/build.py --check` assembles them.
 
 mod support;
 
@@ -13,10 +14,10 @@ use trefoil::loops::ptx::{PtxTarget, kernel, module};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ptx");
 
-/// A GPU of clusters.
+/// A GPU that has clusters.
 const H200: PtxTarget = PtxTarget { compute_capability: [9, 0], units: 132 };
 
-/// The cases whose texts are kept, and the files; those of names with `sm90` are written for a GPU of clusters.
+/// The cases whose texts are kept, with their files; files whose names contain `sm90` are for a GPU with clusters.
 const KEPT: [(&str, &str); 15] = [
     ("swish of a large value", "map"),
     ("cast of f64 to bf16", "cast"),

@@ -1,5 +1,5 @@
-//! Several models, stages and devices: what is shared, what comes together, and that each answer is what the models alone
-//! give. Everything with the hazard checker on.
+//! Several models, stages and devices: what they share, which results come together, and that each answer is that of
+//! the models alone. The hazard checker is always on.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn cpu() -> Device {
     Device::open(Target::Cpu).unwrap()
 }
 
-/// The pixels of a row that has a number.
+/// Writes the pixels of the row with this number.
 fn pixels(number: usize, row: &mut [u8]) {
     row.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((i * 31 + number * 97) % 251) as u8);
 }
@@ -26,7 +26,7 @@ fn checked<'a>(builder: EngineBuilder<'a>, device: &Device) -> EngineBuilder<'a>
     builder.on(device).batch_sizes(&[1, ROWS]).output(OutputKind::Logits).check(true)
 }
 
-/// Every part's values of ten batches of changing rows.
+/// For each part of the output, the values of ten batches with different rows.
 fn answers(engine: &Engine) -> Vec<Vec<Vec<f32>>> {
     let submit = |batch: usize| {
         let mut rows = engine.acquire()?;
@@ -91,7 +91,7 @@ fn an_ensemble_gives_what_its_models_give_and_their_mean() {
     let both = answers(&checked(Engine::builder(&model).beside(&features), &device).build().unwrap());
     assert_eq!([0, 1].map(|part| parts(&both, part)), [0, 1].map(|one: usize| parts(&alone[one], 0)));
 
-    // A model whose classes are turned by one, so that the mean is neither.
+    // A model whose classes are rotated by one, so that the mean equals neither model's answer.
     let weights = {
         let read = |name: &str, dims: &[usize]| {
             let mut values = vec![0.0; dims.iter().product()];
@@ -187,7 +187,7 @@ fn a_device_has_one_budget() {
     assert_eq!(*free_bytes, held * 3 / 2 - held);
     assert!(needed_bytes > free_bytes, "{error}");
     assert_eq!(device.memory_use().device_bytes, held, "what failed gave back what it had taken");
-    // What is said to fit does, and one row more does not.
+    // The batch that is reported to fit does fit, and one with a row more does not.
     let fitting = fitting_batch.unwrap();
     let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).check(true).build().unwrap();
     drop(second);
@@ -243,7 +243,7 @@ fn a_fleet_reads_its_weights_once() {
         assert_eq!(fleet.engines().len(), 4);
         return;
     }
-    // In a process of its own, where nothing else reads.
+    // The test runs in a process of its own, where nothing else reads files.
     let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
     let child = std::process::Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output();
     let text = String::from_utf8(child.unwrap().stdout).unwrap();

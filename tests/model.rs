@@ -1,4 +1,4 @@
-//! Models as values: what is checked when one is made, and models cut at a node.
+//! Models as values: the checks when a model is made, and models that are cut at a node.
 
 use trefoil::graph::{Graph, GraphBuilder, ValueType, Window};
 use trefoil::model::images::infer;
@@ -7,7 +7,7 @@ use trefoil::{Error, Shape};
 
 const INPUT: Shape = Shape::new(6, 6, 3);
 
-/// Two residual blocks and a classifier of four.
+/// Two residual blocks and a classifier of four classes.
 fn graph() -> Graph {
     let mut g = GraphBuilder::new();
     let mut x = g.image("image", INPUT);
@@ -106,7 +106,7 @@ fn a_node_that_is_not_there_lists_near_names() {
     }
 }
 
-/// A model is cut in two only where one value is all that goes on.
+/// A model is split in two only where a single value passes from one part to the other.
 #[test]
 fn a_model_is_split_where_one_value_passes() {
     let model = model();

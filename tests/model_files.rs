@@ -1,4 +1,5 @@
-//! Weight files and configurations from outside, most of them broken: an error that says what and where, never a panic.
+//! Weight files and configurations from outside, most of them broken: errors say what is wrong and where, and nothing
+//! panics.
 
 use std::fs;
 use std::ops::Range;
@@ -34,7 +35,7 @@ impl Drop for Folder {
     }
 }
 
-/// A safetensors file of this header and data.
+/// The content of a safetensors file with this header and data.
 fn file(json: &str, data: &[u8]) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat()
 }
@@ -133,7 +134,7 @@ fn files_that_are_not_there() {
     let pipe = folder.0.join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     no_file(Weights::open(&pipe), "a pipe");
-    // What the kernel makes up has no size: nothing is read of it, however much it would say.
+    // A file that the kernel generates has no size: nothing is read of it, however long its content is.
     fs::remove_file(folder.0.join("config.json")).unwrap();
     std::os::unix::fs::symlink("/proc/self/maps", folder.0.join("config.json")).unwrap();
     format_error(Model::open(&folder.0), "EOF while parsing");
@@ -149,7 +150,7 @@ fn a_folder_and_a_lone_file_open() {
         assert_eq!((model.name(), model.classes(), model.label(9)), ("trefoil_convnet28", 10, "class 9"));
         assert_eq!(model.preprocessing().unwrap().resize, 28);
     }
-    // With the configuration inside, the one beside it is not asked.
+    // If the weight file contains the configuration, the file beside it is not read.
     folder.write("config.json", "no JSON");
     let text = CONVNET28_CONFIG.replace('\n', " ").replace('"', r#"\""#);
     let flat = r#""architecture": "trefoil_convnet28", "input_size": "[1, 32, 28]", "mean": "[0]", "std": "[1]""#;
@@ -177,7 +178,7 @@ fn headers_that_are_cut_short_or_too_long() {
     Weights::from_bytes(whole.clone()).unwrap();
     format_error(Weights::from_bytes([&whole[..], &[0; 3]].concat()), "found 3 more");
     format_error(Weights::from_bytes(whole[..whole.len() - 1].to_vec()), "expected 7 at most");
-    // Sparse: no disk is used, and no memory for a header that the file could hold but nobody writes.
+    // The file is sparse: it needs no disk, and no memory is taken for a header that it could hold but does not.
     let huge = fs::File::create(folder.0.join("huge")).unwrap();
     huge.set_len(1 << 33).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&huge, &(1_u64 << 32).to_le_bytes(), 0).unwrap();
@@ -321,10 +322,10 @@ fn configurations_from_elsewhere() {
     format_error(open(r#"{"architecture": "trefoil_convnet28", "num_classes": "10"}"#), "`num_classes`");
     format_error(open("\u{feff}{}"), "configuration: ");
     tensor_error(open(&CONVNET28_CONFIG.replace("10", "11")), "fc.weight", "[11, 128]", "[10, 128]");
-    // Legal, but too small for two halvings.
+    // The size is legal, but too small to be halved twice.
     let small = open(&CONVNET28_CONFIG.replace("28, 28", "28, 1"));
     assert!(matches!(small, Err(Error::Graph { node, .. }) if node == "pool2"));
-    // Another model's weights under this architecture's name.
+    // The weights are those of another model than the architecture.
     tensor_error(open(r#"{"architecture": "resnet18"}"#), "conv1.weight", "[64, 3, 7, 7]", "[32, 1, 3, 3]");
 }
 
@@ -340,7 +341,8 @@ fn victim() -> Vec<u8> {
     file(&format!("{{{}}}", entries.join(",")), &[0x3c; 36])
 }
 
-/// Opens and uses a file in every way; what it accepts, the crate `safetensors` must accept too, and see the same.
+/// Opens a file and uses it in every way; a file that is accepted must be accepted by the crate `safetensors` too, with
+/// the same content.
 fn open_and_use(bytes: &[u8]) -> Result<(), Error> {
     let weights = Weights::from_bytes(bytes.to_vec())?;
     let reference = safetensors::SafeTensors::deserialize(bytes).expect("accepted what safetensors refuses");

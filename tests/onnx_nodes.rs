@@ -1,9 +1,9 @@
 //! The node tests of ONNX, which `tests/onnx/nodes.py` writes into the folder that `TREFOIL_ONNX_NODES` names.
 //!
-//! Each is a model of one node, or of a function's, that is imported and evaluated on the CPU. What it feeds that shapes
-//! depend on is bound as a constant: first integers in one dimension at most, then everything. `tests/onnx/left_out.tsv`
-//! lists the tests that do not pass, and why; one that is listed and passes is a failure. With `TREFOIL_BLESS=1` the list
-//! is written anew.
+//! Each test is a model of one node, or of the nodes of a function, which is imported and evaluated on the CPU. Inputs
+//! that shapes depend on are bound as constants: first integers with at most one dimension, then all inputs.
+//! `tests/onnx/left_out.tsv` lists the tests that do not pass, with the reasons; a listed test that passes is a
+//! failure. `TREFOIL_BLESS=1` writes the list anew.
 
 mod support;
 
@@ -48,7 +48,7 @@ fn name_of(folder: &Path) -> String {
     folder.file_name().expect("a folder in a folder").to_string_lossy().into_owned()
 }
 
-/// Tests that do not pass, and why.
+/// The tests that do not pass, with the reasons.
 fn left_out() -> BTreeMap<String, String> {
     let lines = std::fs::read_to_string(LEFT_OUT).expect("it is in the repository");
     lines.lines().filter_map(|line| line.split_once('\t')).map(|(name, why)| (name.into(), why.into())).collect()
@@ -62,7 +62,7 @@ fn judge(result: Result<Bound, String>, listed: Option<String>) -> Result<(), Fa
     }
 }
 
-/// Writes the list of tests that do not pass anew.
+/// Writes the list of tests that do not pass.
 fn bless(folders: &[PathBuf]) {
     let (mut lines, mut passed) = (String::new(), BTreeMap::<Bound, usize>::new());
     for folder in folders {
@@ -81,7 +81,7 @@ fn one_line(why: &str) -> String {
     words.join(" ").chars().take(240).collect()
 }
 
-/// Whether a test passes.
+/// Runs one test; returns which inputs it needed as constants, or an error.
 fn run(folder: &Path) -> Result<Bound, String> {
     let all = AssertUnwindSafe(|| {
         let file = File::open(folder.join("model.onnx")).map_err(|e| e.to_string())?;
@@ -106,7 +106,7 @@ fn run(folder: &Path) -> Result<Bound, String> {
     })
 }
 
-/// What a model answers; also with what is computed by hand as loops, if it has that.
+/// The answers of a model's graph, and those of its loops if it has any.
 fn answers(file: &File, inputs: &[Tensor], wanted: &[Tensor], bound: Bound) -> Result<Vec<Vec<Tensor>>, String> {
     let (graph, fed) = graph(file, inputs, bound)?;
     let mut weight = |name: &str, _: &trefoil::graph::ValueType| file.weight(name);
@@ -120,7 +120,7 @@ fn answers(file: &File, inputs: &[Tensor], wanted: &[Tensor], bound: Bound) -> R
     Ok(all)
 }
 
-/// The outputs of a model with as many elements as their counts say, which the other outputs are.
+/// The outputs of a model, each cut to the number of elements that its count says; the counts are outputs, too.
 fn counted(graph: &Graph, mut found: Vec<Tensor>, wanted: &[Tensor]) -> Result<Vec<Tensor>, String> {
     let counts = found.split_off(wanted.len());
     for (port, count) in graph.outputs[wanted.len()..].iter().zip(&counts) {
@@ -139,7 +139,7 @@ fn counted(graph: &Graph, mut found: Vec<Tensor>, wanted: &[Tensor]) -> Result<V
     Ok(found)
 }
 
-/// The tolerance of ONNX's own runner.
+/// Compares results with the tolerances of ONNX's own runner.
 fn compare(found: &[Tensor], wanted: &[Tensor]) -> Result<(), String> {
     if found.len() != wanted.len() {
         return Err(format!("{} outputs: expected {}", found.len(), wanted.len()));

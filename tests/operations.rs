@@ -119,7 +119,7 @@ mod of_the_support {
         }
     }
 
-    /// What `tests/gpu.rs` compares with, looked at where there is no GPU.
+    /// The reference for halves, which `tests/gpu.rs` uses, is checked here without a GPU.
     #[test]
     fn the_reference_for_halves_is_near_the_exact_one() {
         let cases = operations::all();
@@ -127,7 +127,7 @@ mod of_the_support {
         assert!(wrong.is_empty(), "{} of {} problems:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
     }
 
-    /// Sums in f32 and roundings to f16 stay within what is derived for them, and far from what one term makes.
+    /// Sums in f32 and roundings to f16 stay within the derived tolerance, which is far below the effect of one term.
     #[test]
     fn tolerances_hold_and_are_tight() {
         let mut random = Random::new("tolerances");

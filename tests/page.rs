@@ -1,7 +1,7 @@
-//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark. Pictures
-//! of it, to be looked at, are then `target/tmp/page-*.png`.
+//! The timeline page in a browser: it draws, zooms, shows details and fits, on narrow and wide screens, light and dark.
+//! Pictures of it are written to `target/tmp/page-*.png`, to be looked at.
 //!
-//! Where no Chromium is found this is reported as ignored; `TREFOIL_REQUIRE_BROWSER=1` makes that a failure.
+//! Without a Chromium the tests are reported as ignored; with `TREFOIL_REQUIRE_BROWSER=1` they fail.
 
 use std::env;
 use std::fs;
@@ -16,7 +16,7 @@ use trefoil::{Device, Engine, EngineBuilder, Target};
 const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 const BATCHES: usize = 40;
 
-/// What a reader does, and what the page shows then.
+/// The script that acts as a reader and checks what the page shows.
 const READER: &str = r##"
 const said = {}, key = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
 const painted = () => {
@@ -147,7 +147,7 @@ fn take_pictures(browser: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Nothing was recorded: the page has its figures, and draws an empty timeline.
+/// A page without recorded batches has its figures and an empty timeline.
 fn show_nothing(browser: &str) -> Result<(), Failed> {
     const LOOKER: &str = r##"
 drawChart();
@@ -162,7 +162,8 @@ tell(said);
     Ok(())
 }
 
-/// Two models and their mean: a row, a line of the figures and a line of a batch for each, with its own layers.
+/// A page of two models and their mean has, for each, a row of the timeline, a line of the figures and a line of a
+/// batch.
 fn show_several_models(browser: &str) -> Result<(), Failed> {
     const LOOKER: &str = r##"
 drawChart();
@@ -210,7 +211,7 @@ fn page_of(builder: EngineBuilder<'_>, batches: usize) -> Result<String, Failed>
     Ok(engine.trace().ok_or("the engine records")?.to_html())
 }
 
-/// A script for the end of a page, which may `tell` what it found.
+/// A script at the end of a page, which reports its findings by `tell`.
 fn script(what: &str) -> String {
     format!(
         r##"<script>
@@ -219,8 +220,8 @@ const tell = (said) => parent.document.body.append("RESULT" + JSON.stringify(sai
     )
 }
 
-/// Opens the page in a frame of that size: a window may be as narrow as the browser lets it, a frame as narrow as asked
-/// for. The browser has a profile of its own, so that it meets no other one.
+/// Opens the page in a frame of this size: a browser limits how narrow a window is, but not a frame. The browser has a
+/// profile of its own, so that it does not meet another one.
 fn open(
     browser: &str,
     page: &Path,
@@ -249,7 +250,7 @@ fn open(
     Ok(output?)
 }
 
-/// What the reader's script found.
+/// The findings of the reader's script.
 fn visit(browser: &str, page: &Path, width: usize, dark: bool) -> Result<Value, Failed> {
     let output = open(browser, page, width, 900, dark, &["--dump-dom".into()])?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,5 @@
-//! Plans for GPUs that need not be there: arenas without overlaps, shapes that fit, and printed plans kept as text.
+//! Plans for GPUs that the machine need not have: arenas without overlaps, shapes that fit, and printed plans kept as
+//! text.
 
 use std::fs;
 
@@ -78,7 +79,7 @@ fn impossible_requests_are_errors() {
     }
 }
 
-/// The network whose result is a value.
+/// The network with `y` as its result.
 fn network(mut g: GraphBuilder, y: ValueId) -> Network {
     g.output("y", y);
     Network::of(&g.finish().unwrap()).unwrap()
@@ -125,7 +126,7 @@ fn a_shortcut_s_convolution_joins_the_one_that_adds_it() {
     assert_eq!(step_names(&joined), ["input", "before", "first", "last", "output"]);
     let last = &joined.steps[3];
     assert!(matches!(&last.op, StepOp::ConvSum { joined, .. } if joined.name == "shortcut"));
-    // It reads what the shortcut reads, which lives until then.
+    // The convolution reads the shortcut's input, which stays alive until then.
     assert_eq!(last.inputs, [joined.steps[2].outputs[0], joined.steps[1].outputs[0]]);
     assert_eq!(joined.tensors[joined.steps[1].outputs[0].0].lifetime, [1, 3]);
     let apart = ["input", "before", "shortcut", "first", "last", "output"];
@@ -155,7 +156,8 @@ fn joining_can_be_chosen_and_refused() {
     assert!(refused(&Limits::a100(), &[("shortcut", Kernel::Joined)]));
 }
 
-/// Every candidate can be chosen for its step, and changes that step alone.
+/// Checks that every candidate can be chosen for its step, and changes that step alone; returns the number of steps
+/// with several candidates.
 fn candidates_can_be_chosen(planned: &Plan, replan: impl Fn(&Choices) -> Plan) -> usize {
     let mut several = 0;
     for (index, step) in planned.steps.iter().enumerate() {
@@ -211,7 +213,7 @@ fn shapes_of_steps_are_alike_where_nothing_that_counts_differs() {
     let (one, eight) = (shapes(1), shapes(8));
     assert!(one.iter().zip(&eight).all(|(one, eight)| one != eight));
     let steps = |shape: &str| eight.iter().filter(|other| *other == shape).count();
-    // The last two blocks of a stage with three are the same; the first has another input.
+    // The last two blocks of a stage with three have the same shapes; the first one has another input.
     let [conv, residual] = [
         "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 f16 -> 14x14x672 f16, batch 8",
         "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 f16 + 14x14x112 f16 -> 14x14x112 f16, batch 8",
@@ -220,7 +222,7 @@ fn shapes_of_steps_are_alike_where_nothing_that_counts_differs() {
     assert_eq!(steps(&conv.replace("conv1x1 ", "conv1x1+relu6 ")), 3, "{eight:#?}");
 }
 
-/// What was measured of one type says nothing of another.
+/// Measurements of one type do not apply to another type.
 #[test]
 fn shapes_of_steps_differ_where_types_do() {
     let model = Model::open("weights/efficientnet-lite0").unwrap();
@@ -279,7 +281,7 @@ fn the_kernel_of_windows_of_few_channels_can_be_chosen_and_refused() {
     let graph = network(g, b);
     let plan = plan_of_graph(&graph, &Limits::h200(), &[("a", Kernel::Sm90Halo)]).unwrap();
     assert_eq!(plan.steps[1].kernel, Kernel::Sm90Halo);
-    // The second has 72 channels, and an A100 has no such kernel.
+    // The second convolution has 72 channels, and an A100 has no such kernel.
     for (limits, node) in [(Limits::h200(), "b"), (Limits::a100(), "a")] {
         let refused = plan_of_graph(&graph, &limits, &[(node, Kernel::Sm90Halo)]);
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
@@ -314,7 +316,7 @@ fn a_depthwise_convolution_computes_the_one_in_front_of_it() {
         assert_eq!(step_names(&plan), apart);
         assert_eq!(work(&plan), work(&together));
     }
-    // What is the result is computed.
+    // A value that is the result is computed by itself.
     let own = graph.cut(graph.find("relu").unwrap());
     assert_eq!(step_names(&plan_of_graph(&own, &h200, &[]).unwrap()), ["input", "expand", "output"]);
 }
@@ -339,7 +341,7 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
 }
 
-/// The convolution between the two could be computed with either of its neighbours.
+/// The convolution in the middle could be computed with either of its neighbours.
 #[test]
 fn a_choice_comes_before_what_would_be_computed_together() {
     let mut g = GraphBuilder::new();
@@ -427,12 +429,12 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
         assert_eq!(step_names(&apart), apart_names);
         assert_eq!(work(&apart), work(&chained));
     }
-    // One tensor is read once less.
+    // One tensor is read once less than with separate steps.
     let apart = plan_of_graph(&graph, &h200, &[("next", Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]).unwrap();
     assert_eq!(step_names(&apart), apart_names);
     let moved = |plan: &Plan| plan.steps.iter().map(|step| step.bytes).sum::<u64>();
     assert_eq!(moved(&apart) - moved(&chained), 64 * 56 * 56 * 256 * 2);
-    // So its roofline is lower than those of the two by themselves.
+    // The roofline of the chain is therefore lower than the sum of the two.
     let rates = Rates::of(&h200).unwrap();
     let both: f64 = [3, 4].map(|step| apart.roofline(step, &rates).seconds()).iter().sum();
     assert!(chained.roofline(3, &rates).seconds() < 0.8 * both);
@@ -456,7 +458,7 @@ fn a_chain_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("inside", chain)]) && refused(&h200, &[("wide", odd)]));
     assert!(refused(&h200, &[("wide", chain), ("next", sm90)]));
     assert!(refused(&Limits::a100(), &[("wide", chain)]));
-    // A sum of two convolutions that no 1x1 convolution reads alone.
+    // The chain would begin with a sum of two convolutions, whose only reader is no 1x1 convolution.
     let resnet = resnet50();
     let shortcut = [("layer4.0.conv3", chain), ("layer4.0.downsample", Kernel::Joined)];
     let refused_there = plan_of_graph(&resnet, &h200, &shortcut);
@@ -469,7 +471,7 @@ fn a_chain_can_be_chosen_and_refused() {
     assert!(several >= 3, "{several}");
 }
 
-/// A 7x7 convolution of every other pixel, with or without a maximum behind it.
+/// A 7x7 convolution with a stride of 2, with or without a maximum behind it.
 fn first_layers(pooled: bool) -> Model {
     let mut g = GraphBuilder::new();
     let image = g.image("image", Shape::new(64, 60, 3));
@@ -508,7 +510,7 @@ fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less()
     assert_eq!(kinds(&first_layers(false), &h200, u8, &none)[..2], apart[..2]);
 }
 
-/// The printed plans are kept; `TREFOIL_BLESS=1` writes them anew, for a look at the difference.
+/// The printed plans equal the kept texts; `TREFOIL_BLESS=1` writes them anew, so that the difference can be reviewed.
 #[test]
 fn printed_plans_are_as_kept() {
     let model = Model::open("weights/efficientnet-lite0").unwrap();
@@ -536,7 +538,7 @@ fn is_as_kept(plan: &Plan, name: &str) {
     assert!(printed == expected, "the plan is not as kept in {kept}:\n{printed}");
 }
 
-/// A ResNet-50 all of whose values but the image have scales.
+/// A ResNet-50 in which all values except the image have scales.
 fn resnet50_in_bytes() -> Network {
     let mut graph = resnet50();
     graph.nodes.iter_mut().skip(1).for_each(|node| node.scale = Some(0.02));
@@ -574,13 +576,13 @@ fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
     assert_eq!(["conv1", "layer1.0.conv2"].map(kernel), ["sm90 s8 stem 112x56", "sm90 s8 conv halo"]);
     let floats = plan_of_network(&resnet50(), &Limits::h200(), 256);
     assert!(bytes.arena_bytes * 3 < floats.arena_bytes * 2, "{} {}", bytes.arena_bytes, floats.arena_bytes);
-    // A GPU without such kernels computes the layers in halves, as if there were no scales.
+    // A GPU without kernels of bytes computes the layers in halves, as if there were no scales.
     let a100 = plan_of_network(&graph, &Limits::a100(), 256);
     assert_eq!(a100, plan_of_network(&resnet50(), &Limits::a100(), 256));
 }
 
-/// What is computed together in bytes is so on every device: a kernel for a part of it is no choice. Without bytes in the
-/// rows, or with the first layers among the floats, they are in halves.
+/// Layers that are computed together in bytes are computed together on every device: a kernel for one of them is not
+/// accepted. If rows are not bytes, or the first layers are among the floats, these layers are in halves.
 #[test]
 fn layers_that_are_one_in_bytes_are_not_taken_apart() {
     let graph = resnet50_in_bytes();
@@ -603,7 +605,7 @@ fn layers_that_are_one_in_bytes_are_not_taken_apart() {
     assert!(matches!(of(&graph, InputFormat::U8Nhwc, &choices), Err(Error::Unsupported { .. })));
 }
 
-/// Channels that the kernels of bytes do not take: these layers alone are in halves.
+/// The kernels of bytes do not take these channels: only these layers are in halves.
 #[test]
 fn layers_without_a_kernel_of_bytes_are_in_halves() {
     let mut g = GraphBuilder::new();

@@ -1,4 +1,4 @@
-//! Layers in f16 and bf16 on the CPU, against plain loops with the same roundings; `tests/gpu.rs` has them on a GPU.
+//! Layers in f16 and bf16 on the CPU, compared with plain loops that round alike; `tests/gpu.rs` runs them on a GPU.
 
 mod support;
 
@@ -10,7 +10,7 @@ use trefoil::{Device, Engine, Error, OutputKind, Precision};
 
 const HALVES: [Precision; 2] = [Precision::F16, Precision::Bf16];
 
-/// Every so many of these problems.
+/// Checks every `each`-th of the cases.
 fn check(cases: Vec<Case>, each: usize) {
     let device = Device::cpu(2);
     let run = |case: &Case| HALVES.iter().filter_map(|&of| case.run_in(of, &device, Choices::new()).err()).collect();
@@ -71,7 +71,7 @@ fn transformers() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A trained network has the answers of f32, and rounding is seen in its probabilities.
+/// A trained network has the answers of f32, and probabilities that show the rounding.
 #[test]
 fn a_trained_network_answers_as_in_f32() {
     let model = Model::open("weights/convnet28").unwrap();
@@ -89,7 +89,7 @@ fn a_trained_network_answers_as_in_f32() {
     }
 }
 
-/// Bytes are a type of their own.
+/// A network in bytes has its own type, so that a precision is refused.
 #[test]
 fn a_network_in_bytes_is_refused() {
     let model = support::quantized::all(false).swap_remove(0).model().unwrap();

@@ -1,4 +1,4 @@
-//! Prefetch: order, bounds, errors and panics in their places, and a clean early end.
+//! Prefetch: order, bounds, errors and panics at their places, and a clean early end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use trefoil::{Error, prefetch, prefetch_scoped};
 
-/// Takes longer for some inputs than for others.
+/// Sleeps for a time that depends on the number.
 fn dawdle(number: usize) {
     thread::sleep(Duration::from_micros((number * 7919 % 13) as u64 * 20));
 }

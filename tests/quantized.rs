@@ -1,5 +1,5 @@
-//! Networks of bytes on the CPU: against plain loops in integers, equal in every byte; and a trained one against itself in
-//! floats.
+//! Networks of bytes on the CPU: compared with plain loops in integers, equal in every byte; and a trained network
+//! compared with itself in floats.
 
 mod support;
 
@@ -21,7 +21,8 @@ fn every_byte_is_that_of_the_contract() {
     assert!(wrong.is_empty(), "{} of {} problems:\n{}", wrong.len(), problems.len(), wrong.join("\n"));
 }
 
-/// Of the thousand that there are: one of them is a fifth of the percent that may be lost.
+/// Number of test images, of the thousand that there are: each is a fifth of a percent of them, and a percent may be
+/// lost.
 const IMAGES: usize = 500;
 const PIXELS: usize = 28 * 28;
 
@@ -46,7 +47,7 @@ fn classes(model: &Model, images: &[u8]) -> Vec<usize> {
     images.chunks(50 * PIXELS).flat_map(of_batch).collect()
 }
 
-/// The bar that MLPerf has for its easier class: 99 % of what floats get right.
+/// The bar of MLPerf for its easier class: 99 % of the correct answers of the floats.
 #[test]
 fn a_trained_network_in_bytes_is_right_as_often() {
     let images = idx("tests/data/fashion-mnist-1000.idx3.gz", 16);
@@ -79,7 +80,7 @@ fn layers_are_told_by_what_they_cost() {
     let layers = |quantization: &Quantization| calibrator.sensitivities(quantization, |_, _| true).unwrap();
     let before = layers(&quantization);
     assert!(before.len() > 1 && before.is_sorted_by(|a, b| a.error >= b.error), "{before:?}");
-    // A value with a scale that cuts most of it off makes its layers the worst.
+    // A value whose scale clips most of its numbers makes its layers the worst.
     let last = before.last().unwrap().layer.clone();
     let graph = model.quantized(&quantization).unwrap();
     let graph = graph.image_network().unwrap();

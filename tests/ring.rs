@@ -120,7 +120,7 @@ impl std::task::Wake for Unpark {
     }
 }
 
-/// A waker that uses its engine, and then panics.
+/// A waker that uses its engine and then panics.
 struct Asks {
     engine: Engine,
     submitted: std::sync::Mutex<Vec<Ticket>>,

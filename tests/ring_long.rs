@@ -1,5 +1,5 @@
-//! A long run of the ring: every submission answered once and in order, and no growth of memory. It has a process of
-//! its own, so that the memory it looks at is its own.
+//! A long run of the ring: every submission is answered once and in order, and memory does not grow. The test has a
+//! process of its own, so that no other test changes its memory.
 
 #[path = "support/echo.rs"]
 mod echo;

@@ -1,4 +1,4 @@
-//! All of `tests/ring.rs` on engines that record: a recorder changes nothing.
+//! All tests of `tests/ring.rs` on engines that record: a recorder changes nothing.
 
 #[path = "ring.rs"]
 mod ring;

@@ -3,12 +3,12 @@
 use trefoil::simulate::{Arrival, Effect, Injection, SimBatcher, SimReport, SimSpec};
 use trefoil::{Error, Stage};
 
-/// With the hazard checker, whose finding is an error.
+/// Simulates with the hazard checker, whose finding is an error.
 fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
     trefoil::simulate::simulate(&SimSpec { checked: true, ..spec.clone() })
 }
 
-/// At 1 GB/s without overhead or a shared link: microseconds are kilobytes.
+/// A run with links of 1 GB/s, without overhead or sharing: microseconds of a copy are its kilobytes.
 fn spec(in_us: usize, compute_us: f64, out_us: usize, batches: usize) -> SimSpec {
     assert!((1000 * in_us).is_multiple_of(256) && (1000 * out_us).is_multiple_of(256), "rows would be padded");
     SimSpec {
@@ -23,7 +23,7 @@ fn spec(in_us: usize, compute_us: f64, out_us: usize, batches: usize) -> SimSpec
     }
 }
 
-/// One batch at a time.
+/// The run with one batch at a time.
 fn serial(spec: SimSpec) -> SimSpec {
     SimSpec { slots: 1, staging: 1, results: 1, producers: 1, ahead: 0, ..spec }
 }
@@ -32,7 +32,7 @@ fn makespan_us(spec: &SimSpec) -> f64 {
     sound(spec).makespan_s * 1e6
 }
 
-/// Simulates, and checks what holds for every run without a fault.
+/// Simulates, and checks the properties of every run without a fault.
 fn sound(spec: &SimSpec) -> SimReport {
     let report = simulate(spec).unwrap_or_else(|error| panic!("{error}\n{spec:#?}"));
     assert_eq!((report.submitted, report.answered, report.failed), (spec.batches, spec.batches, 0), "{spec:#?}");
@@ -59,20 +59,20 @@ fn one_batch_at_a_time_takes_the_sum() {
     close(report.latency.max_us, 1384.0);
     close(report.copy_in.utilisation, 256.0 / 1384.0);
     close(report.compute.busy_s * 1e6, 5000.0);
-    // An overhead for each copy, and the time that a producer fills.
+    // Each copy has an overhead, and a producer takes time to fill a batch.
     close(makespan_us(&SimSpec { copy_overhead_us: 8.0, fill_us: 100.0, ..spec }), 5.0 * (1384.0 + 16.0 + 100.0));
 }
 
 #[test]
 fn one_slot_uploads_while_it_downloads() {
-    // The next upload waits for the compute only; the next compute waits for both copies.
+    // The next upload waits only for the compute; the next compute waits for both copies.
     let spec = SimSpec { slots: 1, ..spec(256, 1000.0, 128, 6) };
     close(makespan_us(&spec), 256.0 + 6.0 * 1000.0 + 5.0 * 256.0 + 128.0);
 }
 
 #[test]
 fn three_slots_are_as_fast_as_the_slowest_engine() {
-    // Compute-bound, upload-bound, download-bound: fill the pipe, then the slowest, then drain it.
+    // Runs bound by compute, upload and download: the pipeline fills, then the slowest engine works, then it drains.
     close(makespan_us(&spec(256, 1000.0, 128, 9)), 256.0 + 9.0 * 1000.0 + 128.0);
     close(makespan_us(&spec(2560, 1000.0, 128, 9)), 9.0 * 2560.0 + 1000.0 + 128.0);
     close(makespan_us(&spec(256, 1000.0, 2560, 9)), 256.0 + 1000.0 + 9.0 * 2560.0);
@@ -84,14 +84,15 @@ fn three_slots_are_as_fast_as_the_slowest_engine() {
 
 #[test]
 fn a_shared_link_slows_copies_down_only_while_both_move_bytes() {
-    // Uploads of 1024 us alone, 2048 in duplex, downloads of 256 alone, 512 in duplex, compute in no time: a steady
-    // batch has 512 us in which both move (256 us' worth of the upload), then 768 us of upload alone.
+    // Uploads take 1024 us alone and 2048 in duplex, downloads 256 alone and 512 in duplex, compute none: a steady
+    // batch takes 512 us in which both directions move bytes (256 us' worth of the upload), then 768 us of upload
+    // alone.
     let spec = SimSpec { duplex_gbps: 0.5, ..spec(1024, 0.0, 256, 10) };
     close(makespan_us(&spec), 1024.0 + 9.0 * 1280.0 + 256.0);
     close(sound(&spec).copy_in.loaded_us, 1280.0);
 }
 
-/// All three stages take as long, the copies in duplex: rates and bytes of a PCIe 5 x16 link.
+/// A run whose three stages take equally long, with copies in duplex: rates and bytes of a PCIe 5 x16 link.
 fn balanced() -> SimSpec {
     let bytes = 49 * 1024 * 1024;
     let compute_us = bytes as f64 / 49e3;
@@ -132,12 +133,12 @@ fn arrivals_that_leave_time_wait_for_nobody() {
     let idle = sound(&poisson(50.0, 1));
     close(idle.latency.p50_us, 1400.0);
     assert!((idle.images_per_s / 50.0 - 1.0).abs() < 0.05, "{idle:#?}");
-    // One server, fixed service time, load 0.8: the mean wait is 2 service times, so some wait long.
+    // One server with a fixed service time and a load of 0.8: the mean wait is 2 service times, so some waits are long.
     let busy = sound(&poisson(800.0, 1));
     assert!((busy.compute.utilisation - 0.8).abs() < 0.03, "{busy:#?}");
     assert!(busy.latency.p50_us > 1500.0 && busy.latency.p99_us > 4000.0, "{busy:#?}");
     assert_ne!(busy, sound(&poisson(800.0, 2)));
-    // More than it can do: as much as it can.
+    // With more load than the device can compute it computes as much as it can.
     close(sound(&poisson(2000.0, 1)).images_per_s, 1000.0);
 }
 
@@ -152,21 +153,21 @@ fn a_batch_runs_at_the_smallest_size_that_holds_it() {
 }
 
 /// The recipe of docs/semantics.md: staging for all producers and slots, three slots, one submission ahead in each
-/// producer. The device has no gap, although a batch takes as long to fill as the model takes; without the submission
-/// ahead it has.
+/// producer. The device then has no gap, although filling a batch takes as long as computing it; without the submission
+/// ahead it has gaps.
 #[test]
 fn the_recipe_leaves_the_slowest_engine_no_gap() {
     for producers in [2, 3, 8] {
         let recipe = SimSpec { producers, staging: producers + 3, ahead: 1, ..spec(256, 1000.0, 128, 200) };
         let recipe = SimSpec { results: 4 * recipe.staging, fill_us: 1000.0, ..recipe };
-        // The first batch is filled and uploaded, then the model runs on all, then the last is downloaded.
+        // The first batch is filled and uploaded, then the model runs on all batches, then the last one is downloaded.
         close(makespan_us(&recipe), 1000.0 + 256.0 + 200.0 * 1000.0 + 128.0);
         let one_by_one = sound(&SimSpec { ahead: 0, ..recipe }).compute.utilisation;
         assert!(producers > 2 || one_by_one < 0.9, "{producers} producers that wait for each: {one_by_one}");
     }
 }
 
-/// A ResNet-50 of 9.2 ms at 256.
+/// A ResNet-50 that takes 9.2 ms for a batch of 256.
 #[test]
 fn a_compute_bound_model_runs_at_its_own_speed() {
     let spec = SimSpec::new(vec![(256, 9_200.0)]);
@@ -238,7 +239,7 @@ fn wrong_specs_are_errors_that_name_the_field() {
     }
 }
 
-/// xorshift64.
+/// The xorshift64 generator.
 struct Random(u64);
 
 impl Random {
@@ -260,7 +261,7 @@ impl Random {
     fn spec(&mut self) -> SimSpec {
         let h2d_gbps = self.between(1.0, 60.0);
         let d2h_gbps = self.between(1.0, 60.0);
-        // Full duplex at least as good as taking turns: the shares of the two rates are 1 or more in all.
+        // Full duplex is at least as good as taking turns: the shares of both rates add up to 1 or more.
         let turns = h2d_gbps * d2h_gbps / (h2d_gbps + d2h_gbps);
         let mut size = 0;
         let compute_us: Vec<(usize, f64)> = (0..=self.up_to(3))
@@ -324,13 +325,13 @@ fn random_rings_answer_everything_once_in_order_and_in_bounds() {
     let (mut submissions, mut below) = (0, f64::INFINITY);
     for _ in 0..SPECS {
         let spec = random.spec();
-        // `simulate` itself checks order, and that every answer is its submission's own.
+        // `simulate` itself checks the order, and that every answer belongs to its submission.
         let report = sound(&spec);
         submissions += report.submitted;
         if spec.arrival == Arrival::Closed {
-            // While anything is left, an engine works or a producer fills.
+            // As long as work is left, an engine works or a producer fills.
             let most = report.serial_s + delays_s(&spec) + spec.fill_us * 1e-6 * spec.batches as f64;
-            // Each of an operation's times is rounded to a picosecond.
+            // Each time of an operation is rounded to a picosecond.
             let rounding = 20e-12 * spec.batches as f64;
             assert!(report.makespan_s <= most + rounding, "{} > {most}\n{spec:#?}", report.makespan_s);
             below = below.min(report.makespan_s / most);
@@ -346,7 +347,8 @@ fn no_ring_beats_its_slowest_engine_and_many_reach_it() {
     let mut random = Random(0xC2B2_AE3D_27D4_EB4F);
     let (mut reached, mut most) = (0, 0.0_f64);
     for _ in 0..SPECS {
-        // Without overheads, in which the other copy has the link for itself, and with batches like their mean.
+        // The spec is without overheads, during which the other copy has the link for itself, and with batches of their
+        // mean size.
         let spec = SimSpec {
             copy_overhead_us: 0.0,
             rows: Vec::new(),
@@ -357,7 +359,7 @@ fn no_ring_beats_its_slowest_engine_and_many_reach_it() {
         };
         let report = sound(&spec);
         let part = report.images_per_s / report.bound.images_per_s;
-        // Of batches side by side all but one may be partly done at either end of what is measured.
+        // Of batches side by side all but one may be partly done at either end of the measured time.
         let partly_done = (spec.compute_streams - 1) as f64 / (0.75 * spec.batches as f64);
         assert!(part < 1.001 + partly_done, "{part}: {report:#?}\n{spec:#?}");
         most = most.max(part);
@@ -389,7 +391,7 @@ fn random_faults_answer_everything() {
     assert!(faults > 1_500);
 }
 
-/// The checker changes nothing.
+/// The checker does not change the report.
 #[test]
 fn the_same_spec_gives_the_same_report() {
     let mut random = Random(0x2545_F491_4F6C_DD1D);
@@ -400,8 +402,8 @@ fn the_same_spec_gives_the_same_report() {
     }
 }
 
-/// Clients with single rows: low load is not delayed, high load fills batches, and what a batcher does is the same each
-/// time.
+/// Clients with single rows: low load is not delayed, high load fills batches, and the batcher does the same in each
+/// run.
 #[test]
 fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
     let sizes = vec![(1, 160.0), (2, 200.0), (4, 255.0), (8, 330.0), (16, 465.0), (32, 667.0), (64, 1_125.0)];
@@ -427,8 +429,8 @@ fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
     }
 }
 
-/// Rows come at twice the rate that the device can do: it answers as many as it can, the rest is refused or expires, and
-/// what is answered was not queued longer than the places of a queue or the deadline allow.
+/// Rows come at twice the rate that the device can compute: it answers as many as it can, the rest is refused or
+/// expires, and answered rows were queued no longer than the queue's places or the deadline allow.
 #[test]
 fn twice_the_rate_is_answered_as_fast_or_refused() {
     const BATCH: usize = 64;
@@ -462,7 +464,7 @@ fn twice_the_rate_is_answered_as_fast_or_refused() {
     }
 }
 
-/// Clients of a batcher on so many compute streams. Two batches of 8 gain 1.345 side by side, as on an H200.
+/// A run of clients of a batcher on these compute streams. Two batches of 8 gain 1.345 side by side, as on an H200.
 fn clients(producers: usize, compute_streams: usize, jitter_us: f64) -> SimReport {
     let sizes = vec![(1, 160.0), (2, 200.0), (4, 255.0), (8, 330.0), (16, 465.0), (32, 667.0)];
     let spec = SimSpec {
@@ -479,8 +481,8 @@ fn clients(producers: usize, compute_streams: usize, jitter_us: f64) -> SimRepor
     simulate(&spec).unwrap()
 }
 
-/// Two compute streams answer more of few clients, whose batches leave the device half idle; one client waits no longer,
-/// and batches that gain nothing side by side, which are computed in turn, lose nothing.
+/// With two compute streams, few clients, whose batches leave the device half idle, get more answers; one client waits
+/// no longer, and batches that gain nothing side by side are computed in turn and lose nothing.
 #[test]
 fn two_compute_streams_serve_few_clients_better_and_no_others_worse() {
     assert_eq!(clients(1, 1, 0.0).latency, clients(1, 2, 0.0).latency);
@@ -490,8 +492,8 @@ fn two_compute_streams_serve_few_clients_better_and_no_others_worse() {
     }
 }
 
-/// The delivering thread is awake when a batch is done whose end was foreseen, so that of the way of one client one wake-up is
-/// left, its own, of 10 us.
+/// The delivering thread is awake when a batch ends at the time foreseen, so one client waits for only one wake-up of
+/// 10 us, its own.
 #[test]
 fn a_batch_whose_end_is_foreseen_is_heard_of_at_once() {
     let p50_us = clients(1, 1, 0.0).latency.p50_us;
@@ -500,7 +502,7 @@ fn a_batch_whose_end_is_foreseen_is_heard_of_at_once() {
     assert!((p50_us - computed_us - copied_us - 10.0).abs() < 1.0, "{p50_us} us");
 }
 
-/// Clients that do not come back together fall into smaller groups; the jitter is the same in each run.
+/// Clients that return at different times form smaller groups; the jitter is the same in each run.
 #[test]
 fn jitter_splits_groups_of_clients() {
     let [lockstep, jitter] = [0.0, 20.0].map(|jitter| clients(16, 2, jitter));
@@ -509,7 +511,8 @@ fn jitter_splits_groups_of_clients() {
     assert_eq!(jitter, clients(16, 2, 20.0));
 }
 
-/// Throughput, latencies and makespan that were found when every producer had its turn after every event.
+/// Throughput, latencies and makespan equal those of the version in which every producer had its turn after every
+/// event.
 #[test]
 fn figures_are_those_of_producers_that_all_have_their_turn() {
     let compute = || vec![(32, 1_263.0), (256, 9_200.0)];
@@ -552,7 +555,7 @@ fn many_sizes(spec: SimSpec) -> SimSpec {
     SimSpec { rows: vec![5, 32, 100], ahead: 3, ..spec }
 }
 
-/// What a batch takes to simulate does not grow with the producers, of whom most wait at any time.
+/// The cost of simulating a batch does not grow with the producers, most of which wait at any time.
 #[test]
 fn a_thousand_producers_cost_about_as_much_as_a_few() {
     let seconds_a_batch = |producers: usize| {
@@ -572,7 +575,7 @@ fn a_thousand_producers_cost_about_as_much_as_a_few() {
     assert!(many < 8.0 * few, "{few:e} s a batch with 16 producers, {many:e} s with 1024");
 }
 
-/// Twice what the device computes: what is not answered is told.
+/// Rows come at twice the rate of the device: the program reports those that are not answered.
 #[test]
 fn the_program_tells_what_an_overloaded_batcher_did_not_answer() {
     let load = ["--compute", "8=1000", "--batcher", "--arrival", "poisson", "--rate", "16000", "--batches", "2000"];

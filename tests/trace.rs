@@ -1,4 +1,4 @@
-//! Recording on the CPU device: what a trace has, and that the ring stays as it is.
+//! Recording on the CPU device: the content of a trace, and that the ring is not affected.
 
 #[path = "support/echo.rs"]
 mod echo;
@@ -16,7 +16,7 @@ fn of(trace: &Trace, stage: TraceStage) -> HashMap<u64, &TraceInterval> {
     trace.stage(stage).map(|interval| (interval.batch, interval)).collect()
 }
 
-/// Threads that fill, submit and wait, each with one batch ahead.
+/// Runs threads that fill batches, submit them and wait, each with one batch ahead.
 fn produce(engine: &Engine, producers: usize, each: usize) {
     thread::scope(|scope| {
         for producer in 0..producers {
@@ -55,14 +55,14 @@ fn every_batch_has_its_stages_in_order_and_none_before_its_submission() {
         assert!([into, run, out].iter().all(|interval| interval.rows == submit.rows && interval.slot == submit.slot));
         assert!(submit.thread.as_deref().is_some_and(|thread| thread.starts_with("producer-")));
     }
-    // What a stage does, it does one batch after the other.
+    // Each stage works on one batch after the other.
     for stage in TraceStage::DEVICE {
         let all: Vec<&TraceInterval> = trace.stage(stage).collect();
         assert!(all.windows(2).all(|pair| pair[0].batch < pair[1].batch && pair[0].end <= pair[1].begin + 1e-9));
     }
 }
 
-/// Of an engine of several models each has its interval in each batch, and the download comes after the last of them.
+/// In an engine of several models each model has an interval in each batch, and the download follows the last of them.
 #[test]
 fn several_models_have_an_interval_each() {
     let model = echo();
@@ -139,7 +139,8 @@ fn a_batcher_is_recorded_too() {
     drop(batcher);
     let trace = engine.trace().unwrap();
     assert_eq!(trace.stage(TraceStage::CopyIn).map(|interval| interval.rows).sum::<usize>(), 80);
-    // The batching thread submits, and clients that find nothing in flight; of several with one name the others have a number.
+    // The batching thread submits, and so do clients that find nothing in flight; threads with equal names are
+    // numbered.
     let threads: Vec<&str> = trace.stage(TraceStage::Submit).filter_map(|i| i.thread.as_deref()).collect();
     assert_eq!(threads.len(), trace.stage(TraceStage::Submit).count());
     let submits = |thread: &str| thread.starts_with("trefoil-batch-") || thread.starts_with("client");
@@ -172,7 +173,7 @@ fn a_ring_that_records_keeps_its_promises() {
     assert_eq!(numbers, [0, 1], "what was submitted, and no measurement");
     assert!(of(&trace, TraceStage::Read).contains_key(&1) && !of(&trace, TraceStage::Read).contains_key(&0));
 
-    // Two engines on one device record apart.
+    // Two engines on one device record separately.
     let (first, second) = (build(), build());
     drop((submit(&first, 1, 1).unwrap().wait().unwrap(), submit(&second, 1, 1).unwrap().wait().unwrap()));
     for engine in [first, second] {

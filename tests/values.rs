@@ -24,7 +24,7 @@ macro_rules! on_the_cpu {
             $of::$case(&Device::open(Target::Cpu).unwrap());
         })*)*
 
-        /// A GPU has no case that the CPU has not.
+        /// Every case that runs on a GPU runs on the CPU too.
         #[test]
         fn every_case_is_here() {
             $(assert_eq!($of::ALL.map(|(name, _)| name), [$(stringify!($case)),*]);)*

@@ -1,4 +1,4 @@
-//! A network of images in an ONNX file, as an engine computes it and as its own graph does.
+//! A network of images in an ONNX file, computed by an engine and by its own graph.
 
 use trefoil::graph::Tensor;
 use trefoil::model::Model;

@@ -1,4 +1,4 @@
-//! Elements in every field that they may be stored in.
+//! Elements of tensors in every field that may store them.
 
 use trefoil::Error;
 use trefoil::onnx::{DataType, File};
@@ -18,7 +18,7 @@ fn said(dtype: i64, dims: &[i64], fields: &[Vec<u8>]) -> String {
     read(dtype, dims, fields).unwrap_err().to_string()
 }
 
-/// Packed varints.
+/// A field of packed varints.
 fn packed(number: u32, values: &[i64]) -> Vec<u8> {
     bytes(number, values.iter().flat_map(|&value| varint(value as u64)).collect::<Vec<_>>())
 }
@@ -52,9 +52,9 @@ fn small_types_are_read_out_of_wide_integers() {
     assert_eq!(read(INT8, &[3], &[packed(5, &[-128, -1, 127])]).unwrap(), [0x80, 0xFF, 0x7F]);
     assert_eq!(read(BOOL, &[1, 2], &[packed(5, &[1, 0])]).unwrap(), [1, 0]);
     assert_eq!(read(UINT32, &[1], &[packed(11, &[0xFFFF_FFFF])]).unwrap(), [0xFF; 4]);
-    // Some writers cut the sign's extension off.
+    // Some writers cut the sign extension off.
     assert_eq!(read(INT32, &[2], &[packed(5, &[-2, 0xFFFF_FFFE])]).unwrap(), (-2_i32).to_le_bytes().repeat(2));
-    // Two to a byte, and six bits each.
+    // Two elements of four bits in a byte, and elements of six bits.
     assert_eq!(read(UINT4, &[3], &[packed(5, &[0x21, 0x03])]).unwrap(), [0x21, 0x03]);
     assert_eq!(read(FLOAT6E2M3, &[3], &[packed(5, &[1, 0x3F, 2])]).unwrap(), [0b1100_0001, 0b0010_1111, 0]);
 }

@@ -1,4 +1,4 @@
-//! Tensors in other files: where these may be, and where not.
+//! Tensors in other files: which places are allowed.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,10 +11,10 @@ use trefoil::onnx::File;
 use super::write::{bytes, external, initializer, int, message, model};
 use super::{Folder, refused};
 
-/// Three f32.
+/// Three elements of f32.
 const DATA: [u8; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
-/// The elements of the only tensor.
+/// The elements of the only tensor of a file.
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let file = File::open(path)?;
     let tensor = &file.model().graph.initializers[0];
@@ -95,7 +95,7 @@ fn links_out_of_the_folder_are_refused() {
     assert!(said(&path).starts_with("cannot open the external data "));
 }
 
-/// The layout of a cache: files called by their content in one folder, links to them by name in another.
+/// A cache's layout is read: files named after their content in one folder, and links to them by name in another.
 #[test]
 fn a_cache_of_links_is_read() {
     let folder = Folder::new();
@@ -124,7 +124,7 @@ fn what_is_no_regular_file_is_refused() {
     assert!(Command::new("mkfifo").arg(&data).status().unwrap().success());
     assert!(said(&path).ends_with("expected a file, found a pipe"));
     fs::remove_file(&data).unwrap();
-    // A model that lies where devices are.
+    // The data is a link to a device, outside of the model's folder.
     symlink("/dev/zero", &data).unwrap();
     assert!(said(&path).ends_with("links to /dev/zero, which is not in the model's folder"));
     assert!(File::open(&data).unwrap_err().to_string().ends_with("expected a file, found a device"));
@@ -168,7 +168,7 @@ fn a_file_that_became_shorter_is_an_error() {
     assert!(said.starts_with("cannot read the external data ") && said.contains("w.data: "), "{said}");
 }
 
-/// Open files of this process that lie in a folder.
+/// Number of open files of this process that lie in a folder.
 #[cfg(target_os = "linux")]
 fn open_in(folder: &Folder) -> usize {
     let files = fs::read_dir("/proc/self/fd").unwrap().flatten();

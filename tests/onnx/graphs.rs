@@ -1,4 +1,4 @@
-//! Parts of graphs, as files have them.
+//! Parts of graphs in ONNX files.
 
 use super::write::{attribute, bytes, int, message, model};
 
@@ -6,7 +6,7 @@ pub const FLOAT: i64 = 1;
 pub const INT64: i64 = 7;
 pub const BOOL: i64 = 9;
 
-/// A size, or the name of one.
+/// A dimension's size, or its name.
 pub enum Dim {
     Fixed(i64),
     Named(&'static str),
@@ -29,12 +29,12 @@ pub fn output(name: &str) -> Vec<u8> {
     port(12, name, FLOAT, &[])
 }
 
-/// Two f32.
+/// An input of two elements of f32.
 pub fn x() -> Vec<u8> {
     input("x", FLOAT, &[Dim::Fixed(2)])
 }
 
-/// A node called after its first output.
+/// A node named after its first output.
 pub fn node(op_type: &str, inputs: &[&str], outputs: &[&str], more: &[Vec<u8>]) -> Vec<u8> {
     node_in(1, op_type, inputs, outputs, more)
 }
@@ -44,7 +44,7 @@ pub fn node_in(field: u32, op_type: &str, inputs: &[&str], outputs: &[&str], mor
     message(field, &[names(1, inputs), names(2, outputs), bytes(4, op_type), more.concat()])
 }
 
-/// An attribute of one integer.
+/// An attribute with one integer.
 pub fn whole(name: &str, value: i64) -> Vec<u8> {
     attribute(name, &[int(20, 2), int(3, value)])
 }
@@ -57,12 +57,12 @@ pub fn text(name: &str, value: &str) -> Vec<u8> {
     attribute(name, &[int(20, 3), bytes(4, value)])
 }
 
-/// An attribute that is a graph.
+/// An attribute with a graph.
 pub fn body(name: &str, graph: &[Vec<u8>]) -> Vec<u8> {
     attribute(name, &[int(20, 5), message(6, graph)])
 }
 
-/// A constant of integers in one dimension, and of one in none.
+/// A constant of integers with one dimension.
 pub fn vector(name: &str, values: &[i64]) -> Vec<u8> {
     node("Constant", &[], &[name], &[ints("value_ints", values)])
 }
@@ -78,12 +78,12 @@ pub fn function(name: &str, inputs: &[&str], outputs: &[&str], nodes: &[Vec<u8>]
     message(25, &[bytes(1, name), bytes(10, "f"), names(4, inputs), names(5, outputs), nodes.concat(), opsets])
 }
 
-/// A call of it.
+/// A call of a function of the domain `f`.
 pub fn call(field: u32, name: &str, inputs: &[&str], outputs: &[&str]) -> Vec<u8> {
     node_in(field, name, inputs, outputs, &[bytes(7, "f")])
 }
 
-/// A file of this graph, with functions or more fields.
+/// A file with this graph, and with functions or other fields.
 pub fn file(graph: &[Vec<u8>], more: &[Vec<u8>]) -> Vec<u8> {
     let opsets = [message(8, &[int(2, 18)]), message(8, &[bytes(1, "f"), int(2, 1)])].concat();
     [model(graph), opsets, more.concat()].concat()

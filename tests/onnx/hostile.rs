@@ -1,4 +1,4 @@
-//! Files that are wrong on purpose: an error that says what and where.
+//! Invalid files: errors say what is wrong and where.
 
 use trefoil::Error;
 use trefoil::onnx::{AttributeValue, File};
@@ -6,7 +6,7 @@ use trefoil::onnx::{AttributeValue, File};
 use super::refused;
 use super::write::{attribute, bytes, initializer, int, message, model, node, varint};
 
-/// A field of a wire type, with what follows.
+/// A field of a wire type, with this content.
 fn field(number: u32, kind: u32, content: &[u8]) -> Vec<u8> {
     [varint(u64::from(number << 3 | kind)), content.to_vec()].concat()
 }
@@ -44,7 +44,7 @@ fn lengths_that_lie_are_refused() {
         ),
         ("found a length of 18446744073709551615", model(&[long(u64::MAX)])),
         ("found a length of 9223372036854775808", model(&[long(1 << 63)])),
-        // The value would end within the file, but behind its message.
+        // The value would end within the file, but behind the end of its message.
         (
             "byte 6: NodeProto.op_type: expected 1 bytes at most, to the end of NodeProto, found a length of 3",
             model(&[message(1, &[field(4, 2, &[3, b'A'])]), bytes(2, "abc")]),
@@ -123,7 +123,7 @@ fn graphs_nest_up_to_a_limit() {
         let said = refused(nested(graphs));
         assert!(said.contains(": expected at most 100 messages within one another"), "{said}");
     }
-    // What is not read may nest as it likes.
+    // Fields that are not read may be nested to any depth.
     let mut kind = Vec::new();
     (0..1000).for_each(|_| kind = message(4, &[message(1, &[kind.clone()])]));
     File::from_bytes(model(&[message(13, &[bytes(1, "s"), bytes(2, kind)])])).unwrap();

@@ -1,5 +1,5 @@
-//! Graphs that are wrong on purpose, or small files that ask for much: an error that says what and where, or a graph, in
-//! little time and memory.
+//! Invalid graphs, or small files that ask for much: importing gives an error that says what is wrong and where, or a
+//! graph, in little time and memory.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use super::graphs::{
 use super::memory::peak;
 use super::write::{attribute, bytes, initializer, int, message};
 
-/// Longest that a file may take, on a loaded machine and without optimisation.
+/// The longest time for a file, on a busy machine and without optimisation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most memory that importing may hold beside the file.
+/// The most memory that an import may hold besides the file.
 const MOST_BYTES: usize = 1 << 30;
 
-/// What is said of a file; nothing if it is a graph.
+/// The error of importing a file; empty if it becomes a graph.
 fn said(file: Vec<u8>) -> String {
     let begin = Instant::now();
     let (answer, most) = peak(|| {
@@ -39,7 +39,7 @@ fn expect(cases: Vec<(&str, Vec<u8>)>) {
     }
 }
 
-/// A graph is made of it.
+/// Checks that a file becomes a graph.
 fn expect_a_graph(file: Vec<u8>) {
     assert_eq!(said(file), "");
 }
@@ -90,7 +90,7 @@ fn ports_by_the_hundred_thousand_take_seconds() {
 #[test]
 fn functions_that_call_one_another_end() {
     let name = |number: usize| format!("f{number}");
-    // Each calls the next one twice, and computes nothing.
+    // Each function calls the next one twice, and computes nothing.
     let twice = |number: usize| {
         let nodes = [("x", "a"), ("a", "y")].map(|(from, to)| call(7, &name(number + 1), &[from], &[to]));
         function(&name(number), &["x"], &["y"], &nodes)
@@ -109,7 +109,7 @@ fn functions_that_call_one_another_end() {
     ]);
 }
 
-/// Loops within one another, of 4096 trips each.
+/// Nested loops, each of 4096 trips.
 fn loops(depth: usize, inside: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let parameters = [input("trip", INT64, &[]), input("go", BOOL, &[]), output("go")];
     (0..depth).fold(inside, |inside, _| {
@@ -255,7 +255,7 @@ fn what_takes_long_to_compute_is_left_to_the_graph() {
     expect_a_graph(file(&[shape, zeros, node("MaxPool", &["zeros"], &["y"], &pool), output("y")], &[]));
 }
 
-/// Those in the body of a loop too.
+/// Each tensor is read once, also in the body of a loop.
 #[test]
 fn tensors_are_read_once() {
     let elems = 1 << 20;
@@ -292,7 +292,7 @@ fn lists_that_a_few_bytes_ask_for_end() {
     ]);
 }
 
-/// Found by fuzzing: each took an operand's axes for granted.
+/// Cases that fuzzing has found: each time the code took an operand's number of axes for granted.
 #[test]
 fn operands_of_too_few_axes_are_told() {
     let of = |name: &str, dtype, dims: &[i64]| input(name, dtype, &fixed(dims));

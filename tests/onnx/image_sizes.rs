@@ -1,4 +1,4 @@
-//! Networks of images whose files leave height and width free.
+//! Networks of images in files that leave height and width free.
 
 use trefoil::model::Model;
 use trefoil::onnx::Sizes;
@@ -15,7 +15,7 @@ fn size(batch: usize, [height, width]: [usize; 2]) -> Size {
     Size::new(batch).dim("h", height).dim("w", width)
 }
 
-/// Numbers from -0.5 to 0.5 as a file's initializer.
+/// An initializer with numbers from -0.5 to 0.5.
 fn weight(name: &str, dims: &[usize]) -> Vec<u8> {
     let value = |i: usize| ((i * 2_654_435_761 + name.len()) % 101) as f32 / 100.0 - 0.5;
     let data: Vec<u8> = (0..dims.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();
@@ -23,7 +23,7 @@ fn weight(name: &str, dims: &[usize]) -> Vec<u8> {
     message(5, &[dims, int(2, FLOAT), bytes(8, name), bytes(9, data)])
 }
 
-/// A convolution that halves an image, its mean over all pixels or windows of 4 x 4, and a linear layer.
+/// A convolution that halves an image, its mean over all pixels or over windows of 4 x 4, and a linear layer.
 fn network(folder: &Folder, of_windows: bool) -> std::path::PathBuf {
     let [c, k] = CHANNELS;
     let free = [Dim::Named("batch"), Dim::Fixed(c as i64), Dim::Named("h"), Dim::Named("w")];
@@ -72,7 +72,7 @@ fn free_dimensions_are_those_of_the_engine() {
         assert_eq!(model.at(&size(1, image)).unwrap().image_network().unwrap(), one.image_network().unwrap());
         assert_eq!(logits(&all, image), logits(&builder(&one, &[size(2, image)]), image), "{image:?}");
     }
-    // The second part follows the size of the first one's features.
+    // The size of the second part is that of the first part's features.
     let (first, second) = model.split_at("relu").unwrap();
     let second = second.at(&size(1, [12, 6])).unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Models as graphs: sizes, names, functions, bodies, and what is refused.
+//! Models as graphs: sizes, names, functions, bodies, and refused files.
 
 use trefoil::graph::{Graph, Tensor};
 use trefoil::onnx::{File, Problem, Sizes};

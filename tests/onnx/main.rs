@@ -1,4 +1,4 @@
-//! ONNX files: the reader, against what Python's `onnx` finds in them and with files that mean no good; and models of them.
+//! ONNX files: the reader compared with Python's `onnx` and on hostile files; and models made of ONNX files.
 
 mod classifier;
 mod elements;
@@ -26,12 +26,12 @@ use trefoil::onnx::{AttributeValue, File, GraphProto, ModelProto, NodeProto, Ten
 /// The files that tests/data/make_onnx.py writes.
 const FILES: [&str; 9] = ["graph", "tensors", "external", "images", "values", "records", "tokens", "boxes", "text"];
 
-/// The path of one of them.
+/// The path of a file of `FILES`.
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/onnx").join(name)
 }
 
-/// What is said of the bytes of a file that is refused.
+/// The error of opening these bytes as a file.
 fn refused(bytes: Vec<u8>) -> String {
     File::from_bytes(bytes).unwrap_err().to_string()
 }
@@ -48,7 +48,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Writes a file, and the folders around it.
+    /// Writes a file, and makes the folders that it needs.
     fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -63,7 +63,7 @@ impl Drop for Folder {
     }
 }
 
-/// Every tensor of a model, in branches and functions, too.
+/// Every tensor of a model, including those in branches and functions.
 fn tensors(model: &ModelProto) -> Vec<&Tensor> {
     let mut found = Vec::new();
     graph_tensors(&model.graph, &mut found);

@@ -1,4 +1,4 @@
-//! What the reader takes of memory, counted by the allocator of this test.
+//! The memory that the reader takes, counted by the allocator of this test.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 thread_local! {
-    /// Bytes that this thread holds, and the most since [`peak`] began.
+    /// Bytes that this thread holds, and the most that it has held since [`peak`] began.
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `work` makes, and the most bytes that its thread held at a time meanwhile, beyond those held before.
+/// The result of `work`, and the most bytes that its thread held at a time, beyond those held before.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let (before, _) = HELD.get();
     HELD.set((before, before));
@@ -51,7 +51,7 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (made, (HELD.get().1 - before) as usize)
 }
 
-/// Beside the budget: a piece of the file, and the error.
+/// Bytes outside of the budget: a piece of the file, and the error.
 pub const BESIDE_BYTES: usize = 32 << 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files with a few bytes changed: an error or a model, never a panic, and no memory for lengths that lie.
+//! Files with a few changed bytes: they give an error or a model, no panic, and take no memory for false lengths.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::memory::peak;
 use super::splitmix::Random;
 use super::{FILES, Folder, data, refused, tensors};
 
-/// More than any of the files takes as it is.
+/// A limit of memory that no unchanged file exceeds.
 const MOST_BYTES: usize = 1 << 18;
 
 impl Random {
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// Opens a file and reads all of its tensors; whether it is a model.
+/// Opens a file and reads all of its tensors; returns whether it is a model.
 fn read_all(open: impl FnOnce() -> Result<File, Error>) -> bool {
     let (opened, most) = peak(open);
     assert!(most <= MOST_BYTES, "{most} bytes");
@@ -57,7 +57,7 @@ fn thousands_of_mutations_are_survived() {
             let mut bytes = whole.clone();
             random.mutate(&mut bytes);
             let is_model = match name {
-                // In memory there is no external data.
+                // A file with external data is opened by its path.
                 "external" => {
                     let path = folder.write("model.onnx", bytes);
                     read_all(|| File::open(path))
@@ -70,7 +70,7 @@ fn thousands_of_mutations_are_survived() {
     }
 }
 
-/// Where the fields of the outermost message end.
+/// The field numbers of the outermost message, with the places where the fields end.
 fn ends(bytes: &[u8]) -> Vec<(u64, usize)> {
     let mut rest = bytes;
     let varint = |rest: &mut &[u8]| {
@@ -99,7 +99,7 @@ fn a_file_cut_short_is_refused_unless_a_field_of_the_model_ends_there() {
         for length in 0..whole.len() {
             let legal = length >= graph && ends.iter().any(|(_, end)| *end == length);
             let cut = whole[..length].to_vec();
-            // In memory there is no external data.
+            // A file with external data is refused in memory.
             if !legal || name == "external" {
                 let said = refused(cut);
                 assert!(said.starts_with("<memory>: byte "), "{name}, {length} bytes: {said}");

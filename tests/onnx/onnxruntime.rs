@@ -1,4 +1,4 @@
-//! Files as onnxruntime's quantizer writes them: what an engine answers is what onnxruntime answered.
+//! Files as onnxruntime's quantizer writes them: an engine gives the answers of onnxruntime.
 
 use std::fs;
 
@@ -8,17 +8,17 @@ use trefoil::{Device, Engine};
 
 use super::data;
 
-/// Of tests/data/make_quantised.py.
+/// The number and the size of the rows in tests/data/make_quantised.py.
 const ROWS: usize = 16;
 const ROW: usize = 3 * 12 * 12;
 
-/// The images that its answers are of.
+/// The image of a row, as in tests/data/make_quantised.py.
 fn image(row: usize) -> Vec<f32> {
     let number = |at: usize| (at * 2_654_435_761 % 1009) as f64 / 504.5 - 1.0;
     (row * ROW..(row + 1) * ROW).map(|at| number(at) as f32).collect()
 }
 
-/// How many steps of its scale each answer of an engine is from that of onnxruntime.
+/// The difference of each answer between the engine and onnxruntime, in steps of the scale.
 fn differences(name: &str) -> Vec<f64> {
     let model = Model::open(data(&format!("{name}.onnx"))).unwrap();
     let engine = Engine::builder(&model).on(&Device::cpu(1)).batch(ROWS).build().unwrap();
@@ -39,7 +39,7 @@ fn differences(name: &str) -> Vec<f64> {
     (0..ROWS).flat_map(of_row).collect()
 }
 
-/// A sum in another order brings a quotient beside a half to its other side: a step, which the layers behind may pass on.
+/// A sum in another order may move a quotient near a half to its other side: a step, which later layers may pass on.
 #[test]
 fn answers_are_those_of_onnxruntime() {
     for name in ["pairs-u8", "pairs-s8", "operators-u8", "operators-s8"] {

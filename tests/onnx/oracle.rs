@@ -1,4 +1,4 @@
-//! Every field of the files that Python's `onnx` wrote, against what it finds in them.
+//! Every field of files that Python's `onnx` wrote, compared with the fields that Python reads from them.
 
 use serde_json::{Value, json};
 use trefoil::onnx::{Attribute, AttributeValue, DataType, Dim, File, Function, GraphProto, NodeProto, Opsets, Tensor};
@@ -6,7 +6,7 @@ use trefoil::onnx::{ValueInfo, ValueType};
 
 use super::{FILES, data};
 
-/// Elements of up to 64 bytes in hexadecimal, of more their checksum.
+/// Up to 64 bytes of elements in hexadecimal, or the checksum of more.
 fn elements(file: &File, tensor: &Tensor) -> Value {
     if tensor.dtype == DataType::String {
         return json!("text");
@@ -31,7 +31,7 @@ fn tensor(file: &File, tensor: &Tensor) -> Value {
     })
 }
 
-/// Each byte as the character of its number.
+/// A text with a character for each byte, by its number.
 fn text(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| char::from(byte)).collect()
 }
@@ -149,7 +149,7 @@ fn difference(at: &str, expected: &Value, found: &Value) -> Option<String> {
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
             a.iter().zip(b).enumerate().find_map(|(i, (a, b))| difference(&format!("{at}[{i}]"), a, b))
         }
-        // Numbers are f32, and not each reader of JSON has the last digit of an f64.
+        // Numbers are compared as f32, because readers of JSON differ in the last digit of an f64.
         (Value::Number(a), Value::Number(b))
             if a.is_f64() && a.as_f64().map(|a| a as f32) == b.as_f64().map(|b| b as f32) =>
         {

@@ -1,4 +1,4 @@
-//! Networks of images whose file rounds values to bytes and back: an engine computes them in bytes.
+//! Networks of images whose file rounds values to bytes and back: an engine computes these values in bytes.
 
 use trefoil::graph::Tensor;
 use trefoil::model::Model;
@@ -13,12 +13,12 @@ const CHANNELS: usize = 16;
 const SIDE: usize = 9;
 const ELEMS: usize = CHANNELS * SIDE * SIDE;
 
-/// Numbers of ONNX for f32, u8 and i8.
+/// ONNX's numbers of the types f32, u8 and i8.
 const F32: i64 = 1;
 const U8: i64 = 2;
 const I8: i64 = 3;
 
-/// A file that grows by a node at a time.
+/// A file to which nodes are added one by one.
 #[derive(Default)]
 struct Growing {
     fields: Vec<Vec<u8>>,
@@ -35,7 +35,7 @@ impl Growing {
         self.fields.push(message(1, &[inputs, bytes(2, output), bytes(3, output), bytes(4, op), attributes.concat()]));
     }
 
-    /// `x` rounded to integers and back, as `x.dq`.
+    /// Adds the rounding of `x` to integers and back; returns the name of the result, `x.dq`.
     fn rounded(&mut self, x: &str, scale: f32, dtype: i64, zero: u8) -> String {
         let [s, z, q, dq] = ["scale", "zero", "q", "dq"].map(|part| format!("{x}.{part}"));
         self.tensor(&s, F32, &[], &scale.to_le_bytes());
@@ -45,10 +45,10 @@ impl Growing {
         dq
     }
 
-    /// A convolution whose filter is of bytes, with a scale for each output channel.
+    /// Adds a convolution whose filter consists of bytes, with a scale for each output channel.
     fn conv(&mut self, name: &str, x: &str, side: usize) {
         let terms = CHANNELS * side * side;
-        // The first of each channel is the largest byte, so that the scale is what 1/127 of it is.
+        // The first weight of each channel is the largest byte, so that the quantised weights keep their scale.
         let weight = |at: usize| if at.is_multiple_of(terms) { 127 } else { (at * 89 % 211) as i32 - 105 } as i8 as u8;
         let weights: Vec<u8> = (0..CHANNELS * terms).map(weight).collect();
         let scales: Vec<u8> = (0..CHANNELS)
@@ -63,7 +63,7 @@ impl Growing {
         self.node("Conv", &[x, &dq], name, &[attribute("pads", &[pads, int(20, 7)])]);
     }
 
-    /// The file, which answers with the mean of each channel of `last`.
+    /// Finishes the file; its result is the mean of each channel of `last`.
     fn finish(mut self, last: &str) -> Vec<u8> {
         self.node("GlobalAveragePool", &[last], "mean", &[]);
         self.node("Flatten", &["mean"], "means", &[]);
@@ -78,7 +78,7 @@ impl Growing {
     }
 }
 
-/// Two layers with a shortcut, each way of writing bytes that are symmetric; and one of a value that is not.
+/// Two layers with a shortcut, in each way of writing symmetric bytes; and a layer of a value that is not symmetric.
 fn file() -> Vec<u8> {
     let mut g = Growing::default();
     let image = g.rounded("image", 1.0 / 100.0, I8, 0);
@@ -99,7 +99,7 @@ fn image() -> Vec<f32> {
     (0..ELEMS).map(|i| ((i * 2_654_435_761) % 1009) as f32 / 504.5 - 1.0).collect()
 }
 
-/// What the engine gives at a node, and the file's own graph at a value, as planes.
+/// The planes that the engine gives at a node, and those that the file's own graph gives at a value.
 fn both(path: &std::path::Path, node: &str, value: &str) -> (Vec<f32>, Vec<f32>) {
     let model = Model::open(path).unwrap().features_at(node).unwrap();
     let device = Device::open(Target::Cpu).unwrap();
@@ -142,8 +142,8 @@ fn a_file_of_bytes_is_a_network_in_bytes() {
         .collect();
     assert_eq!(in_bytes, ["a#1", "b#1"], "{plan}");
 
-    // A layer gives the file's integers, but for quotients beside a half. A sum is one step from them at most: the file rounds
-    // what the second layer gives before it is added, the engine does not.
+    // A layer gives the file's integers, except for quotients near a half. A sum differs by at most one step: the file
+    // rounds the second layer's result before the addition, the engine does not.
     for (node, value, scale, most) in
         [("a.dq", "a.dq", 1.0 / 120.0, ELEMS / 200), ("relu", "relu.dq", 1.0 / 64.0, ELEMS)]
     {

@@ -1,4 +1,4 @@
-//! `trefoil calibrate`: what it writes is a model, and what it is told is checked first.
+//! `trefoil calibrate`: it writes a model, and checks its options first.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Folder, expect_code, run, stderr, stdout};
 
-/// So many photos, some of them twice.
+/// Adds this many photos to a folder, some of them twice.
 fn photos(folder: &Folder, count: usize) {
     for number in 0..count {
         let photo = ["chelsea.png", "coffee.png", "rocket.jpg"][number % 3];
@@ -63,7 +63,7 @@ fn what_cannot_be_calibrated_is_said_before_anything_is_written() {
     assert_eq!(fs::read_dir(&out.0).unwrap().count(), 0);
 }
 
-/// A folder that cannot be made is told before the photos are looked at.
+/// A folder that cannot be made is an error before the photos are read.
 #[test]
 fn a_folder_that_cannot_be_written_is_told_first() {
     let folder = Folder::new("calibrate-nowhere");

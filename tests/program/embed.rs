@@ -1,4 +1,4 @@
-//! Texts and photos as vectors: their order, where they are written, and what inputs get that fail.
+//! Texts and photos as vectors: their order, where they are written, and the errors of inputs that fail.
 
 use std::fs;
 use std::io::Write;
@@ -28,7 +28,7 @@ fn of_texts() -> Folder {
     folder
 }
 
-/// Writes a tokenizer of [`WORDS`], the third of which ends a text and has this number.
+/// Writes a tokenizer of [`WORDS`]; its token that ends a text gets the number `end`.
 pub fn add_tokenizer(folder: &Folder, end: usize) {
     let number = |index: usize| if index == 3 { end } else { index };
     let special = |id: usize| {
@@ -63,7 +63,7 @@ pub fn path(folder: &Folder) -> &str {
     folder.0.to_str().unwrap()
 }
 
-/// A file in the folder with these texts, one on each line.
+/// Writes a file with these texts, one on each line; returns its path.
 fn lines(folder: &Folder, texts: &[&str]) -> String {
     let path = folder.0.join("texts.txt");
     fs::write(&path, texts.join("\n") + "\n").unwrap();
@@ -75,7 +75,7 @@ fn vectors(lines: &[Value]) -> Vec<Vec<f32>> {
     lines.iter().map(|line| line["embedding"].as_array().unwrap().iter().map(number).collect()).collect()
 }
 
-/// What the library gives for these numbers of tokens.
+/// The library's vector for these numbers of tokens.
 fn by_library(folder: &Path, ids: &[i64]) -> Vec<f32> {
     let model = Model::open_encoder(folder, &Embedding::new().sequence(16)).unwrap();
     let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).build().unwrap();
@@ -86,12 +86,12 @@ fn by_library(folder: &Path, ids: &[i64]) -> Vec<f32> {
     batch.submit(1).unwrap().wait().unwrap().port::<f32>(0, "embedding").unwrap().to_vec()
 }
 
-/// Sums in f32 in another order.
+/// Whether two vectors differ by no more than sums of f32 in another order.
 fn is_near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5)
 }
 
-/// Of an encoder whose numbers overflow no vector is an answer.
+/// An encoder whose numbers overflow gives an error instead of a vector.
 #[test]
 fn a_vector_that_is_not_finite_is_an_error() {
     let mut spoilt = problem("BERT, mean, unit");
@@ -176,7 +176,7 @@ fn long_texts_are_cut_before_their_end() {
     expect_code(&run(&["embed", path(&folder), &long, "--device", "cpu"]), 0);
 }
 
-/// Packs of few tokens, and one for all; a text that is too long is cut as a row is.
+/// Texts in many packs of few tokens, and all in one pack; a text that is too long is cut as a row is.
 #[test]
 fn packed_texts_have_the_vectors_of_padded_ones() {
     let folder = of_texts();
@@ -240,7 +240,7 @@ fn what_is_missing_is_named() {
     refused(&["embed", path(&of_texts()), &none, "--device", "cpu"], "one on each line");
 }
 
-/// A pipe that nobody writes to would be read for ever.
+/// A pipe that is never written to would be read for ever.
 #[test]
 fn a_pipe_in_place_of_a_file_is_an_error() {
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "texts.txt"] {

@@ -1,4 +1,4 @@
-//! Photos classified by texts: probabilities as the model's vectors give them, and what is said of models that cannot.
+//! Photos classified by texts: probabilities follow from the model's vectors, and unsuitable models are refused.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn clip() -> Folder {
     folder
 }
 
-/// The vector of one row that this fills.
+/// The vector of one row, which `fill` writes.
 fn vector(folder: &Folder, tower: Tower, fill: impl FnOnce(&Model, &mut trefoil::Batch)) -> Vec<f32> {
     let model = Model::open_encoder(&folder.0, &Embedding::new().tower(tower).normalized(true)).unwrap();
     let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).build().unwrap();
@@ -84,7 +84,7 @@ fn photos_have_the_labels_that_they_are_most_like() {
     assert!(stdout(&one).contains(&found[0].1) && !stdout(&one).contains(&found[1].1), "{}", stdout(&one));
 }
 
-/// A scale or a vector that is not finite is an error, and no probability.
+/// A scale or a vector that is not finite is an error, not a probability.
 #[test]
 fn what_is_not_finite_has_no_probabilities() {
     let spoilt = |tensor: &str, value: f32| {
@@ -111,7 +111,7 @@ fn what_is_not_finite_has_no_probabilities() {
     assert!(line["error"].as_str().is_some_and(|error| error.contains("its vector is not finite")), "{line}");
 }
 
-/// A label's file is read as any other: what never ends is refused.
+/// A file of labels is read like any other: a file without an end is refused.
 #[test]
 fn labels_that_are_no_regular_file_are_refused() {
     let folder = clip();

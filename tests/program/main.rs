@@ -1,5 +1,5 @@
-//! The program as it is run: what it says of the photos, its exit codes, and what bad input gets.
-//! Runs on the CPU device; the models and photos are those of `weights/`. Long as the list of subcommands is.
+//! The program as it is run: its answers for photos, its exit codes, and its errors for bad input. It runs on the CPU
+//! device, with the models and photos of `weights/`. The file is as long as the list of subcommands.
 #![cfg(feature = "cli")]
 
 mod calibrate;
@@ -27,14 +27,14 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Top three classes with their probabilities, by the original weights in ONNX Runtime in f32 on photos that Pillow
-/// decoded and resized.
+/// The top three classes with their probabilities, computed in f32 by ONNX Runtime with the original weights, on photos
+/// that Pillow decoded and resized.
 const EXPECTED: [(&str, [(u64, f64); 3]); 3] = [
     ("chelsea.png", [(282, 0.383), (285, 0.370), (281, 0.161)]),
     ("coffee.png", [(967, 0.957), (968, 0.014), (925, 0.007)]),
     ("rocket.jpg", [(657, 0.381), (744, 0.253), (540, 0.051)]),
 ];
-/// Filters in f16, another JPEG decoder, and three digits in the table.
+/// The tolerance for filters in f16, another JPEG decoder, and three digits in the table.
 const TOLERANCE: f64 = 0.01;
 
 fn root() -> PathBuf {
@@ -59,7 +59,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Checks the exit code; on failure shows what the program said.
+/// Checks the exit code; a failure shows the program's output.
 fn expect_code(output: &Output, code: i32) {
     assert_eq!(output.status.code(), Some(code), "stdout:\n{}\nstderr:\n{}", stdout(output), stderr(output));
 }
@@ -437,7 +437,7 @@ fn an_architecture_without_weights_is_planned_for() {
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    // Not for a device, and not where there is a model, whatever is wrong with it.
+    // Architectures are planned neither for a device nor where a model is found, even a broken one.
     let missing = run(&["inspect", "resnet50", "--device", "cpu"]);
     expect_code(&missing, 1);
     assert!(stderr(&missing).contains("no model `resnet50`"), "{}", stderr(&missing));
@@ -663,7 +663,7 @@ fn two_reports_are_not_written_to_one_file() {
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
 }
 
-/// Starts the program and waits until it has opened its model. Also gives the thread that reads its errors.
+/// Starts the program and waits until it has opened its model; also returns the thread that reads its errors.
 #[cfg(unix)]
 fn start(args: &[&str]) -> (std::process::Child, std::thread::JoinHandle<Vec<u8>>) {
     use std::io::{BufRead, BufReader};
@@ -682,14 +682,14 @@ fn start(args: &[&str]) -> (std::process::Child, std::thread::JoinHandle<Vec<u8>
     (child, std::thread::spawn(read)) // so that the program never waits for a reader
 }
 
-/// Presses Ctrl-C.
+/// Sends Ctrl-C to the program.
 #[cfg(unix)]
 fn interrupt(child: &std::process::Child) {
     // SAFETY: a number of a process that was not waited for, so that nobody else has it.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
 }
 
-/// A run of the program that is interrupted so many milliseconds after it has opened its model.
+/// Runs the program and interrupts it `after_ms` milliseconds after it has opened its model.
 #[cfg(unix)]
 fn interrupted(args: &[&str], after_ms: u64) -> Output {
     let (child, said) = start(args);
@@ -764,7 +764,7 @@ fn the_doctor_says_what_is_there_and_what_is_not() {
     assert!(findings["ok"] == true && checks.len() >= 4, "{findings}");
     let output = run(&["doctor", "--device", "cpu", "--model", "no-such-net"]);
     assert!(stdout(&output).contains("warn  weights") && stdout(&output).contains(", 1 warning, "), "{output:?}");
-    // A GPU that is asked for and is not there is bad, and what to do is said.
+    // A GPU that is asked for and not there is bad, and there is advice.
     let output = run(&["doctor", "--device", "cuda:77", "--json"]);
     expect_code(&output, 1);
     let findings = &json_lines(&output)[0];

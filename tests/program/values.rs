@@ -1,4 +1,4 @@
-//! Models of any values: rows from files, what comes out, and what wrong rows get.
+//! Models of any values: rows from files, the results, and the errors of wrong rows.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ const FLOAT: i64 = 1;
 const INT64: i64 = 7;
 const FLOAT16: i64 = 10;
 
-/// An input (11) or output (12) of these dimensions: a size, or the name of one.
+/// An input (field 11) or output (field 12) with these dimensions, each a size or a name.
 fn port(field: u32, name: &str, dtype: i64, dims: &[&str]) -> Vec<u8> {
     let dim = |dim: &&str| match dim.parse() {
         Ok(size) => message(1, &[int(1, size)]),
@@ -20,13 +20,14 @@ fn port(field: u32, name: &str, dtype: i64, dims: &[&str]) -> Vec<u8> {
     message(field, &[bytes(1, name), message(2, &[message(1, &[int(1, dtype), shape])])])
 }
 
-/// A node called after its output.
+/// A node named after its output.
 fn op(op_type: &str, inputs: &[&str], output: &str, more: &[Vec<u8>]) -> Vec<u8> {
     let inputs = inputs.iter().map(|name| bytes(1, name)).collect::<Vec<_>>().concat();
     node(op_type, &[inputs, bytes(2, output), bytes(3, output), more.concat()])
 }
 
-/// `scores` is `x` [batch, 3] times a matrix, `half` the same in f16; `sums` [batch, sequence] is `ids` twice.
+/// A network: `scores` is `x` [batch, 3] times a matrix, `half` is `scores` in f16; `sums` [batch, sequence] is `ids`
+/// doubled.
 fn network(more: &[Vec<u8>]) -> Vec<u8> {
     let matrix: Vec<u8> = [1.0_f32, 0.5, -1.0, 2.0, 0.0, 4.0].iter().flat_map(|number| number.to_le_bytes()).collect();
     let to_half = attribute("to", &[int(3, FLOAT16), int(20, 2)]);
@@ -44,7 +45,7 @@ fn network(more: &[Vec<u8>]) -> Vec<u8> {
     [model(&[&graph[..], more].concat()), message(8, &[int(2, 18)])].concat()
 }
 
-/// A .npy file by hand.
+/// A .npy file written by hand.
 fn npy(descr: &str, shape: &str, elems: &[u8]) -> Vec<u8> {
     let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
     [&b"\x93NUMPY\x01\0"[..], &(header.len() as u16).to_le_bytes(), header.as_bytes(), elems].concat()
@@ -58,7 +59,7 @@ fn i64s(numbers: &[i64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// The files of an archive that stores them: name and content.
+/// The names and contents of the files in an archive without compression.
 fn unzip(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     let number = |at: usize, length: usize| archive[at..][..length].iter().rev().fold(0, |n, &b| n << 8 | b as usize);
     let end = archive.len() - 22;
@@ -87,7 +88,7 @@ fn parts(file: &[u8]) -> (String, Vec<u8>) {
     (String::from_utf8(file[10..start].to_vec()).unwrap(), file[start..].to_vec())
 }
 
-/// The network in a folder, and files by name.
+/// A folder with the network, and the network's path.
 struct Files(Folder, PathBuf);
 
 impl Files {
@@ -98,7 +99,7 @@ impl Files {
         Self(folder, path)
     }
 
-    /// Writes a file; `NAME=PATH` for `--input`.
+    /// Writes an array to a file; returns `NAME=PATH` for `--input`.
     fn input(&self, name: &str, content: Vec<u8>) -> String {
         let path = self.0.0.join(format!("{name}.npy"));
         fs::write(&path, content).unwrap();
@@ -188,7 +189,7 @@ fn images_have_the_sizes_that_are_asked_for() {
     assert!(stderr(&wrong).contains("`height`, `width`"), "{}", stderr(&wrong));
 }
 
-/// Of 1 + 2^-9 + 2^-13 bf16 holds the first number, f16 the first two.
+/// In 1 + 2^-9 + 2^-13 bf16 holds the first term, and f16 the first two.
 #[test]
 fn layers_have_the_precision_that_is_asked_for() {
     let (files, third) = (Files::new("run-precision"), 1.0 + 1.0 / 512.0 + 1.0 / 8192.0);
@@ -265,7 +266,7 @@ fn an_engine_of_several_sizes_runs_each() {
         assert!(said.contains(part), "no `{part}` in:\n{said}");
     }
 
-    // Rows of a file take the size that has their dimensions.
+    // Rows of a file go to the size that has their dimensions.
     let ids = files.input("ids", npy("<i8", "2, 5", &i64s(&[1, 2, 3, 4, 5, -1, -2, -3, -4, -5])));
     let to = files.0.0.join("out.npz");
     let output = files.run("run", &[&sizes[..], &["--input", &ids, "--output", to.to_str().unwrap()]].concat());
@@ -290,7 +291,7 @@ fn an_engine_of_several_sizes_runs_each() {
     }
 }
 
-/// Rows are slices along the batch, which is the second axis as recurrent networks have it.
+/// Rows are slices along the batch, which may be the second axis, as in recurrent networks.
 #[test]
 fn the_batch_may_be_the_second_axis() {
     let files = Files::new("run-second");
@@ -316,7 +317,7 @@ fn the_batch_may_be_the_second_axis() {
     let squares = [4.0, 16.0, 36.0, 64.0, 100.0, 144.0];
     assert_eq!(found, f32s(&[squares, squares].concat()));
 
-    // An output without the batch: one row at a time, with all dimensions.
+    // With an output without a batch axis, rows run one at a time and have all dimensions.
     let with_sum = [&graph[..], &[port(12, "sum", FLOAT, &[])]].concat();
     fs::write(&files.1, [model(&with_sum), message(8, &[int(2, 18)])].concat()).unwrap();
     let output = files.run("run", &["--size", "sequence=3"]);
@@ -336,7 +337,7 @@ fn a_check_needs_another_device_than_the_cpu() {
     assert!(stderr(&missing).contains("`sequence`"), "{}", stderr(&missing));
 }
 
-/// What f16 does not hold is named, written beside the file, and in f32 for whoever opens it.
+/// Nodes that f16 does not hold are named and written beside the file; everyone who opens it computes them in f32.
 #[test]
 fn an_audit_lets_the_file_be_in_f32() {
     let files = Files::new("audit");

@@ -1,10 +1,10 @@
-//! The width of what is printed for people: that of the terminal, or of COLUMNS; whole where there is neither.
+//! The width of output for people: that of the terminal, or of COLUMNS; without both, lines stay whole.
 
 use super::{Folder, expect_code, program, stdout};
 
 const WIDTH: usize = 80;
 
-/// Commands with the least to do; they print every table of the program that needs no GPU.
+/// Commands with the shortest possible work; they print every table that needs no GPU.
 const COMMANDS: [&str; 17] = [
     "--help",
     "inspect weights/efficientnet-lite0 --device cpu",
@@ -32,7 +32,7 @@ fn printed(command: &str, columns: Option<usize>) -> String {
         program.env("COLUMNS", columns.to_string());
     }
     let output = program.output().unwrap();
-    // A soak on a machine with other work may call it growth.
+    // A soak may report growth if the machine does other work.
     let code = if command.contains("soak") { output.status.code().unwrap_or(1) & 2 } else { 0 };
     expect_code(&output, code);
     stdout(&output)
@@ -56,7 +56,7 @@ fn what_is_printed_keeps_to_the_width_of_the_terminal() {
     lines.for_each(|line| assert!(line.chars().count() <= WIDTH, "{line}\nin\n{text}"));
 }
 
-/// What scripts read has whole names, and each figure in its line.
+/// Output for scripts has whole names, and each figure on the line of its row.
 #[test]
 fn what_is_printed_elsewhere_is_whole() {
     let inspect = "inspect weights/efficientnet-lite0 --for h200";
@@ -69,7 +69,7 @@ fn what_is_printed_elsewhere_is_whole() {
     assert!(narrow.contains('…') && narrow.lines().count() > whole.lines().count(), "{narrow}");
     let json = format!("{inspect} --json");
     assert_eq!(printed(&json, None), printed(&json, Some(40)));
-    // Nobody's variable: an empty one, one that is no number, and 0.
+    // Values of the variable that do not count: an empty one, one that is no number, and 0.
     for odd in ["", "wide", "0"] {
         let output = program().args(inspect.split(' ')).env("COLUMNS", odd).output().unwrap();
         assert_eq!(stdout(&output), whole);

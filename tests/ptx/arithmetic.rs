@@ -1,8 +1,8 @@
-//! Integers.
+//! Arithmetic on integers.
 
 use crate::harness::{outcome, value};
 
-/// Instruction, type of operands and result, operands, result.
+/// An instruction, the type of operands and result, the operands, and the result.
 type Case<'a> = (&'a str, &'a str, &'a [u64], u64);
 
 fn check(cases: &[Case<'_>]) {
@@ -80,6 +80,6 @@ fn the_carry_goes_on() {
         st.global.v4.u32 [%out], {%r3, %r4, %r5, %r6}; st.global.v2.u32 [%out+16], {%r7, %r8}; st.global.u32 [%out+24], %r9;";
     let words = outcome(body, 4);
     let halves: Vec<u64> = words.iter().flat_map(|word| [word & 0xffff_ffff, word >> 32]).collect();
-    // 0xffffffff squared is 0xfffffffe00000001; with 0xffffffff more it is 0xffffffff00000000.
+    // 0xffffffff squared is 0xfffffffe00000001; 0xffffffff added to it gives 0xffffffff00000000.
     assert_eq!(halves[..7], [0, 0xffff_ffff, 3, 2, 0, 0, 0xffff_ffff]);
 }

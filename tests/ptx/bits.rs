@@ -1,4 +1,4 @@
-//! Logic, shifts, fields of bits, packing and choices.
+//! Logic, shifts, bit fields, packing and selection.
 
 use crate::harness::{holds, outcome, value};
 

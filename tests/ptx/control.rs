@@ -36,7 +36,7 @@ fn guards_skip_one_instruction() {
     assert_eq!(outcome(body, 1), [6]);
 }
 
-/// Calls of calls, with parameters and local memory, of functions that are declared before and after.
+/// Nested calls with parameters and local memory, of functions that are declared before and after the caller.
 #[test]
 fn functions_are_called() {
     let text = format!(
@@ -84,7 +84,7 @@ fn barriers_wait_for_all() {
     }
 }
 
-/// Threads that have ended are not waited for.
+/// Barriers do not wait for threads that have ended.
 #[test]
 fn ended_threads_hold_nobody_up() {
     let body = "

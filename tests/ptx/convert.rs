@@ -62,7 +62,7 @@ fn integers_become_numbers() {
         ("cvt.rz.f32.u32", "b32", 0xffff_ffff, "f32", single(4294967040.0)),
         ("cvt.rn.f64.u64", "b64", u64::MAX, "f64", double(18446744073709551616.0)),
         ("cvt.rz.f64.u64", "b64", u64::MAX, "f64", double(18446744073709549568.0)),
-        // Half-way between two singles, and a little more than a double holds.
+        // The number is slightly above the middle between two singles, and has more digits than a double holds.
         ("cvt.rn.f32.u64", "b64", (1 << 60) + (1 << 36) + 1, "f32", single(1152921642045800448.0)),
         ("cvt.rn.f16.s32", "b32", 70000, "b16", 0x7c00),
         ("cvt.rn.f64.s32", "b32", 0xffff_ffff, "f64", double(-1.0)),

@@ -1,4 +1,4 @@
-//! What a kernel must not do.
+//! Forbidden actions of kernels are faults.
 
 use crate::harness::{block, kernel, launch};
 use crate::ptx::Kind;

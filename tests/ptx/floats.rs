@@ -1,10 +1,10 @@
-//! Numbers of 16, 32 and 64 bits.
+//! Floating-point numbers of 16, 32 and 64 bits.
 
 use half::{bf16, f16};
 
 use crate::harness::{Random, holds, value};
 
-/// What an instruction on singles gives.
+/// The result of an instruction on singles.
 fn single(instruction: &str, operands: &[f32]) -> f32 {
     let operands: Vec<_> = operands.iter().map(|x| ("f32", u64::from(x.to_bits()))).collect();
     f32::from_bits(value(instruction, "f32", &operands) as u32)
@@ -34,7 +34,7 @@ fn singles_are_rounded_to_the_nearest() {
     assert_eq!(single("add.f32 %d, %a, 0.5", &[1.0]), 1.5);
 }
 
-/// The exact results are those of doubles, which have digits enough.
+/// The exact results are computed in doubles, which have enough digits.
 #[test]
 fn directed_roundings_enclose_the_exact_result() {
     let mut random = Random(2);
@@ -169,7 +169,7 @@ fn halves_are_rounded_once() {
     };
     assert_eq!(of("add.f16 %d, %a, %b", &[2048.0, 1.0]), 2048.0);
     assert_eq!(of("add.f16 %d, %a, %b", &[2048.0, 3.0]), 2052.0);
-    // 1 + 2^-11 is half-way; the product's last digits decide.
+    // 1 + 2^-11 is half-way between two halves; the last digits of the product decide.
     let eps = 2_f32.powi(-10);
     assert_eq!(of("fma.rn.f16 %d, %a, %b, %c", &[eps, 0.5, 1.0]), 1.0);
     assert_eq!(of("fma.rn.f16 %d, %a, %b, %c", &[eps, 0.5 + eps, 1.0]), 1.0 + eps);
@@ -180,7 +180,7 @@ fn halves_are_rounded_once() {
     assert_eq!(of("ex2.approx.f16 %d, %a", &[3.0]), 8.0);
     let brain = |x: f32| ("bf16", u64::from(bf16::from_f32(x).to_bits()));
     let sum = value("fma.rn.bf16 %d, %a, %b, %c", "bf16", &[brain(1.5), brain(2.0), brain(256.0)]);
-    // 259 is half-way between 258 and 260, whose last digit is even.
+    // 259 is half-way between 258 and 260; the last digit of 260 is even.
     assert_eq!(bf16::from_bits(sum as u16).to_f32(), 260.0);
 }
 

@@ -1,25 +1,25 @@
-//! Runs texts on buffers of the test's own.
+//! Runs PTX texts on buffers of the test.
 
 use crate::ptx::{Grid, Kind, Program};
 
-/// What stands before a kernel.
+/// The directives in front of a kernel.
 pub const HEADER: &str = ".version 9.0\n.target sm_80\n.address_size 64\n";
 
 pub fn read(text: &str) -> Program {
     Program::read(text).unwrap_or_else(|failure| panic!("{failure}\n{text}"))
 }
 
-/// One block of `threads` threads.
+/// A grid of one block with `threads` threads.
 pub fn block(threads: u32) -> Grid {
     Grid { blocks: [1; 3], threads: [threads, 1, 1], shared_bytes: 0 }
 }
 
-/// Runs the kernel `k` of a text, whose parameters are the addresses of the buffers.
+/// Runs the kernel `k` of a text; its parameters are the addresses of the buffers.
 pub fn launch(text: &str, grid: Grid, buffers: &mut [&mut [u64]]) -> Result<(), (Kind, String)> {
     launch_of(&read(text), "k", grid, buffers)
 }
 
-/// The same of any kernel.
+/// Runs a kernel by its name; its parameters are the addresses of the buffers.
 pub fn launch_of(program: &Program, name: &str, grid: Grid, buffers: &mut [&mut [u64]]) -> Result<(), (Kind, String)> {
     let live: Vec<_> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr_range()).collect();
     let live: Vec<_> = live.into_iter().map(|range| range.start as usize..range.end as usize).collect();
@@ -29,8 +29,8 @@ pub fn launch_of(program: &Program, name: &str, grid: Grid, buffers: &mut [&mut 
     done.map_err(|fault| (fault.kind, fault.what))
 }
 
-/// A kernel `k` of one parameter, `%out`, that has these registers: `%p`, `%h`, `%r`, `%q`, `%f` and `%g` with numbers
-/// up to 9, of .pred, .b16, .b32, .b64, .f32 and .f64.
+/// The text of a kernel `k` with one parameter, `%out`, and these registers: `%p`, `%h`, `%r`, `%q`, `%f` and `%g` with
+/// numbers up to 9, of .pred, .b16, .b32, .b64, .f32 and .f64.
 pub fn kernel(body: &str) -> String {
     format!(
         "{HEADER}.visible .entry k(.param .u64 out)\n{{\n.reg .pred %p<10>; .reg .b16 %h<10>; .reg .b32 %r<10>;\n.reg \
@@ -38,14 +38,14 @@ pub fn kernel(body: &str) -> String {
     )
 }
 
-/// What a kernel of one thread leaves in `words` words that are 0 at first.
+/// The content of `words` words, initially 0, after a kernel of one thread.
 pub fn outcome(body: &str, words: usize) -> Vec<u64> {
     let mut out = vec![0; words];
     launch(&kernel(body), block(1), &mut [&mut out]).unwrap_or_else(|(_, what)| panic!("{what}\n{body}"));
     out
 }
 
-/// What `instruction` leaves in `%d` of this type, with these values in `%a`, `%b`, `%c` and `%e`.
+/// The value in `%d`, of this type, after `instruction` with these values in `%a`, `%b`, `%c` and `%e`.
 pub fn value(instruction: &str, to: &str, operands: &[(&str, u64)]) -> u64 {
     let bits = |ty: &str| ty.trim_start_matches(|c: char| !c.is_ascii_digit()).replace("16x2", "32");
     let mut body = format!(".reg .{to} %d;\n");
@@ -62,7 +62,7 @@ pub fn holds(instruction: &str, ty: &str, operands: &[u64]) -> bool {
     value(&format!("{instruction}; selp.b32 %d, 1, 0, %p1"), "b32", &operands) == 1
 }
 
-/// Numbers that look random, the same every time.
+/// Pseudo-random numbers that are the same every time.
 pub struct Random(pub u64);
 
 impl Random {
@@ -71,7 +71,7 @@ impl Random {
         self.0 ^ self.0 >> 29
     }
 
-    /// From `-limit` to `limit`.
+    /// A number from `-limit` to `limit`.
     pub fn number(&mut self, limit: f64) -> f64 {
         (self.bits() as i64 as f64) / 2_f64.powi(63) * limit
     }

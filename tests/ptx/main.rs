@@ -1,5 +1,4 @@
-//! The interpreter of PTX that the stand-in for the driver runs kernels with: each group of instructions on texts whose
-//! results are known.
+//! The interpreter of PTX in the stand-in driver: each group of instructions is run in texts with known results.
 
 mod arithmetic;
 mod bits;

@@ -1,11 +1,11 @@
-//! Functions of the compiler's math library, and a reduction, as the compiler makes them: `math.cu`.
+//! Functions of the compiler's math library, and a reduction, as the compiler generates them from `math.cu`.
 
 use crate::harness::{Random, block, launch_of, read};
 
 const THREADS: usize = 64;
 const TEXT: &str = include_str!("math.ptx");
 
-/// What a kernel on singles gives for pairs of numbers.
+/// The results of a kernel on singles, for pairs of numbers.
 fn singles(kernel: &str, x: &[f32; THREADS], z: &[f32; THREADS]) -> Vec<f32> {
     let packed = |x: &[f32]| -> Vec<u64> {
         let bits = |x: f32| u64::from(x.to_bits());
@@ -26,8 +26,8 @@ fn called(kernel: &str, mut x: Vec<u64>, mut z: Vec<u64>, words: usize) -> Vec<u
     y
 }
 
-/// The function's own accuracy by NVIDIA's documentation, in units of the last place, and one half for what it is
-/// compared with.
+/// Whether two numbers differ by at most `units` in the last place, which is the function's accuracy by NVIDIA's
+/// documentation plus one half for the reference.
 fn near(found: f64, exact: f64, digits: i32, units: f64) -> bool {
     let unit = 2_f64.powi(exact.abs().log2().floor() as i32 + 1 - digits);
     found == exact || found.is_nan() && exact.is_nan() || (found - exact).abs() <= (units + 0.5) * unit
@@ -90,7 +90,7 @@ fn limits_are_as_documented() {
     assert!(of("f32_log", -1.0, 0.0).is_nan() && of("f32_sin", f32::INFINITY, 0.0).is_nan());
     assert_eq!((of("f32_pow", -2.0, 3.0), of("f32_pow", 0.0, 0.0), of("f32_tanh", 100.0, 0.0)), (-8.0, 1.0, 1.0));
     assert!(of("f32_pow", -2.0, 0.5).is_nan());
-    // Slow paths of the reductions by pi.
+    // Large arguments take the slow paths of the reduction by pi.
     assert!(near(of("f32_sin", 1e30, 0.0).into(), f64::from(1e30_f32).sin(), 24, 2.0));
     let found = doubles("f64_sin", &[1e200; THREADS], &[0.0; THREADS])[0];
     assert!(near(found, 1e200_f64.sin(), 53, 2.0), "{found}");

@@ -81,7 +81,7 @@ fn atomic_operations_give_what_was_there() {
     assert_eq!(outcome(body, 4), [8 << 32 | 5, 100 << 32 | 8, 15, bits(3.0) << 32 | bits(4.5)]);
 }
 
-/// Each thread adds to one word; each block has shared memory of its own, static and dynamic.
+/// Each thread adds to one word; each block has its own shared memory, static and dynamic.
 #[test]
 fn threads_and_blocks_have_numbers() {
     let text = format!(

@@ -1,9 +1,9 @@
-//! What a text may have in it, and what is refused.
+//! Parts that a text may have, and texts that are refused.
 
 use crate::harness::{HEADER, kernel, read};
 use crate::ptx::Program;
 
-/// What is said of a kernel with this body.
+/// The error for a kernel with this body.
 fn refused(body: &str) -> String {
     match Program::read(&kernel(body)) {
         Ok(_) => panic!("{body} is taken"),

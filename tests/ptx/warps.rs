@@ -1,8 +1,8 @@
-//! What the lanes of a warp do together.
+//! Operations of the lanes of a warp together.
 
 use crate::harness::{block, kernel, launch};
 
-/// What the 40 threads of a block leave.
+/// The words that the 40 threads of a block write.
 fn lanes(body: &str) -> Vec<u64> {
     let text = format!(
         "mov.u32 %r0, %laneid; mov.u32 %r1, %tid.x; mul.wide.u32 %q0, %r1, 8; add.u64 %q0, %out, %q0; {body}; st.global.u64 [%q0], %q1;"
@@ -12,7 +12,7 @@ fn lanes(body: &str) -> Vec<u64> {
     out
 }
 
-/// What a shuffle gives each lane, and whether it is within limits.
+/// The value that a shuffle gives each lane, and whether the source is within the limits.
 fn shuffled(mode: &str, by: &str, limits: u32) -> Vec<(u64, bool)> {
     let words = lanes(&format!(
         "shfl.sync.{mode}.b32 %r2|%p1, %r1, {by}, {limits:#x}, -1; selp.b32 %r3, 1, 0, %p1; mov.b64 %q1, {{%r2, %r3}}"
@@ -30,7 +30,7 @@ fn shuffles_take_values_of_other_lanes() {
     assert_eq!(of(shuffled("up", "3", 0), 2), (2, false));
     assert_eq!(of(shuffled("up", "3", 0), 7), (4, true));
     assert_eq!(of(shuffled("idx", "9", 31), 20), (9, true));
-    // Parts of eight lanes.
+    // The warp is split into parts of eight lanes.
     let part = 24 << 8 | 7;
     assert_eq!(of(shuffled("idx", "9", part), 20), (17, true));
     assert_eq!(of(shuffled("down", "2", part), 15), (15, false));
@@ -58,7 +58,7 @@ fn votes_count_lanes() {
     assert_eq!((found[0], found[39]), (31 << 32 | 496, 39 << 32 | 284));
 }
 
-/// Halves of a warp that go different ways shuffle among themselves.
+/// Halves of a warp that take different branches shuffle among themselves.
 #[test]
 fn parts_of_a_warp_meet_by_themselves() {
     let found = lanes(
