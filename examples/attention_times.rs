@@ -5,10 +5,10 @@
 //! For each size of a known network it prints the microseconds of each kernel and the TFLOP/s of the fastest one, and
 //! marks the planner's choice. A figure is the median of rounds in which all kernels run in turn. Operands are random
 //! and rotate over more memory than a GPU's L2 cache has. `benches/peers/attention.py` times PyTorch on the same sizes.
-//! Then come texts with what is added to their scores: nothing; zeros for every key, as for texts without padding; a
-//! value that hides the padding of texts of half the length on the average; a value for each pair of tokens. `masked`
-//! prints these alone. The last lines are of texts whose lengths are like those of SQuAD: end to end, and padded with their
-//! lengths told; `packed` prints these alone.
+//! Then come texts with different values added to their scores: nothing; zeros for every key, as for texts without
+//! padding; a value that hides the padding of texts of half the length on average; a value for each pair of tokens.
+//! `masked` prints only these. The last lines are of texts with lengths like those of SQuAD: end to end, and padded
+//! with their lengths given; `packed` prints only these.
 
 mod alone;
 
@@ -28,7 +28,7 @@ const SIZES: [[usize; 4]; 7] = [
     [8, 12, 1500, 64],
     [16, 16, 577, 128],
 ];
-/// Of texts: BERT-large, BERT-base.
+/// Images, heads, rows and values of a head for texts: BERT-large, BERT-base.
 const MASKED: [[usize; 4]; 3] = [[32, 16, 384, 64], [32, 12, 128, 64], [1, 12, 128, 64]];
 
 fn main() -> Result<(), Error> {
@@ -64,7 +64,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Prints the microseconds of a kernel without a mask and with each of several, by turns.
+/// Prints the microseconds of a kernel without a mask and with each of several masks; the variants run in turn.
 fn time_masked(device: &Device, sizes: &AttentionSizes, kernel: AttentionKernel, rounds: usize) -> Result<(), Error> {
     let &AttentionSizes { images, heads, rows, keys, dims } = sizes;
     let width = heads * dims;
@@ -105,7 +105,7 @@ fn time_masked(device: &Device, sizes: &AttentionSizes, kernel: AttentionKernel,
     Ok(())
 }
 
-/// Prints the microseconds of so many texts end to end and padded, by turns, and the TFLOP/s of what none pads.
+/// Prints the microseconds for texts end to end and padded, which run in turn, and the TFLOP/s without padding.
 fn time_packed(device: &Device, limits: &Limits, heads: usize, texts: usize, rounds: usize) -> Result<(), Error> {
     let lengths: Vec<usize> = LENGTHS
         .lines()

@@ -10,12 +10,12 @@ use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits, Request, plan};
 use trefoil::{Engine, Error, InputFormat, OutputKind, Shape, Stage};
 
-/// What it reads.
+/// The shape of the network's input.
 const IMAGE: Shape = Shape::new(14, 14, 3);
-/// Blocks of the network.
+/// Number of blocks of the network.
 const BLOCKS: usize = 6;
 
-/// Plans it for a GPU, then runs it with its branches side by side and one after the other.
+/// Plans the network for a GPU, then runs it with its branches side by side and one after the other.
 pub fn main() -> Result<(), Error> {
     let model = model()?;
     let (limits, input, output, choices) =
@@ -49,7 +49,7 @@ pub fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The network, with weights that a formula gives.
+/// The network, with weights by a formula.
 fn model() -> Result<Model, Error> {
     let graph = graph()?;
     let mut state = 1_u32;
@@ -67,7 +67,8 @@ fn model() -> Result<Model, Error> {
     Model::new(graph, Weights::from_tensors(tensors)?, preprocessing, Vec::new())
 }
 
-/// Blocks of a 1x1 convolution, two 3x3 convolutions behind 1x1 ones, and a 1x1 convolution of maxima, side by side.
+/// A graph of blocks; in each a 1x1 convolution, two 3x3 convolutions behind 1x1 ones, and a 1x1 convolution of maxima
+/// are side by side.
 fn graph() -> Result<Graph, Error> {
     let (one, three) = (&Window::square(1, 1, 0), &Window::square(3, 1, 1));
     let mut g = GraphBuilder::new();

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (threads, photos): (usize, Vec<String>) = (threads.parse()?, arguments.collect());
     let model = Model::open(model)?;
-    // As many staging buffers as producers and slots together.
+    // The number of staging buffers is that of producers and slots together.
     let engine = Engine::builder(&model).batch(8).staging(threads + 3).build()?;
 
     let next = AtomicUsize::new(0);

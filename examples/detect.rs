@@ -19,21 +19,22 @@ use trefoil::model::{Interpolation, Model};
 use trefoil::onnx::Sizes;
 use trefoil::{Device, Engine, Error, Target};
 
-/// Boxes of a lower score are left out.
+/// Boxes with a lower score are left out.
 const LEAST_SCORE: f32 = 0.25;
-/// Boxes of one class that have more in common, as a part of what they cover together, are the same thing.
+/// Two boxes of one class show the same object if their common area is more than this part of the area that they cover
+/// together.
 const MOST_IN_COMMON: f32 = 0.45;
-/// The colour beside a letterboxed photo, as in training.
+/// The colour beside a letterboxed photo, as in the network's training.
 const GRAY: [u8; 3] = [114; 3];
 
-/// A thing in a photo.
+/// An object in a photo.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// Its number among the classes.
+    /// The number of the object's class.
     pub class: usize,
-    /// How sure the network is, from 0 to 1.
+    /// The network's score for the class, from 0 to 1.
     pub score: f32,
-    /// Left, top, right and bottom edge in pixels of the photo.
+    /// Left, top, right and bottom edge, in pixels of the photo.
     pub edges: [f32; 4],
 }
 
@@ -56,7 +57,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// What the network finds in a photo, best first.
+/// The objects that the network finds in a photo, with the best scores first.
 pub fn detect(engine: &Engine, photo: &Picture) -> Result<Vec<Found>, Error> {
     let &[_, height, width] = &engine.input().ports()[0].dims[..] else {
         return Err(other("an input that is no image [3, height, width]"));
@@ -84,7 +85,7 @@ pub fn detect(engine: &Engine, photo: &Picture) -> Result<Vec<Found>, Error> {
     Ok(found)
 }
 
-/// The file is another network.
+/// The error for a file of another kind of network.
 fn other(what: &str) -> Error {
     Error::Unsupported { what: what.into(), instead: "export a YOLO with `format=onnx`, without `nms`".into() }
 }
@@ -99,8 +100,8 @@ fn fill_planes(planes: &mut [f32], picture: &Picture) {
     }
 }
 
-/// The boxes in `values`, rows of one number for each place: centre x and y, width, height, then a score for each class.
-/// Best first, without those that are the same thing as a better one.
+/// The boxes in `values`, rows of one number for each place: centre x and y, width, height, then a score for each
+/// class. The best come first; boxes of the same object as a better one are left out.
 fn boxes(values: &[f32], rows: usize, places: usize) -> Vec<Found> {
     let at = |row: usize, place: usize| values[row * places + place];
     let best_class = |place| {
@@ -127,7 +128,7 @@ fn boxes(values: &[f32], rows: usize, places: usize) -> Vec<Found> {
     kept
 }
 
-/// The area that two boxes have in common, as a part of what they cover together.
+/// The common area of two boxes, as a part of the area that they cover together.
 fn in_common(a: &Found, b: &Found) -> f32 {
     let area = |[left, top, right, bottom]: [f32; 4]| (right - left).max(0.0) * (bottom - top).max(0.0);
     let ([l1, t1, r1, b1], [l2, t2, r2, b2]) = (a.edges, b.edges);

@@ -18,7 +18,7 @@ pub fn main() -> Result<(), Error> {
     let alone = [&model, &second, &third].map(|model| Ok::<_, Error>(held(&build(Engine::builder(model))?)));
     let [first_bytes, second_bytes, third_bytes] = alone;
     let together = build(Engine::builder(&model).beside(&second).beside(&third))?;
-    // What three engines would have, but for two of three inputs in each slot.
+    // Three engines together would need as much memory, except that two of the three inputs in each slot are saved.
     let inputs = (together.slots() * together.capacity() * together.input().row_pitch) as u64;
     assert_eq!(held(&together) + 2 * inputs, first_bytes? + second_bytes? + third_bytes?, "the input is there once");
 
@@ -49,7 +49,7 @@ pub fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// A model of other weights: its answer for a class is the given one's for the class so many before.
+/// A model with other weights: its answers are those of `model`, rotated by `by` classes.
 fn turned(model: &Model, by: usize) -> Result<Model, Error> {
     let weights = model.weights();
     let read = |name: &str| {

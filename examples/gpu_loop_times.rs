@@ -2,9 +2,9 @@
 //!
 //! usage: gpu_loop_times [ROUNDS [NAME]]
 //!
-//! Of loops whose names have NAME in them, or of all, it prints the median microseconds of one launch at 1 and 32 rows, and how many times that is what its bytes take at
-//! 4.8 TB/s. Operands are random and rotate over more memory than a GPU's L2 cache has; each result is compared with the
-//! CPU's.
+//! For each loop whose name contains NAME, or for all, it prints the median microseconds of one launch at 1 and 32
+//! rows, as well as the ratio of that time to the time of its bytes at 4.8 TB/s. Operands are random and rotate over
+//! more memory than a GPU's L2 cache has; each result is compared with the CPU's.
 
 mod alone;
 
@@ -13,10 +13,10 @@ use trefoil::graph::{Binary, Tensor, Unary, ValueType};
 use trefoil::loops::{Loop, LoopBuilder, Monoid, TermId, run};
 use trefoil::{Device, Dtype, Error, LoopModule, Target};
 
-/// Bytes a second.
+/// The rate of memory, in bytes a second.
 const MEMORY: f64 = 4.8e12;
 
-/// Functions before and behind what moves or adds up elements.
+/// Functions that a loop applies before or after it moves or adds up elements.
 #[derive(Clone, Copy, PartialEq)]
 enum Act {
     None,
@@ -102,7 +102,7 @@ fn finished(name: String, b: LoopBuilder, result: TermId, dims: &[usize]) -> Cas
     Case { name, of: b.finish(result), to: half(dims) }
 }
 
-/// A function in f32, rounded to f16, as f32.
+/// An activation computed in f32 and rounded to f16, as f32.
 fn activated(b: &mut LoopBuilder, x: TermId, act: Act) -> TermId {
     let number = |b: &mut LoopBuilder, value| b.float(Dtype::F32, value);
     let x = b.cast(Dtype::F32, x);
@@ -159,7 +159,7 @@ fn map(rows: usize, pixels: usize, channels: usize, act: Act) -> Case {
     finished(format!("map{} of {rows}x{pixels}x{channels}", what(act)), b, result, &dims)
 }
 
-/// Channels of several images behind each other, the first two of one image.
+/// Channels of several images joined, of which the first two come from one image.
 fn joined(rows: usize, pixels: usize, parts: &[usize]) -> Case {
     let operands: Vec<ValueType> = [&[parts[0] + parts[1]], &parts[2..]]
         .concat()
@@ -184,7 +184,7 @@ fn joined(rows: usize, pixels: usize, parts: &[usize]) -> Case {
     finished(format!("silu and concat of {rows}x{pixels}x{parts:?}"), b, result, &[rows, pixels, all])
 }
 
-/// Softmax over the 16 bins of the four sides of boxes, those of several images behind each other.
+/// Softmax over the 16 bins of the four sides of boxes, joined from several images.
 fn boxes(rows: usize, images: &[usize]) -> Case {
     let operands: Vec<ValueType> = images.iter().map(|&pixels| half(&[rows, pixels, 64])).collect();
     let all: usize = images.iter().sum();

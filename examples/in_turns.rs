@@ -1,11 +1,12 @@
-//! Times a model whenever it is told to, so that another program measures in equal turns with it.
+//! Times a model on demand, so that another program can measure in equal turns with it.
 //!
 //! usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [NAME=N...]
 //!
-//! NAME=N gives a size to a free dimension of MODEL. Once the engine is built it says `{"ready": SECONDS, "input": ...,
-//! "output": ...}`, with the ports of both and the bytes of a row. It then reads commands, one a line, and answers each with a line of JSON:
+//! NAME=N gives a size to a free dimension of MODEL. When the engine is built the program prints `{"ready": SECONDS,
+//! "input": ..., "output": ...}`, with the ports of both and the bytes of a row. It then reads commands, one a line,
+//! and answers each with a line of JSON:
 //!
-//! - `time ROWS SECONDS`: milliseconds of a batch of compute alone, the mean of runs back to back for so long
+//! - `time ROWS SECONDS`: milliseconds of a batch of compute alone, the mean of back-to-back runs for this time
 //! - `run ROWS INPUT OUTPUT`: the rows of the file INPUT, the bytes of one record after the other, through the engine, and
 //!   the records that come out into the file OUTPUT
 //! - `steps ROWS RUNS`: name, operation, kernel, microseconds and roofline of each step, and those of the whole graph
@@ -25,7 +26,7 @@ use trefoil::{Device, Engine, EngineBuilder, Precision, RowSpec, Stage, Target};
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Runs that tell how many fill the time that is asked for.
+/// Number of runs from which the number of runs for the requested time is computed.
 const PROBES: usize = 3;
 const MOST_RUNS: f64 = 100_000.0;
 

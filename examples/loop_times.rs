@@ -1,4 +1,4 @@
-//! Times networks on the CPU's loops: as they are scheduled, and one operation after the other.
+//! Times networks in the CPU's loops: as they are scheduled, and one operation after the other.
 //!
 //! `cargo run --release --example loop_times [TIMES]`
 
@@ -39,7 +39,7 @@ fn compare(name: &str, graph: &Graph, times: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a graph writes, each operation by itself.
+/// The outputs of a graph, each operation computed separately.
 fn one_by_one(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
     let mut values: Vec<Option<Tensor>> = vec![None; graph.values.len()];
     for (value, of) in values.iter_mut().zip(&graph.values) {
@@ -62,7 +62,7 @@ fn weight(_: &str, of: &ValueType) -> Result<Tensor, Error> {
     Ok(random(of, 7))
 }
 
-/// Numbers from -0.1 to 0.1.
+/// A tensor of numbers from -0.1 to 0.1.
 fn random(of: &ValueType, mut state: u64) -> Tensor {
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -71,7 +71,7 @@ fn random(of: &ValueType, mut state: u64) -> Tensor {
     Tensor::of(&of.dims, &(0..of.elems()).map(|_| next()).collect::<Vec<f32>>())
 }
 
-/// Names that differ, and nodes of one expression.
+/// A graph whose nodes get distinct names, with helpers that add nodes.
 struct Net {
     g: GraphBuilder,
     count: usize,
@@ -105,7 +105,7 @@ impl Net {
         self.map(Expr::arg(0).binary(Binary::Min, number(6.0)), &[x])
     }
 
-    /// A convolution and its scale and bias by channel.
+    /// Adds a convolution, followed by a scale and a bias for each channel.
     fn conv(&mut self, x: ValueId, [out, taps, stride, groups]: [usize; 4]) -> ValueId {
         let channels = self.g.value(x).dims[3] / groups;
         let filter = self.weight(&[out, channels, taps, taps]);

@@ -26,15 +26,16 @@ pub fn main() -> Result<(), Error> {
     let on_device = (0..BATCHES).map(|number| submit(&staged, number)).collect::<Result<Vec<_>, _>>()?;
     let on_device = on_device.into_iter().map(Ticket::wait).collect::<Result<Vec<_>, _>>()?;
     let trace = staged.trace().expect("built to record");
-    // In the order of their begins: an interval that begins before the end of the one before it ran beside it.
+    // Intervals are in the order of their begins: one that begins before the end of the previous one ran at the same
+    // time.
     let computing: Vec<_> = trace.stage(TraceStage::Compute).collect();
     let overlap = computing.windows(2).filter(|pair| pair[1].begin < pair[0].end).count();
     // On the CPU both stages share the cores, and the system decides which of them runs.
     let on_gpu = device.info().memory_bytes > 0;
     assert!(overlap > 0 || !on_gpu, "no batch's first stage ran beside the second one of the batch before");
 
-    // The host stage: takes one batch's features, changes them (here not at all) and submits them to the second engine,
-    // on two threads, while other batches are in either engine.
+    // The host stage, on two threads: it takes one batch's features, could change them, and submits them to the second
+    // engine, while other batches are in either engine.
     let (in_stages, most_in_stages) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let host_stage = |number: u8| -> Result<(u8, Ticket), Error> {
         most_in_stages.fetch_max(in_stages.fetch_add(1, SeqCst) + 1, SeqCst);
@@ -52,7 +53,7 @@ pub fn main() -> Result<(), Error> {
             for class in 0..model.classes() {
                 let [expected, found, other] =
                     [&expected, &on_device[usize::from(number)], &by_host].map(|output| output.values(0)[class]);
-                // Features are f16 on a GPU, as between any two layers.
+                // Features are f16 on a GPU, as all values between layers are.
                 let most = 1e-2 * expected.abs().max(1.0);
                 assert!((found - expected).abs() <= most && (other - expected).abs() <= most, "batch {number}");
             }

@@ -9,12 +9,12 @@ use trefoil::model::Model;
 use trefoil::trace::TraceStage;
 use trefoil::{Device, Engine, Error, Target};
 
-/// Shows the overlap.
+/// Runs batches and prints how their copies and compute overlapped.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let device = Device::open(Target::Auto)?;
     let engine = Engine::builder(&model).on(&device).trace(true).build()?;
-    // Batch by batch, and each is waited for when the next three are under way.
+    // Each batch is waited for when the next three are in flight.
     let mut tickets = std::collections::VecDeque::new();
     for number in 0..100 {
         let mut batch = engine.acquire()?;

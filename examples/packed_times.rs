@@ -2,10 +2,10 @@
 //!
 //! usage: packed_times [ROUNDS] [TOKENS] [LAYERS]
 //!
-//! The lengths are in `benches/data/squad_lengths.txt`, written by `benches/squad_lengths.py`. In each of ROUNDS rounds (5),
-//! all texts go through an engine of packs of TOKENS tokens (8192) and through one of batches of 32 rows of 384 tokens, by
-//! turns. A time is from the first submission to the last answer, copies in and out among it, with as many batches in flight
-//! as the engine has slots. The first round also compares both answers of each text.
+//! The lengths are in `benches/data/squad_lengths.txt`, written by `benches/squad_lengths.py`. In each of ROUNDS rounds
+//! (5), all texts go through an engine of packs of TOKENS tokens (8192), then through one of batches of 32 rows of 384
+//! tokens. A time is from the first submission to the last answer, including copies in and out, with as many batches in
+//! flight as the engine has slots. The first round also compares both answers of each text.
 
 #[path = "../tests/support/embedding/mod.rs"]
 #[allow(dead_code, reason = "tests compare results too")]
@@ -30,7 +30,7 @@ const LARGE: Size = Size { width: 1024, heads: 16, inner: 4096, layers: 24, word
 /// Tokens of a padded row, and rows of a batch of them.
 const LONGEST: usize = 384;
 const ROWS: usize = 32;
-/// What both answers of a text agree in at least: what a rounded sentence of a trained model is asked for.
+/// The least cosine between both answers of a text: the same that is required of a trained model's rounded sentences.
 const LEAST_COSINE: f64 = 0.9999;
 
 fn main() -> Result<(), Error> {
@@ -47,7 +47,7 @@ fn main() -> Result<(), Error> {
     let folder = Folder::new(&config, &stored.tensors);
     let asked = Embedding::new().sequence(LONGEST);
     let device = Device::open(Target::Cuda(0))?;
-    // Packs of the mean length have room for a quarter more texts than the mean says.
+    // A pack has room for a quarter more texts than the mean length gives.
     let rows = (tokens as f64 / mean * 1.25).ceil() as usize;
     let packed = Model::open_encoder(&folder.0, &asked.clone().packed(tokens, rows))?;
     let padded = Model::open_encoder(&folder.0, &asked)?;
@@ -85,7 +85,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Texts of the kept lengths, of random tokens.
+/// Texts of random tokens, with the kept lengths.
 fn texts() -> Vec<Vec<i64>> {
     let lengths = LENGTHS.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
     let mut random = Random::new("packed texts");
@@ -93,7 +93,7 @@ fn texts() -> Vec<Vec<i64>> {
     lengths.map(|length| text(length.parse().expect("a length"))).collect()
 }
 
-/// Seconds for all texts in packs, in their order, and the answers.
+/// The seconds for all texts in packs, in their order, and the answers.
 fn in_packs(engine: &Engine, size: Packing, texts: &[Vec<i64>]) -> Result<(f64, Vec<Vec<f32>>), Error> {
     let (mut flight, mut answers) = (VecDeque::new(), Vec::new());
     let mut next = texts.iter().peekable();
@@ -125,7 +125,7 @@ fn answer(flight: &mut VecDeque<(Ticket, Packed)>, answers: &mut Vec<Vec<f32>>) 
     Ok(())
 }
 
-/// The same for batches of padded rows.
+/// The seconds for all texts in batches of padded rows, and the answers.
 fn in_rows(engine: &Engine, texts: &[Vec<i64>]) -> Result<(f64, Vec<Vec<f32>>), Error> {
     let (mut flight, mut answers) = (VecDeque::<(Ticket, usize)>::new(), Vec::new());
     let mut wait = |flight: &mut VecDeque<(Ticket, usize)>| -> Result<(), Error> {
@@ -155,7 +155,7 @@ fn in_rows(engine: &Engine, texts: &[Vec<i64>]) -> Result<(f64, Vec<Vec<f32>>), 
     Ok((start.elapsed().as_secs_f64(), answers))
 }
 
-/// Fills a port of a row with these numbers, and zeros behind them.
+/// Fills a port of a row with these numbers, followed by zeros.
 fn fill(batch: &mut Batch, row: usize, port: &str, numbers: impl Iterator<Item = i64>) -> Result<(), Error> {
     let to = batch.port_mut::<i64>(row, port)?;
     to.fill(0);

@@ -16,7 +16,7 @@ const BATCHES: u8 = 10;
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let engine = Engine::builder(&model).staging(usize::from(THREADS) + 3).build()?;
-    // What each picture should give, one by one.
+    // The expected answer of each picture, computed one at a time.
     let alone = (0..THREADS * BATCHES)
         .map(|number| submit(&engine, number, 1)?.wait())
         .map(|output| output.map(|output| output.values(0).to_vec()));
@@ -44,7 +44,7 @@ pub fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// A batch of equal rows.
+/// Submits a batch of equal rows.
 fn submit(engine: &Engine, number: u8, rows: usize) -> Result<Ticket, Error> {
     let mut batch = engine.acquire()?;
     for row in batch.rows_mut().take(rows) {
@@ -53,7 +53,7 @@ fn submit(engine: &Engine, number: u8, rows: usize) -> Result<Ticket, Error> {
     batch.submit(rows)
 }
 
-/// Kernels differ with the batch size, and with them the last bits of f16.
+/// Checks that two answers are close: kernels differ with the batch size, and so do the last bits of f16.
 fn close(found: &[f32], expected: &[f32]) {
     let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(off < 1e-2, "another batch's answer: {found:?}, expected {expected:?}");

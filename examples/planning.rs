@@ -14,7 +14,7 @@ use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits, Request, plan};
 use trefoil::{Device, Dtype, Engine, Error, InputFormat, OutputKind, Shape, Target};
 
-/// What planning may take.
+/// The longest time that planning may take.
 const LIMIT: Duration = Duration::from_millis(300);
 
 fn main() -> Result<(), Error> {
@@ -40,8 +40,8 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Prints the least of five times that something is planned, which other work on the machine disturbs least, and how many
-/// steps it has.
+/// Prints the least of five planning times, the one that other work on the machine disturbs least, and the number of
+/// steps.
 fn timed(what: &str, planned: impl Fn() -> Result<usize, Error>) -> Result<(), Error> {
     let mut times: Vec<Duration> = Vec::new();
     let mut steps = 0;
@@ -56,7 +56,7 @@ fn timed(what: &str, planned: impl Fn() -> Result<usize, Error>) -> Result<(), E
     Ok(())
 }
 
-/// Tokens, and their features.
+/// Number of tokens, and of features of a token.
 const TOKENS: [usize; 2] = [128, 64];
 
 fn tokens_weights() -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
@@ -64,7 +64,7 @@ fn tokens_weights() -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
     [("matrix", vec![dims, dims], vec![0.01; dims * dims]), ("bias", vec![dims], vec![0.0; dims])]
 }
 
-/// So many layers of an encoder, of which all have the same weights.
+/// A graph of `layers` layers of an encoder, all with the same weights.
 fn tokens(rows: usize, layers: usize) -> Result<Graph, Error> {
     let [count, dims] = TOKENS;
     let mut g = GraphBuilder::new();
@@ -95,7 +95,7 @@ fn tokens(rows: usize, layers: usize) -> Result<Graph, Error> {
     g.finish()
 }
 
-/// A norm in pieces.
+/// Adds a norm in the pieces that exporters write.
 fn normed(g: &mut GraphBuilder, name: &str, x: ValueId) -> ValueId {
     let mean = |g: &mut GraphBuilder, part: &str, x| {
         let of = Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true };
@@ -110,7 +110,7 @@ fn normed(g: &mut GraphBuilder, name: &str, x: ValueId) -> ValueId {
     g.map(&format!("{name}.divided"), Expr::arg(0) / Expr::arg(1), &[centred, root])
 }
 
-/// So many blocks of sixteen nodes.
+/// A network of `blocks` blocks of sixteen nodes.
 fn network(blocks: usize) -> Result<Graph, Error> {
     let mut g = GraphBuilder::new();
     let image = g.image("image", Shape::new(224, 224, 3));

@@ -12,12 +12,12 @@ use trefoil::{Engine, Error, Ticket, model::Model, prefetch_scoped};
 
 const BATCHES: u8 = 24;
 
-/// Loads ahead.
+/// Loads inputs ahead.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let engine = Engine::builder(&model).staging(8).build()?;
     let (loading, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    // Runs on the loaders: fills page-locked memory in place and submits it.
+    // The loader threads run this: it fills page-locked memory in place and submits it.
     let load = |number: u8| -> Result<(u8, Ticket), Error> {
         most.fetch_max(loading.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let mut batch = engine.acquire()?;

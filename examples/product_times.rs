@@ -2,10 +2,11 @@
 //!
 //! usage: product_times [ROUNDS [ROWS|ROWSxNxK[+ACTIVATION]...]]
 //!
-//! For each product of a known network, or of the sizes that are given, with `+silu` or another activation, it prints the microseconds of the kernels that the planner predicts to be the
-//! fastest, sorted by time, and the TFLOP/s of the fastest one, and marks the planner's choice. A figure is the median
-//! of rounds in which all kernels run in turn. Operands are random and rotate over more memory than a GPU's L2 cache
-//! has. `benches/peers/product.py` times PyTorch on the same products.
+//! For each product of a known network, or for the given sizes, with `+silu` or another activation, it prints the
+//! microseconds of the kernels that the planner predicts to be the fastest, sorted by time, as well as the TFLOP/s of
+//! the fastest one, and marks the planner's choice. A figure is the median of rounds in which all kernels run in turn.
+//! Operands are random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch
+//! on the same products.
 
 mod alone;
 
@@ -22,7 +23,7 @@ const LAYERS: [(usize, usize, ProductActivation, bool); 4] = [
     (3072, 768, ProductActivation::Gelu, false),
     (768, 3072, ProductActivation::None, true),
 ];
-/// Kernels that are timed.
+/// The most kernels that are timed for a product.
 const KERNELS: usize = 6;
 
 fn main() -> Result<(), Error> {
@@ -52,20 +53,20 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// A product and its epilogue.
+/// A product with its epilogue.
 struct Problem {
     sizes: ProductSizes,
     activation: ProductActivation,
     residual: bool,
 }
 
-/// The layers of so many rows.
+/// The products of the layers with `m` rows.
 fn of_rows(m: usize) -> impl Iterator<Item = Problem> {
     let of = move |(n, k, activation, residual)| Problem { sizes: ProductSizes { m, n, k }, activation, residual };
     LAYERS.into_iter().map(of)
 }
 
-/// What an argument asks for.
+/// The products that an argument selects.
 fn problems(argument: &str) -> Vec<Problem> {
     let (sizes, name) = argument.split_once('+').unwrap_or((argument, "none"));
     let is_named = |of: &ProductActivation| format!("{of:?}").eq_ignore_ascii_case(name);

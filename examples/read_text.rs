@@ -18,12 +18,12 @@ use trefoil::model::{Interpolation, Model};
 use trefoil::onnx::Sizes;
 use trefoil::{Device, Engine, Error, Target};
 
-/// What a line says.
+/// The text of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Text {
-    /// Its characters.
+    /// The characters of the text.
     pub characters: String,
-    /// The mean of their probabilities.
+    /// The mean of the characters' probabilities.
     pub probability: f32,
 }
 
@@ -43,14 +43,14 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The characters that the network tells apart, by class: the blank between two of them, those that the file lists, and a
-/// space.
+/// The characters that the network recognises, by class: the blank between two characters, those that the file lists,
+/// and a space.
 pub fn characters(model: &Model) -> Vec<&str> {
     let listed = model.metadata("character").unwrap_or_default().lines();
     [""].into_iter().chain(listed).chain([" "]).collect()
 }
 
-/// The text of a line.
+/// Reads the text of a line.
 pub fn read(engine: &Engine, characters: &[&str], line: &Picture) -> Result<Text, Error> {
     let &[_, height, width] = &engine.input().ports()[0].dims[..] else {
         return Err(other("an input that is no image [3, height, width]"));
@@ -76,13 +76,13 @@ pub fn read(engine: &Engine, characters: &[&str], line: &Picture) -> Result<Text
     Ok(decode(output.port::<f32>(0, 0)?, classes, characters))
 }
 
-/// The file is another network.
+/// The error for a file of another kind of network.
 fn other(what: &str) -> Error {
     Error::Unsupported { what: what.into(), instead: "take a recogniser of PaddleOCR, of single lines".into() }
 }
 
-/// The text in rows of `classes` probabilities, one row for each place: the best of each, once for a run of the same, without
-/// blanks.
+/// The text in rows of `classes` probabilities, one row for each place: the most probable character of each place, once
+/// for a run of equal ones, without blanks.
 fn decode(probabilities: &[f32], classes: usize, characters: &[&str]) -> Text {
     let best = probabilities.chunks_exact(classes).filter_map(|place| {
         let (class, &probability) = place.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1))?;

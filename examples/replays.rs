@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
     if differing > 0 { Err("an answer changed".into()) } else { Ok(()) }
 }
 
-/// How many of `batches` answers differ from the first, to batches of noise that are the same.
+/// Runs `batches` batches of the same noise; returns how many answers differ from the first one.
 pub fn replay(engine: &Engine, batches: usize) -> Result<usize, Error> {
     let rows = engine.capacity();
     let staging = engine.credits()?.staging;
@@ -34,7 +34,7 @@ pub fn replay(engine: &Engine, batches: usize) -> Result<usize, Error> {
     })
     .take(rows * engine.input().row_bytes)
     .collect();
-    // Nobody else writes there: what each staging buffer holds now stays.
+    // The content of each staging buffer stays, because nothing else writes there.
     let mut lent = (0..staging).map(|_| engine.acquire()).collect::<Result<Vec<_>, _>>()?;
     for batch in &mut lent {
         batch

@@ -2,7 +2,7 @@
 //!
 //! usage: row_norm_times [ROUNDS]
 //!
-//! It prints the median microseconds of one launch, and the bytes that it reads and writes in a second. Operands are
+//! It prints the median microseconds of one launch, and the rate of the bytes that it reads and writes. Operands are
 //! random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same
 //! rows.
 

@@ -54,7 +54,7 @@ struct Arguments {
     plan: bool,
 }
 
-/// What is written.
+/// The values that are written.
 enum What {
     Output(OutputKind),
     Node(String),
@@ -118,7 +118,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// All rows through one model, for as many models as wanted.
+/// The rows and options of runs, which are the same for all models.
 struct Job<'a> {
     device: &'a Device,
     batch: usize,
@@ -161,7 +161,7 @@ impl Job<'_> {
 struct Sink {
     file: BufWriter<File>,
     rows: usize,
-    /// Values that are NaN or infinite: written as they are, for whoever compares.
+    /// Number of values that are NaN or infinite; they are written unchanged.
     not_finite: usize,
 }
 

@@ -17,7 +17,8 @@ use trefoil::plan::{Limits, S8Conv, S8Kernel, S8Stem, Sm90Tile};
 use trefoil::{ConvRun, Device, Error, HalfOperands, S8Operands, Shape, Target};
 use trefoil::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};
 
-/// How many there are; input height, C, K, filter size, stride; what follows the sums. All but the first and last layer.
+/// Number of such layers; input height, C, K, filter size, stride; and what follows the sums. The first and last layer
+/// are left out.
 const LAYERS: [(usize, [usize; 5], Kind); 23] = [
     (1, [56, 64, 64, 1, 1], Kind::Plain),
     (2, [56, 256, 64, 1, 1], Kind::Plain),
@@ -44,8 +45,8 @@ const LAYERS: [(usize, [usize; 5], Kind); 23] = [
     (1, [7, 512, 2048, 1, 1], Kind::Sum([14, 1024, 2])),
 ];
 
-/// What a layer's sums are of and what follows them: a ReLU, a signed residual and a ReLU, or the sums of a second
-/// convolution, by 1x1 windows of an input of this height and C at this stride, and a ReLU.
+/// The operations of a layer: sums and a ReLU, a signed residual and a ReLU, or the sums of a second convolution, by
+/// 1x1 windows of an input of this height and C at this stride, and a ReLU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plain,
@@ -55,11 +56,11 @@ enum Kind {
 
 /// Bytes that the operands of a kernel rotate over.
 const ROTATION_BYTES: usize = 200 << 20;
-/// Launches between two marks.
+/// Number of launches between two marks.
 const LAUNCHES: usize = 20;
-/// Of the fastest kernel's results, those that are compared.
+/// Number of the fastest kernel's results that are compared.
 const SAMPLES: usize = 509;
-/// Bytes a second from and to memory, and operations a second of bytes and of halves, that this kind of GPU was measured at.
+/// Measured rates of this kind of GPU: bytes a second from and to memory, operations a second of bytes and of halves.
 const LIMITS: [f64; 3] = [4.35e12, 1.9e15, 0.8e15];
 
 fn main() -> Result<(), Error> {
@@ -152,7 +153,7 @@ impl Layer {
         (self.filter.len() + second) / self.conv.output.channels
     }
 
-    /// What leaves results well inside their range.
+    /// A scale that leaves results well inside their range.
     fn scale(&self) -> f32 {
         40.0 / (self.products() as f32).sqrt() / (52.0 * 37.0)
     }
@@ -161,12 +162,12 @@ impl Layer {
         self.conv.batch * self.conv.output.elems()
     }
 
-    /// Copies that together are larger than a cache, of operands of so many bytes a value.
+    /// Number of copies of operands, with `bytes` bytes for a value, that together exceed the caches.
     fn copies(&self, bytes: usize) -> usize {
         (ROTATION_BYTES / (bytes * (self.x.len() + self.residual.len() + self.values()))).clamp(1, LAUNCHES)
     }
 
-    /// Microseconds that it cannot be faster than: every operand once from or to memory, or its products.
+    /// A lower bound in microseconds: the time to move every operand once, or the time of the products.
     fn limit(&self, bytes: usize, operations: f64) -> f64 {
         let seen = |conv: &S8Conv, x: &[u8], filter: &[i8]| {
             let S8Conv { input, output, window, .. } = conv;
@@ -210,7 +211,7 @@ impl Layer {
         Ok(times.into_iter().map(|(_, time)| time).collect())
     }
 
-    /// The fastest kernel of halves, blocks of its clusters, and its microseconds.
+    /// The fastest kernel of halves, the number of blocks of its clusters, and its microseconds.
     fn time_halves(&self, device: &Device, rounds: usize) -> Result<(Sm90Tile, usize, f64), Error> {
         let halves = |bytes: &[u8]| -> Vec<f16> {
             let table: Vec<f16> = (0..=255_u8).map(|byte| f16::from_f32(f32::from(byte as i8) / 64.0)).collect();
@@ -257,7 +258,7 @@ impl Layer {
     }
 }
 
-/// The products of a result.
+/// The sum of products of a result.
 fn sum_of(conv: &S8Conv, x: &[u8], filter: &[i8], pixel: usize, k: usize) -> i32 {
     let S8Conv { input, output, window, .. } = *conv;
     let [r, s] = window.size;
@@ -279,7 +280,8 @@ fn byte_of(value: f32) -> u8 {
     value.round_ties_even().clamp(0.0, 255.0) as u8
 }
 
-/// Times the first layers by each tile, compares some results with plain sums, and gives the microseconds of the fastest.
+/// Times the first layers with each tile, compares some results with plain sums, and returns the microseconds of the
+/// fastest tile.
 fn stem(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
     let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
     let stem = S8Stem { batch, input, pad: [3, 3], conv, output };
@@ -324,7 +326,7 @@ fn stem(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
     Ok(times[order[0]])
 }
 
-/// Microseconds of the mean over the last convolution's pixels, some of which are compared.
+/// Microseconds of the mean over the last convolution's pixels; some results are compared.
 fn mean(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
     let input = Shape::new(7, 7, 2048);
     let (x, poison) = (Random(3).pixels(batch * input.elems()), vec![f16::NAN; batch * input.channels]);
@@ -339,7 +341,7 @@ fn mean(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
     Ok(micros)
 }
 
-/// Median microseconds of each kernel, of rounds in which all run in turn.
+/// The median microseconds of each kernel, over rounds in which all run in turn.
 fn medians(mut run: impl FnMut(usize) -> Result<f64, Error>, kernels: usize, rounds: usize) -> Result<Vec<f64>, Error> {
     let mut micros = vec![Vec::new(); kernels];
     for round in 0..rounds + 1 {
@@ -357,11 +359,11 @@ fn medians(mut run: impl FnMut(usize) -> Result<f64, Error>, kernels: usize, rou
     Ok(micros.into_iter().map(median).collect())
 }
 
-/// Xorshift64*.
+/// The xorshift64* generator.
 struct Random(u64);
 
 impl Random {
-    /// Values, each of four even bytes.
+    /// Random values, each computed from four random bytes.
     fn bytes(&mut self, count: usize, of: impl Fn([u8; 4]) -> u8) -> Vec<u8> {
         let mut next = || {
             self.0 ^= self.0 >> 12;
@@ -372,7 +374,7 @@ impl Random {
         (0..count).map(|_| next()).collect()
     }
 
-    /// As after a ReLU.
+    /// Random bytes like those after a ReLU: half of them are 0.
     fn pixels(&mut self, count: usize) -> Vec<u8> {
         self.bytes(count, |[byte, ..]| (byte as i8).max(0) as u8)
     }
@@ -382,7 +384,7 @@ impl Random {
     }
 }
 
-/// Around 0, with a deviation of 37.
+/// A weight from four random bytes, around 0 with a deviation of 37.
 fn bell(four: [u8; 4]) -> i8 {
     ((four.iter().map(|byte| i32::from(*byte)).sum::<i32>() - 510) / 4) as i8
 }

@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The vector of each text.
+/// The vectors of all texts.
 fn embed(engine: &Engine, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Vec<f32>>> {
     let mut vectors = Vec::new();
     for texts in texts.chunks(engine.capacity()) {

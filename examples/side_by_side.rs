@@ -6,8 +6,8 @@
 //! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]]
 //! ```
 //! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`. Rows are bytes in
-//! ordinary memory, copied into page-locked memory by as many threads as it takes, next to the GPU that they are for;
-//! every figure has the copy, the upload and the download inside, but for "compute of the stages alone".
+//! ordinary memory. As many threads as necessary, near the rows' GPU, copy them into page-locked memory. All figures
+//! include the copy, the upload and the download, except "compute of the stages alone".
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use trefoil::{Batch, Device, Engine, EngineBuilder, Error, OutputKind, Stage, Target, Ticket, model::Model};
 
-/// Takes a batch for the producer of a number.
+/// A function that takes a batch for the producer with this number.
 type Acquire<'a> = &'a (dyn Fn(usize) -> Result<Batch, Error> + Sync);
 
-/// Seconds that it was seen to take, for a while, until a sleeping thread hears of an answer: docs/semantics.md.
+/// The longest time, in seconds, that was observed until a sleeping thread learned of an answer: docs/semantics.md.
 const WAKE_UP: f64 = 0.5e-3;
 
 #[allow(dead_code, reason = "a test runs the measurements")]
@@ -51,22 +51,22 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// What is measured.
+/// The models and options of the measurements.
 pub struct Run<'a> {
     /// The bulk model.
     pub model: &'a Model,
-    /// Where it is cut for the pipeline.
+    /// The node at which the model is cut for the pipeline.
     pub node: &'a str,
-    /// The urgent one.
+    /// The urgent model.
     pub urgent: &'a Model,
-    /// How long each measurement takes.
+    /// Duration of each measurement.
     pub time: Duration,
-    /// Rows of a bulk batch.
+    /// Number of rows of a bulk batch.
     pub batch: usize,
 }
 
 impl Run<'_> {
-    /// Two engines of batches of 8: in turn, and at once. Gives the gain.
+    /// Runs two engines of batches of 8, first in turn, then at the same time. Returns the gain.
     pub fn two_rings(&self, device: &Device) -> Result<f64, Error> {
         let build = || Engine::builder(self.model).on(device).batch_sizes(&[8]).staging(8).build();
         let (one, two) = (build()?, build()?);
@@ -89,8 +89,9 @@ impl Run<'_> {
         Ok(median(gains))
     }
 
-    /// The time from submitting a row of the urgent model to its answer: alone, and beside a bulk load, with and without
-    /// priority. Gives the 99th percentiles in seconds. With priority, on a GPU, it is at most what docs/semantics.md says.
+    /// The time from submitting a row of the urgent model to its answer: alone, and beside a bulk load, with and
+    /// without priority. Returns the 99th percentiles in seconds. With priority, on a GPU, it must not exceed the bound
+    /// in docs/semantics.md.
     pub fn urgent_beside_bulk(&self, device: &Device) -> Result<[f64; 3], Error> {
         let urgent = || Engine::builder(self.urgent).on(device).batch_sizes(&[1]);
         let (first, plain) = (urgent().high_priority().build()?, urgent().build()?);
@@ -127,14 +128,15 @@ impl Run<'_> {
         Ok(p99s)
     }
 
-    /// A pipeline of the model's two parts, and each part alone. Gives its rate by that of the slower part.
+    /// Runs a pipeline of the model's two parts, and each part alone. Returns the pipeline's rate over that of the
+    /// slower part.
     pub fn pipeline(&self, device: &Device) -> Result<f64, Error> {
         let (front, back) = self.model.split_at(self.node)?;
         let sizes = [self.batch];
         let build = |builder: EngineBuilder<'_>| builder.on(device).batch_sizes(&sizes).staging(8).build();
         let staged = build(Engine::builder(&front).then(&back))?;
         let whole = build(Engine::builder(self.model))?;
-        // Alone, each on what it reads in the pipeline, with nothing that the pipeline does not do.
+        // Each part runs alone on its input in the pipeline, without work that the pipeline does not do.
         let alone = [
             build(Engine::builder(&front).output(OutputKind::Features))?,
             build(Engine::builder(&back).input(trefoil::InputFormat::F32Nhwc))?,
@@ -164,15 +166,15 @@ impl Run<'_> {
         Ok(median(ratios))
     }
 
-    /// The model on one GPU, on two, on four, …: producers take the least loaded GPU's batch, and then each a batch of the
-    /// GPU that it is next to, which shows what writing to memory far away costs.
+    /// Runs the model on one GPU, on two, on four, …: first producers take batches of the least loaded GPU, then of the
+    /// GPU near their CPU, which shows the cost of writing to distant memory.
     pub fn fleets(&self, gpus: &[Device]) -> Result<(), Error> {
         for gpu in gpus {
             println!("{}: {}, producers on {}", gpu.info().target, gpu.info().name, place_of(gpu));
         }
         let mut one = None;
         for count in [1, 2, 4, 8].into_iter().filter(|&count| count <= gpus.len()) {
-            // For each GPU four producers, each with three batches in flight and one being written.
+            // Each GPU has four producers, each with three batches in flight and one that it fills.
             let builder = Engine::builder(self.model).batch_sizes(&[self.batch]).staging(16);
             let fleet = builder.build_on(&gpus[..count])?;
             let rate = |acquire: Acquire<'_>| {
@@ -198,7 +200,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Images a second through `acquire` from threads that each keep two batches in flight.
+    /// Images a second through `acquire`, from threads that each keep two batches in flight.
     fn rate(&self, threads: usize, near: &[Device], acquire: Acquire<'_>) -> Result<f64, Error> {
         self.load(threads, near, acquire, || {
             thread::sleep(self.time);
@@ -207,7 +209,7 @@ impl Run<'_> {
         .map(|(rate, ())| rate)
     }
 
-    /// What `measure` gives while threads load the device through `acquire`.
+    /// The result of `measure` while threads load the device through `acquire`.
     fn beside<T>(
         &self,
         near: &Device,
@@ -219,8 +221,8 @@ impl Run<'_> {
         Ok(measured)
     }
 
-    /// The images a second that threads, each next to one of the devices, get through `acquire` meanwhile, and what
-    /// `measure` gives.
+    /// The images a second of threads, each near one of the devices, through `acquire`, and the result of `measure`,
+    /// which runs meanwhile.
     fn load<T>(
         &self,
         threads: usize,
@@ -258,7 +260,7 @@ impl Run<'_> {
         })
     }
 
-    /// Seconds from submitting one row to its answer, one at a time, a millisecond apart.
+    /// Seconds from submitting one row to its answer; rows are submitted one at a time, a millisecond apart.
     fn latencies(&self, engine: &Engine) -> Result<Vec<f64>, Error> {
         let mut times = Vec::new();
         let end = Instant::now() + self.time;
@@ -279,7 +281,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// Where a thread is that is kept next to a device: its CPUs, and their NUMA node.
+/// Where a thread runs that is kept near a device: its CPUs, and their NUMA node.
 fn place_of(device: &Device) -> String {
     let placed = || {
         let has_choice = device.place_thread();

@@ -28,10 +28,10 @@ use vitals::Vitals;
 
 const THREADS: usize = 16;
 const LARGEST: usize = 16;
-/// Tickets that a thread leaves unread.
+/// Number of tickets that a thread leaves unread.
 const AHEAD: usize = 3;
 
-/// What became of what was submitted.
+/// Numbers of submissions and of their outcomes.
 #[derive(Default)]
 struct Counts {
     submitted: AtomicU64,
@@ -102,7 +102,7 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// xorshift64
+    /// The next number of the xorshift64 generator, less than `below`.
     fn random(&mut self, below: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -146,7 +146,7 @@ impl User<'_> {
         Some((number, ticket))
     }
 
-    /// Asks for a batch with hardly a limit, and gives it back unsent.
+    /// Asks for a batch with a very short limit, and returns it without submitting it.
     fn give_up_early(&mut self) {
         let limit = Duration::from_micros(self.random(200));
         match self.engine.acquire_within(limit) {
@@ -260,7 +260,7 @@ fn report(engine: &Engine, counts: &Counts, samples: &[Vitals]) -> Result<(), Bo
         assert!(Instant::now() < deadline, "credits are lost: {credits}");
         thread::sleep(Duration::from_millis(1));
     }
-    // A first tenth to warm up; then the early third against the last.
+    // The first tenth of the samples is the warm-up; of the rest, the first third is compared with the last.
     let warm = &samples[samples.len() / 10..];
     let (early, late) = (&warm[..warm.len().div_ceil(3)], &warm[warm.len() - warm.len().div_ceil(3)..]);
     let largest = |samples: &[Vitals]| samples.iter().map(|s| s.resident_bytes).max().unwrap_or(0);
@@ -276,7 +276,7 @@ fn report(engine: &Engine, counts: &Counts, samples: &[Vitals]) -> Result<(), Bo
         warm.iter().all(|vitals| held(vitals) == held(&warm[0])),
         "buffers, files or threads were made while it ran"
     );
-    // The GPU may be others' too, who come and go: the least of a third is what stays.
+    // Other processes may use the GPU for a while: the least value of a third is the memory that stays in use.
     let least = |samples: &[Vitals]| samples.iter().filter_map(|sample| sample.gpu_mib).min();
     assert!(least(late) <= least(early), "GPU memory grew from {:?} to {:?} MiB", least(early), least(late));
     assert!(growth < 1 << 20, "memory grew by {growth} bytes");

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use trefoil::{Engine, Error, RowTicket, model::Model, prefetch_scoped};
 
-/// Different pictures.
+/// Number of different pictures.
 const KINDS: usize = 10;
 
 /// Runs the jobs.

@@ -39,7 +39,7 @@ fn main() -> Result<(), Error> {
         }
         kernels.retain(|&kernel| kernel == chosen || kernel.to_string().contains(only));
         print!("{:2}x {shape:<60}", steps.len());
-        // Building takes longer than timing: all at once, then one after the other.
+        // Building takes longer than timing: all engines are built at once, then timed one after the other.
         let engines = std::thread::scope(|scope| {
             let building: Vec<_> = kernels
                 .iter()
@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
             building.into_iter().map(|thread| thread.join().expect("building does not panic")).collect::<Vec<_>>()
         });
         for (kernel, engine) in kernels.iter().zip(engines) {
-            // A tile may need more shared memory than there is, and not every convolution is followed by a 1x1.
+            // A tile may need too much shared memory, and not every convolution is followed by a 1x1 convolution.
             let engine = match engine {
                 Err(Error::Unsupported { .. }) => continue,
                 engine => engine?,
@@ -70,8 +70,8 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// In which a group in one kernel and the graph as planned run in turn: clocks move between them by more than what is
-/// looked for.
+/// Number of rounds in which the graph with a group in one kernel and the planned graph run in turn: the effect of changing
+/// clocks is larger than the differences to be found.
 const ROUNDS: usize = 5;
 
 fn build(model: &Model, device: &Device, batch: usize, choices: Choices) -> Result<Engine, Error> {
@@ -86,16 +86,16 @@ fn time(engine: &Engine, batch: usize, repetitions: usize) -> Result<f64, Error>
     Ok(1e6 * seconds[repetitions / 2])
 }
 
-/// Convolutions of one shape.
+/// A group of convolutions of one shape.
 struct Group {
     steps: Vec<String>,
-    /// What the planner gave them.
+    /// The planner's choice for the group.
     chosen: Kernel,
-    /// What they may have.
+    /// The kernels that can compute the group.
     kernels: Vec<Kernel>,
 }
 
-/// The convolutions by shape, and the first and last layers.
+/// The convolutions grouped by shape, and the first and last layers.
 fn groups(plan: &Plan) -> BTreeMap<String, Group> {
     let mut groups = BTreeMap::<String, Group>::new();
     for step in &plan.steps {
@@ -162,8 +162,8 @@ fn depthwise_window(op: &StepOp) -> Option<Window> {
     }
 }
 
-/// The depthwise kernels for an output: the chosen one, the one for any GPU, and tiles of some units along each axis, up
-/// to all of them, by themselves and with the 1x1 convolution in front.
+/// The depthwise kernels for an output: the planner's choice, the one for any GPU, and tiles of some units along each
+/// axis, up to all of them, alone and with the 1x1 convolution in front.
 fn depthwise_kernels(output: Shape, chosen: Kernel) -> Vec<Kernel> {
     let along = |outputs: usize, unit: usize| {
         let all = outputs.div_ceil(unit);

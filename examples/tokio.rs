@@ -39,7 +39,7 @@ async fn one_batch(engine: &Engine, number: u8) -> Result<u8, Error> {
     Ok(output.values(0)[0].round() as u8)
 }
 
-/// Submits a row, again while there is no room, and awaits it.
+/// Submits a row, repeatedly while there is no room, and awaits its answer.
 async fn one_row(batcher: &Batcher, number: u8) -> Result<u8, Error> {
     let ticket = loop {
         match batcher.submit(&[number; 16]) {
@@ -50,7 +50,7 @@ async fn one_row(batcher: &Batcher, number: u8) -> Result<u8, Error> {
     Ok(ticket.await?.values()[0].round() as u8)
 }
 
-/// Two hundred batches and two hundred rows, all tasks of one thread.
+/// Submits two hundred batches and two hundred rows, in tasks on one thread.
 async fn serve(engine: Engine) -> Result<(), Error> {
     let engine = std::sync::Arc::new(engine);
     let batcher = engine.batcher().max_delay(Duration::from_micros(200)).when_full(WhenFull::Reject).build()?;
@@ -70,7 +70,7 @@ async fn serve(engine: Engine) -> Result<(), Error> {
     assert_eq!(answered, 400);
     let stats = batcher.stats();
     assert_eq!(stats.rows(), 200);
-    // An awaited ticket that is dropped gives its buffers back.
+    // An awaited ticket that is dropped returns its buffers.
     if let Some(batch) = engine.try_acquire()? {
         drop(batch.submit(1)?);
     }

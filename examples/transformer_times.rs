@@ -29,7 +29,7 @@ use trefoil::model::{Embedding, Model};
 use trefoil::plan::Rates;
 use trefoil::{Device, Engine, Error, Precision, Stage, Target, Tuning};
 
-/// Name, encoder.
+/// Names and encoders as exporters write them.
 const EXPORTED: [(&str, Encoder); 3] = [
     ("ViT-tiny/16", Encoder { tokens: 197, heads: 3, dims: 64, layers: 12, style: Style::Images(16) }),
     ("ViT-B/16", Encoder { tokens: 197, heads: 12, dims: 64, layers: 12, style: Style::Images(16) }),
@@ -43,7 +43,7 @@ const LARGE: Size = Size { width: 1024, heads: 16, inner: 4096, layers: 24, ..BA
 /// The size of all-MiniLM-L6.
 const MINI: Size = Size { width: 384, inner: 1536, layers: 6, ..BASE };
 
-/// Name, folder: of texts of how many tokens, if not of images, and its size.
+/// Encoders in folders: the name, the number of tokens of texts or `None` for images, and the size.
 const FOLDERS: [(&str, Option<usize>, Size); 4] = [
     ("ViT-B/16 from a folder", None, BASE),
     ("BERT-base from a folder, 128 tokens", Some(128), BASE),
@@ -51,13 +51,13 @@ const FOLDERS: [(&str, Option<usize>, Size); 4] = [
     ("MiniLM from a folder, 128 tokens", Some(128), MINI),
 ];
 
-/// Turns in which the precisions are measured.
+/// Number of turns in which the precisions are measured.
 const TURNS: usize = 5;
 
-/// Makes a model.
+/// A function that makes a model.
 type Open = Box<dyn Fn() -> Result<Model, Error>>;
 
-/// All networks by their names.
+/// All networks with their names.
 fn networks() -> Vec<(&'static str, Open)> {
     let exported = EXPORTED.into_iter().map(|(name, of)| (name, Box::new(move || of.model()) as Open));
     let open = |tokens: Option<usize>, size| {
@@ -122,7 +122,7 @@ fn precision(name: &str) -> Option<Precision> {
     }
 }
 
-/// Kinds of steps: how many, microseconds together, and of the roofline.
+/// Prints for each kind of step the number of steps, their microseconds, and those of their rooflines.
 fn print_steps(builder: trefoil::EngineBuilder<'_>, runs: usize) -> Result<(), Error> {
     let times = builder.measure_steps(runs)?;
     let rates = Rates::of(&times.plan.limits);

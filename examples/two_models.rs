@@ -22,18 +22,18 @@ pub fn main() -> Result<(), Error> {
     let of_again = held() - both;
     println!("{}: {of_first} bytes for a model, {of_again} for another engine of it", device.info().name);
     if device.info().memory_bytes > 0 {
-        // On a GPU the weights are there once. A CPU's are the host's, and not counted.
+        // On a GPU the weights exist once. The weights of a CPU device are host memory, which is not counted.
         let weights: u64 = again.plans()[0].steps.iter().map(|step| step.weight_bytes).sum();
         assert!(of_again + weights <= of_first, "the {weights} of weights are there twice");
     }
-    // What would not fit into the budget is refused with the figures, and leaves the others as they are.
+    // An engine that exceeds the budget is refused with the figures, and the other engines are unchanged.
     device.limit_memory(held());
     let refused = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build();
     let Err(Error::OutOfMemory { needed_bytes, free_bytes: 0, .. }) = refused else { panic!("{refused:?}") };
     println!("a third engine needs {needed_bytes} bytes, and is refused");
     assert_eq!(held(), both + of_again);
 
-    // Bulk work is on its way when the urgent work comes, and still when that is answered.
+    // Bulk work is in flight when the urgent work comes, and still is when that is answered.
     let mut bulky = Vec::new();
     for number in 0..6 {
         let engine = if number % 2 == 0 { &bulk } else { &again };

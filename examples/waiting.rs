@@ -5,13 +5,13 @@
 //! cargo run --release --example waiting [DEVICE [BATCHES [json]]]     # auto, cpu, cuda:0, …; default auto, 20000 batches
 //! ```
 //!
-//! A line has, per batch: the CPU time of the thread that submits and waits, of the ring's own threads
+//! Each line has, for a batch: the CPU time of the thread that submits and waits, of the ring's own threads
 //! (`trefoil-done-N`, `trefoil-up-N`), and of the process's other threads (a driver's callbacks; on the CPU device also
-//! the work itself); then the median round trip, and by how much it is longer than that of a spinning waiter: the
-//! device's `done` to the waiter's running. The lines `bare` are the same driver calls on the same streams with nothing
-//! of the ring around them, by turns with the ring, and the ratio is of the CPU time of all the ring's threads to that.
-//! On a GPU the default way may take 1.3 times the bare calls; where it takes more, this fails. With `json` the last line
-//! is the same as an object, for a record.
+//! the work itself); then the median round trip, and by how much it is longer than that of a spinning waiter: the time
+//! from the device's `done` to the waiter's running. The lines `bare` are the same driver calls on the same streams
+//! without the ring, measured in turn with the ring; the ratio is the CPU time of all the ring's threads over theirs.
+//! On a GPU the default way of waiting may take 1.3 times the CPU time of the bare calls; with more, the program fails.
+//! With `json` the last line has the same figures as an object, for a record.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -22,19 +22,20 @@ use trefoil::graph::{Conv2d, GraphBuilder, Window};
 use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, Error, OutputKind, Shape, Target, Waiting};
 
-/// What the default way may take on a GPU, in bare calls.
+/// The largest ratio of CPU time to that of the bare calls for the default way of waiting on a GPU.
 const MOST: f64 = 1.3;
 
-/// What was measured.
+/// The results of a measurement.
 pub struct Measured {
-    /// Of the default way, for one and for several batches in flight: CPU time by that of the bare calls.
+    /// CPU time over that of the bare calls, for the default way of waiting with one and with several batches in
+    /// flight.
     pub ratios: Vec<f64>,
-    /// All of it, for a record.
+    /// All figures, for a record.
     pub record: Value,
 }
 
 impl Measured {
-    /// Whether the default way takes few enough calls' time. On the CPU device the calls themselves take next to none, and
+    /// Fails if the default way takes too much CPU time. On the CPU device the calls themselves take almost no time, so
     /// there is nothing to compare with.
     pub fn check(&self, device: &Device) {
         let most = if device.info().compute_capability == [0, 0] { f64::MAX } else { MOST };
@@ -43,7 +44,7 @@ impl Measured {
     }
 }
 
-/// A model with next to nothing to do: one convolution of sixteen pixels.
+/// A model with almost no work: one convolution of sixteen pixels.
 fn tiny() -> Result<Model, Error> {
     let input = Shape::new(4, 4, 1);
     let mut graph = GraphBuilder::new();
@@ -54,7 +55,7 @@ fn tiny() -> Result<Model, Error> {
     Model::new(graph.finish()?, weights, Preprocessing::new(input), Vec::new())
 }
 
-/// CPU seconds so far: of this thread, of the ring's own threads, of the whole process.
+/// CPU seconds so far, of this thread, of the ring's own threads, and of the whole process.
 #[derive(Clone, Copy, Default)]
 struct Cpu {
     caller: f64,
@@ -75,7 +76,7 @@ impl Cpu {
         Self { caller: clock(libc::CLOCK_THREAD_CPUTIME_ID), ring, process: clock(libc::CLOCK_PROCESS_CPUTIME_ID) }
     }
 
-    /// What `run` took, in microseconds for each of `batches`.
+    /// The CPU time of `run`, in microseconds for each of `batches`, and the result of `run`.
     fn of<T>(batches: usize, run: impl FnOnce() -> Result<T, Error>) -> Result<(Self, T), Error> {
         let start = Self::now();
         let done = run()?;
@@ -93,7 +94,7 @@ fn clock(id: libc::clockid_t) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Acquires, submits and waits, `ahead` batches in flight; seconds of each batch.
+/// Acquires, submits and waits with `ahead` batches in flight; returns the seconds of each batch.
 fn ring(engine: &Engine, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
     let mut took = Vec::with_capacity(batches);
     let mut flying = VecDeque::with_capacity(ahead);
@@ -121,7 +122,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2] * 1e6
 }
 
-/// Prints a line, and gives it for a record.
+/// Prints a line, and returns its figures for a record.
 fn report(name: &str, cpu: Cpu, trip: f64, added: f64) -> Value {
     let Cpu { caller, ring, process } = cpu;
     let others = (process - caller - ring).max(0.0);
@@ -129,7 +130,7 @@ fn report(name: &str, cpu: Cpu, trip: f64, added: f64) -> Value {
     json!({ "caller": caller, "rings": ring, "others": others, "round_trip": trip, "added": added })
 }
 
-/// Runs and prints all of it.
+/// Runs all measurements and prints their lines.
 pub fn measure(device: &Device, batches: usize) -> Result<Measured, Error> {
     const ROUNDS: usize = 5;
     let model = tiny()?;

@@ -1,20 +1,21 @@
-//! What the programs that time one operation alone share: operands that rotate, and medians of rounds in turn.
+//! Parts that programs which time one operation alone share: operands that rotate, and medians of rounds in turn.
 
 use half::f16;
 use trefoil::Error;
 
-/// Launches between two marks.
+/// Number of launches between two marks.
 pub const LAUNCHES: usize = 12;
 /// Bytes that operands rotate over: more than a GPU's L2 cache has.
 const ROTATION_BYTES: usize = 200 << 20;
 
-/// How many copies of operands of so many bytes launches rotate over.
+/// The number of copies, of operands with this many bytes, that launches rotate over.
 pub fn copies(bytes: usize) -> usize {
     (ROTATION_BYTES / bytes).clamp(2, LAUNCHES)
 }
 
-/// Microseconds of a launch of each of `count` operations: the median of rounds in which all run in turn, behind one for
-/// the caches. `run` runs one of them so many times, and gives the seconds that all took.
+/// Microseconds of a launch of each of `count` operations: the median of rounds in which all run in turn, after one
+/// round that fills the caches. `run` runs the operation of an index this many times, and returns the seconds that all
+/// launches took.
 pub fn medians(
     count: usize,
     rounds: usize,
@@ -36,7 +37,7 @@ pub fn medians(
     Ok(micros.into_iter().map(median).collect())
 }
 
-/// Stops the program unless all of an operation's first values, which were NaN before, are numbers.
+/// Stops the program unless the first `count` values of a result, which were NaN before the launch, are finite.
 pub fn assert_written(result: &[f16], count: usize) {
     assert!(result[..count].iter().all(|value| value.is_finite()), "a result was not written");
 }
@@ -45,12 +46,12 @@ pub fn assert_written(result: &[f16], count: usize) {
 pub struct Random(pub u32);
 
 impl Random {
-    /// The next so many.
+    /// The next `count` halves, from -spread to spread.
     pub fn halves(&mut self, count: usize, spread: f32) -> Vec<f16> {
         (0..count).map(|_| f16::from_f32(spread * self.signed())).collect()
     }
 
-    /// From -1 to 1.
+    /// A number from -1 to 1.
     fn signed(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (self.0 >> 8) as f32 / (1 << 23) as f32 - 1.0
