@@ -16,23 +16,23 @@ use crate::tensor::Element;
 /// An attention operation and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
 pub struct AttentionOperands<'a, T = f16> {
-    /// How much of it there is.
+    /// The sizes of the operation.
     pub sizes: AttentionSizes,
-    /// What scores are multiplied by; positive.
+    /// The positive factor of the scores.
     pub scale: f32,
-    /// Row i sees keys up to i + `ahead`; none: all.
+    /// Row i sees the keys up to i + `ahead`; all keys if `None`.
     pub ahead: Option<usize>,
-    /// What has queries, keys and values.
+    /// The buffer with queries, keys and values.
     pub values: &'a [T],
-    /// Where in it the queries, the keys and the values are.
+    /// The places of queries, keys and values in their buffer.
     pub qkv: [HeadsAt; 3],
-    /// How many keys of each image count; none: all.
+    /// The number of keys of each image that count; all keys if `None`.
     pub lengths: Option<&'a [i32]>,
-    /// What is added to scaled scores, and values from one head, row and image to the next.
+    /// The values added to scaled scores, and the distances from one head, row and image to the next.
     pub mask: Option<(&'a [T], [usize; 3])>,
-    /// What the result is written into.
+    /// The buffer for the result.
     pub result: &'a [T],
-    /// Where in it.
+    /// The place of the result in its buffer.
     pub out: HeadsAt,
 }
 
@@ -84,19 +84,19 @@ impl<T: Element> AttentionRun<T> {
 /// Attention within rows that lie end to end, and its operands, in host memory.
 #[derive(Clone, Debug)]
 pub struct PackedAttentionOperands<'a> {
-    /// How much of it there is.
+    /// The sizes of the operation.
     pub sizes: PackedSizes,
-    /// What scores are multiplied by; positive.
+    /// The positive factor of the scores.
     pub scale: f32,
-    /// What has queries, keys and values.
+    /// The buffer with queries, keys and values.
     pub values: &'a [f16],
-    /// Where in it the queries, the keys and the values are.
+    /// The places of queries, keys and values in their buffer.
     pub qkv: [HeadsAt; 3],
     /// Where rows begin and end, in any order: see [`PackedAttention`](crate::graph::PackedAttention).
     pub starts: &'a [i64],
-    /// What the result is written into.
+    /// The buffer for the result.
     pub result: &'a [f16],
-    /// Where in it.
+    /// The place of the result in its buffer.
     pub out: HeadsAt,
 }
 

@@ -19,24 +19,24 @@ use crate::tensor::Activation;
 /// A convolution of bytes and its operands, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct S8Operands<'a> {
-    /// What is computed.
+    /// The sizes of the convolution.
     pub conv: S8Conv,
     /// Pixels, `[batch][H][W][C]`, and whether they are signed.
     pub x: (&'a [u8], bool),
-    /// `[K][R][S][C]`.
+    /// The filter, `[K][R][S][C]`.
     pub filter: &'a [i8],
     /// A convolution of the same output, whose sums are added to those of the first: its pixels, signed like the first
     /// one's, and its filters.
     pub second: Option<(S8Conv, &'a [u8], &'a [i8])>,
-    /// Added to the sums of each output channel.
+    /// The bias of each output channel, added to the sums.
     pub bias: &'a [i32],
-    /// What these are multiplied by.
+    /// The factor of each output channel, by which sums with their bias are multiplied.
     pub scale: &'a [f32],
-    /// Added to that: values like the result, whether they are signed, and what they are multiplied by.
+    /// The residual, added to the scaled sums: values like the result, whether they are signed, and their factor.
     pub residual: Option<(&'a [u8], bool, f32)>,
-    /// What the result is written into, and whether it is signed.
+    /// The buffer for the result, and whether the result is signed.
     pub result: (&'a [u8], bool),
-    /// Where in it, a multiple of 16.
+    /// Where the result begins in its buffer: a multiple of 16.
     pub result_at: usize,
     /// Whether negative results become 0.
     pub relu: bool,
@@ -45,17 +45,17 @@ pub struct S8Operands<'a> {
 /// A convolution of halves and its operands, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfOperands<'a> {
-    /// What is computed, of halves.
+    /// The sizes of the convolution, here of halves.
     pub conv: S8Conv,
     /// Pixels, `[batch][H][W][C]`.
     pub x: &'a [f16],
-    /// `[K][R][S][C]`.
+    /// The filter, `[K][R][S][C]`.
     pub filter: &'a [f16],
-    /// Of each output channel.
+    /// The bias of each output channel.
     pub bias: &'a [f32],
-    /// Values like the result, added to it.
+    /// The residual, added to the result: values like the result.
     pub residual: Option<&'a [f16]>,
-    /// What the result is written into.
+    /// The buffer for the result.
     pub result: &'a [f16],
     /// Whether negative results become 0.
     pub relu: bool,
@@ -128,7 +128,8 @@ impl ConvRun {
         Alone::new(device, "a convolution of bytes", bytes, copies, launches).map(Self)
     }
 
-    /// The same of halves, by tiles of the kernel of halves in clusters of so many blocks.
+    /// Uploads the operands of a convolution of halves, for tiles of the kernel of halves in clusters of this many
+    /// blocks.
     ///
     /// # Errors
     /// As [`ConvRun::of_bytes`].

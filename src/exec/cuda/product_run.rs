@@ -14,11 +14,11 @@ use crate::tensor::Element;
 /// A matrix product and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
 pub struct ProductOperands<'a, T = f16> {
-    /// How much of it there is.
+    /// The sizes of the product.
     pub sizes: ProductSizes,
-    /// What is applied to sums and biases.
+    /// The activation of the sums with their bias.
     pub activation: ProductActivation,
-    /// What has the left operand, and where in it.
+    /// The buffer with the left operand, and the place of its rows.
     pub x: (&'a [T], RowsAt),
     /// The right operand, `[n][k]`.
     pub w: &'a [T],
@@ -26,9 +26,9 @@ pub struct ProductOperands<'a, T = f16> {
     pub bias: Option<&'a [f32]>,
     /// n numbers that the activations are multiplied by, if any.
     pub scale: Option<&'a [f32]>,
-    /// What is added last, if anything, and where in it.
+    /// The buffer with the residual, which is added last, and the place of its rows; `None` without one.
     pub residual: Option<(&'a [T], RowsAt)>,
-    /// What the result is written into, and where in it.
+    /// The buffer for the result, and the place of its rows.
     pub result: (&'a [T], RowsAt),
 }
 

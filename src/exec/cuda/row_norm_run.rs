@@ -18,15 +18,15 @@ pub struct RowNormOperands<'a, T = f16> {
     pub sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
     pub centred: bool,
-    /// What is added to the variance; positive.
+    /// The positive number that is added to the variance.
     pub epsilon: f32,
-    /// What has the rows, and where in it.
+    /// The buffer with the rows, and their place.
     pub x: (&'a [T], RowsAt),
     /// A number for each column.
     pub weight: &'a [f32],
     /// A number for each column, if there is a bias.
     pub bias: Option<&'a [f32]>,
-    /// What the result is written into, and where in it.
+    /// The buffer for the result, and the place of its rows.
     pub result: (&'a [T], RowsAt),
 }
 

@@ -14,21 +14,21 @@ use crate::tensor::Shape;
 /// A network's first layers of bytes and their operands, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct S8StemOperands<'a> {
-    /// What is computed.
+    /// The sizes of the layers.
     pub stem: S8Stem,
-    /// `[H][W][3]` of each image, and bytes from one to the next, a multiple of 4.
+    /// The pixels `[H][W][3]` of each image, and the number of bytes from one image to the next, a multiple of 4.
     pub x: (&'a [u8], usize),
-    /// What pixels outside of an image are.
+    /// The values of pixels outside of an image.
     pub outside: [u8; 3],
-    /// `[K][7][7][3]`.
+    /// The filter, `[K][7][7][3]`.
     pub filter: &'a [i8],
-    /// Added to the sums of each channel.
+    /// The bias of each channel, added to the sums.
     pub bias: &'a [i32],
-    /// What these are multiplied by; none is negative.
+    /// The factor of each channel, by which sums with their bias are multiplied; none is negative.
     pub scale: &'a [f32],
-    /// What the result is written into, and whether it is signed.
+    /// The buffer for the result, and whether the result is signed.
     pub result: (&'a [u8], bool),
-    /// Where in it, a multiple of 16.
+    /// Where the result begins in its buffer: a multiple of 16.
     pub result_at: usize,
     /// Whether negative results become 0.
     pub relu: bool,
@@ -97,15 +97,15 @@ impl S8StemRun {
 /// A mean over all pixels of images of bytes and its operands, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct S8MeanOperands<'a> {
-    /// Images.
+    /// Number of images.
     pub batch: usize,
-    /// H, W and C, a multiple of 16.
+    /// H, W and C of an image; C is a multiple of 16.
     pub input: Shape,
-    /// `[batch][H][W][C]`, and whether they are signed.
+    /// The pixels, `[batch][H][W][C]`, and whether they are signed.
     pub x: (&'a [u8], bool),
-    /// What sums over pixels are multiplied by.
+    /// The factor of the sums over pixels.
     pub scale: f32,
-    /// What the result, `[batch][C]`, is written into.
+    /// The buffer for the result, `[batch][C]`.
     pub result: &'a [f16],
 }
 

@@ -143,7 +143,7 @@ const MOST_BLOCKS: usize = 8;
 pub(crate) struct Second {
     /// H, W and the stored channels of its input.
     pub(crate) input: Shape,
-    /// Its window.
+    /// The second convolution's window.
     pub(crate) window: Window,
     /// Address of its input.
     pub(crate) x: u64,

@@ -202,7 +202,7 @@ pub(crate) struct S8Second {
     pub(crate) conv: S8Conv,
     /// Bytes [batch][H][W][C].
     pub(crate) x: u64,
-    /// Its filter, in the order of the first one's.
+    /// The filter, in the order of the first convolution's.
     pub(crate) filter: u64,
 }
 

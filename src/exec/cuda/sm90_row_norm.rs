@@ -104,7 +104,7 @@ pub(crate) struct RowNormProblem {
     pub(crate) sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
     pub(crate) centred: bool,
-    /// What is added to the variance; positive.
+    /// The positive number that is added to the variance.
     pub(crate) epsilon: f32,
     /// The operand.
     pub(crate) x: Rows,
