@@ -229,7 +229,7 @@ struct Submitted {
 /// A submission that was enqueued.
 #[derive(Clone, Copy)]
 struct Recent {
-    /// Its result buffer and the use of it.
+    /// The submission's result buffer, and the use of the buffer.
     lent: Lent,
     /// Whether the result stays on the device. Then the host may not know that it is done when its use has ended.
     to_device: bool,

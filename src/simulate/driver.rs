@@ -62,7 +62,7 @@ struct Flight {
 
 struct Producer {
     state: ProducerState,
-    /// Its submissions, oldest first.
+    /// The producer's unanswered submissions, oldest first.
     flights: VecDeque<Flight>,
 }
 

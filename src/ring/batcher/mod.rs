@@ -20,10 +20,10 @@
 //! What the device is done with is told by an event behind the batch's download: then its rows are free for new claims
 //! and its tickets have their answers.
 //!
-//! Of a batcher with nothing in flight, or with a free compute stream and no client that is expected, the thread that
-//! commits a row submits the batch: no other has to wake for it. Two threads do the rest: `trefoil-batch-N` submits all
-//! other batches and measures uploads, `trefoil-rows-N` waits for them in order; with `Waiting::Block` it is awake when one
-//! is expected to be done.
+//! If a batcher has nothing in flight, or a free compute stream and no client that is expected to come back, the thread
+//! that commits a row submits the batch: no other thread has to wake for it. Two threads do the rest: `trefoil-batch-N`
+//! submits all other batches and measures uploads, `trefoil-rows-N` waits for them in order; with `Waiting::Block` it
+//! is awake when a batch is expected to be done.
 //! One lock guards the books, for a few instructions at a time; pixels are written, wakers woken and outputs
 //! dropped without it. In steady state the only allocation is one `Arc` a batch.
 

@@ -275,7 +275,7 @@ impl<'a> Request<'a> {
     /// See [`Batcher::submit_rows`](super::Batcher::submit_rows).
     ///
     /// # Errors
-    /// Of each row, as there, and [`Error::Deadline`].
+    /// Those of `Batcher::submit_rows` for each row, and [`Error::Deadline`].
     pub fn submit_rows(self, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
         let (mut answers, deadline) = (Vec::with_capacity(rows.len()), self.until());
         while let Some(pixels) = rows.get(answers.len()) {
