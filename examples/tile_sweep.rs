@@ -70,8 +70,8 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Number of rounds in which the graph with a group in one kernel and the planned graph run in turn: the effect of changing
-/// clocks is larger than the differences to be found.
+/// Number of rounds in which the graph with a group in one kernel and the planned graph run in turn: changes of the
+/// clocks have a larger effect than the differences to be found.
 const ROUNDS: usize = 5;
 
 fn build(model: &Model, device: &Device, batch: usize, choices: Choices) -> Result<Engine, Error> {

@@ -122,7 +122,7 @@ impl LaunchConfig {
     }
 }
 
-/// As many values as the count says; of none, nobody looks where they begin.
+/// A slice of `count` values; with a count of 0 the pointer is not used.
 ///
 /// # Safety
 /// So many live there.
