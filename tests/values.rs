@@ -6,6 +6,8 @@ mod beyond_f16;
 mod cases;
 #[path = "support/image_sizes.rs"]
 mod image_sizes;
+#[path = "support/photos.rs"]
+mod photos;
 #[path = "support/records.rs"]
 mod records;
 #[path = "support/sizes.rs"]
@@ -42,6 +44,7 @@ on_the_cpu!(
         outputs_are_whatever_the_graph_says,
         images_between_loops_are_exact,
         nodes_in_f32_hold_what_f16_does_not,
+        photos_are_classified_beside_numbers,
     }
     sizes::{
         every_size_has_rows_of_its_own,

@@ -77,7 +77,9 @@ impl Writer {
         let (name, reads) = (&node.name, node.inputs.iter().map(|id| self.values[id.0]).collect::<Vec<_>>());
         let x = reads.first().copied().unwrap_or(ValueId(0));
         match &node.op {
-            Op::Input | Op::Given(_) => unreachable!("the input is the first node, and no model has given ones"),
+            Op::Input | Op::Given(_) | Op::Rows(..) | Op::Normalize(..) | Op::Emit(_) => {
+                unreachable!("the input is the first node, and no model has nodes of plans")
+            }
             Op::Conv2d(conv) => self.convolution(name, conv, &reads),
             Op::BatchNorm(norm) => self.g.batch_norm_with(name, x, norm.clone()),
             Op::Activation(activation) => self.g.activation(name, x, *activation),

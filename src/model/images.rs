@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::graph;
-use crate::tensor::{Activation, Shape};
+use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
+
+use super::preprocessing::Preprocessing;
 
 pub use super::fold::{FoldedConv, fold_conv};
 pub use super::rewrite::optimize;
@@ -39,7 +41,7 @@ pub struct NodeId(pub usize);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// The nodes; the first is [`Op::Input`] or [`Op::Given`].
+    /// The nodes; the first is [`Op::Input`], in plans [`Op::Given`] or [`Op::Rows`].
     pub nodes: Vec<Node>,
     /// The node whose value is the network's result.
     pub output: NodeId,
@@ -84,6 +86,12 @@ pub enum Op {
     /// A value of this shape that another step computes from the values that the node reads. It occurs only in plans of
     /// models of values, whose layers the kernels for images compute.
     Given(Shape),
+    /// Images of this shape in rows that a run reads, in elements of this type. It occurs only in plans.
+    Rows(Shape, Dtype),
+    /// Rows of images in a format → the normalised images. It occurs only in plans, in place of [`Op::Input`].
+    Normalize(InputFormat, Arc<Preprocessing>),
+    /// A result → rows that a run writes. It occurs only in plans.
+    Emit(OutputKind),
     /// Convolution; the rewrites move batch norm, residual and activation into it. A second input, if present, is the
     /// residual that is added before the activation.
     Conv2d(Conv2d),
@@ -294,6 +302,9 @@ impl Op {
         match self {
             Self::Input => "input",
             Self::Given(_) => "given",
+            Self::Rows(..) => "rows",
+            Self::Normalize(..) => "normalize",
+            Self::Emit(_) => "emit",
             Self::Conv2d(_) => "conv2d",
             Self::BatchNorm(_) => "batch_norm",
             Self::Activation(_) => "activation",

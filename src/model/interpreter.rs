@@ -41,7 +41,7 @@ pub(super) fn evaluate(graph: &Network, weights: &Tensors, input: &[f64]) -> Vec
         let second = node.inputs.get(1).map(|id| &values[id.0]);
         values.push(match &node.op {
             Op::Input => input.to_vec(),
-            Op::Given(_) => unreachable!("no random graph has one"),
+            Op::Given(_) | Op::Rows(..) | Op::Normalize(..) | Op::Emit(_) => unreachable!("no random graph has one"),
             Op::Conv2d(conv) => convolve(conv, weights, x, x_shape, shapes[i], second),
             Op::BatchNorm(norm) => normalize(norm, weights, x),
             Op::Activation(activation) => activate(*activation, x),

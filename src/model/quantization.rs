@@ -230,7 +230,8 @@ fn activation(op: &Op) -> Activation {
     match op {
         Op::Conv2d(conv) => conv.activation,
         Op::Activation(activation) | Op::Add(activation) => *activation,
-        Op::Input | Op::Given(_) | Op::BatchNorm(_) | Op::MaxPool(_) | Op::AvgPool(_) => Activation::None,
+        Op::Input | Op::Given(_) | Op::Rows(..) | Op::Normalize(..) | Op::Emit(_) => Activation::None,
+        Op::BatchNorm(_) | Op::MaxPool(_) | Op::AvgPool(_) => Activation::None,
         Op::GlobalAvgPool | Op::Linear(_) | Op::Concat => Activation::None,
     }
 }

@@ -87,7 +87,7 @@ fn check_structure(graph: &Network) -> Result<(), Error> {
     let Some(first) = graph.nodes.first() else {
         return Err(Error::graph("", "the graph is empty: expected an input node"));
     };
-    if !matches!(first.op, Op::Input | Op::Given(_)) {
+    if !matches!(first.op, Op::Input | Op::Given(_) | Op::Rows(..)) {
         return Err(Error::graph(&first.name, format!("the first node: expected input, found {}", first.op.kind())));
     }
     let mut seen = HashMap::new();
@@ -125,7 +125,7 @@ fn check_structure(graph: &Network) -> Result<(), Error> {
 /// Least and most inputs.
 const fn arity(op: &Op) -> (usize, usize) {
     match op {
-        Op::Input => (0, 0),
+        Op::Input | Op::Rows(..) => (0, 0),
         Op::Given(_) => (0, usize::MAX),
         Op::Conv2d(_) => (1, 2),
         Op::Add(_) => (2, 2),
@@ -142,7 +142,9 @@ impl Op {
     pub(crate) fn shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
         match self {
             Self::Input => Err("an input has the graph's shape".into()),
-            Self::Given(shape) => Ok(*shape),
+            Self::Given(shape) | Self::Rows(shape, _) => Ok(*shape),
+            Self::Normalize(..) => Ok(inputs[0]),
+            Self::Emit(kind) => Ok(kind.of(inputs[0])),
             Self::Conv2d(conv) => conv_shape(conv, inputs[0], inputs.get(1).copied()),
             Self::BatchNorm(norm) => check_eps(norm).map(|()| inputs[0]),
             Self::Activation(_) => Ok(inputs[0]),

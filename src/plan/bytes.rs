@@ -1,12 +1,12 @@
 //! The operations that every device computes in one step in bytes, so that all devices give the same bytes.
 
-use super::context::{ALWAYS, Context, Ends, Match};
+use super::context::{ALWAYS, Context, Match};
 use super::conv_s8::MOST_PRODUCTS;
 use super::kernels::not_a_choice;
 use super::work::taps;
 use super::{Joined, JoinedBytes, Kernel, QuantizedConv, QuantizedStem, Stem, StepOp};
 use crate::error::Error;
-use crate::model::{Conv2d, NodeId, Pool};
+use crate::model::{Conv2d, NodeId, Pool, Preprocessing};
 use crate::tensor::{Activation, InputFormat, Shape};
 
 /// A convolution of bytes with the one whose result it would add: products of both go into its sums, and the other's result
@@ -52,17 +52,18 @@ pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match
 
 /// The first layers, found at their convolution: it is in bytes, and what it reads is not.
 pub(super) fn first(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (conv, &[image @ NodeId(0)], scale) = context.dense_in_bytes(at)? else { return None };
+    let (conv, &[image], scale) = context.dense_in_bytes(at)? else { return None };
+    let (rows, format, preprocessing) = context.normalized(image)?;
     let &[pool] = context.readers(at) else { return None };
     let max = context.max_pool(pool).filter(|_| context.scale(image).is_none())?;
-    let op = stem(conv, max, context.shapes[at.0], scale, context.ends?)?;
+    let op = stem(conv, max, context.shapes[at.0], scale, (format, preprocessing))?;
     Some(Match {
         name: context.graph.nodes[at.0].name.clone(),
         op: StepOp::QuantizedStem(op),
         kernel: None,
         place: pool,
         covers: vec![image, at, pool],
-        reads: Vec::new(),
+        reads: vec![rows],
         writes: vec![pool],
         saved: ALWAYS,
     })
@@ -74,10 +75,10 @@ pub(super) fn stem(
     pool: &Pool,
     conv_shape: Shape,
     output_scale: f32,
-    ends: Ends<'_>,
+    (format, preprocessing): (InputFormat, &Preprocessing),
 ) -> Option<QuantizedStem> {
-    let [mean, std] = [&ends.preprocessing.mean, &ends.preprocessing.std].map(Clone::clone);
-    let is_photo = ends.input == InputFormat::U8Nhwc && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
+    let [mean, std] = [&preprocessing.mean, &preprocessing.std].map(Clone::clone);
+    let is_photo = format == InputFormat::U8Nhwc && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
     let stem = Stem { mean, std, conv: conv.clone(), conv_shape, pool: Some(*pool) };
     is_photo.then_some(QuantizedStem { stem, output_scale })
 }

@@ -55,6 +55,7 @@ fn writes_parts(op: &Op) -> bool {
     match op {
         Op::Conv2d(conv) => conv.groups == 1,
         Op::MaxPool(_) | Op::AvgPool(_) | Op::Add(_) | Op::Activation(_) | Op::Concat => true,
-        Op::Input | Op::Given(_) | Op::BatchNorm(_) | Op::GlobalAvgPool | Op::Linear(_) => false,
+        Op::Input | Op::Given(_) | Op::Rows(..) | Op::Normalize(..) | Op::Emit(_) => false,
+        Op::BatchNorm(_) | Op::GlobalAvgPool | Op::Linear(_) => false,
     }
 }

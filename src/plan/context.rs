@@ -2,19 +2,17 @@
 
 use super::concat::ConcatPart;
 use super::work::{Operand, Work};
-use super::{Choices, Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
+use super::{Choices, Kernel, Limits, QuantizedConv, StepOp, kernels, rows};
 use crate::error::Error;
 use crate::model::images::Network;
 use crate::model::{Conv2d, Node, NodeId, Op, Pool, Preprocessing, never_negative};
-use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
+use crate::tensor::{Activation, Dtype, InputFormat, Shape};
 
-/// A rewritten graph with what it is planned for. Its output rows, if it has any, are a node behind the last.
+/// A rewritten graph with what it is planned for. Its rows are nodes.
 pub(crate) struct Context<'a> {
     pub(crate) graph: &'a Network,
     pub(crate) shapes: &'a [Shape],
     pub(crate) target: PlanTarget<'a>,
-    /// Its rows; none where all that it reads is given, and read elsewhere.
-    pub(crate) ends: Option<Ends<'a>>,
     /// The part of a concatenation that each node writes, if it does.
     pub(super) parts: Vec<Option<ConcatPart>>,
     /// The nodes that read each node's value.
@@ -31,24 +29,6 @@ pub(crate) struct PlanTarget<'a> {
     pub(crate) choices: &'a Choices,
 }
 
-/// The rows of a network of images.
-#[derive(Clone, Copy)]
-pub(crate) struct Ends<'a> {
-    pub(crate) input: InputFormat,
-    pub(crate) preprocessing: &'a Preprocessing,
-    pub(crate) output: OutputKind,
-}
-
-impl<'a> Request<'a> {
-    pub(super) const fn target(&self) -> PlanTarget<'a> {
-        PlanTarget { limits: self.limits, batch: self.batch, choices: self.choices }
-    }
-
-    pub(super) const fn ends(&self) -> Ends<'a> {
-        Ends { input: self.input, preprocessing: self.preprocessing, output: self.output }
-    }
-}
-
 /// Nodes that one step would compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Match {
@@ -62,7 +42,7 @@ pub(crate) struct Match {
     pub(crate) place: NodeId,
     /// The nodes.
     pub(crate) covers: Vec<NodeId>,
-    /// The nodes whose values it reads; none: the input rows.
+    /// The nodes whose values it reads.
     pub(crate) reads: Vec<NodeId>,
     /// Those of the nodes whose values it writes.
     pub(crate) writes: Vec<NodeId>,
@@ -80,29 +60,30 @@ impl<'a> Context<'a> {
         graph: &'a Network,
         shapes: &'a [Shape],
         target: PlanTarget<'a>,
-        ends: Option<Ends<'a>>,
         parts: Vec<Option<ConcatPart>>,
     ) -> Self {
         let mut readers = vec![Vec::new(); graph.nodes.len()];
         for (index, node) in graph.nodes.iter().enumerate() {
             node.inputs.iter().for_each(|input| readers[input.0].push(NodeId(index)));
         }
-        readers[graph.output.0].push(NodeId(graph.nodes.len()));
-        Self { graph, shapes, target, ends, parts, readers, never_negative: never_negative(graph) }
+        Self { graph, shapes, target, parts, readers, never_negative: never_negative(graph) }
     }
 
     pub(crate) fn limits(&self) -> &'a Limits {
         self.target.limits
     }
 
-    /// The output rows.
-    pub(crate) fn rows(&self) -> NodeId {
-        NodeId(self.graph.nodes.len())
+    /// A node.
+    pub(crate) fn node(&self, id: NodeId) -> &'a Node {
+        &self.graph.nodes[id.0]
     }
 
-    /// A node; none for the output rows.
-    pub(crate) fn node(&self, id: NodeId) -> Option<&'a Node> {
-        self.graph.nodes.get(id.0)
+    /// The rows that normalised images are of, their format, and how they are normalised.
+    pub(crate) fn normalized(&self, id: NodeId) -> Option<(NodeId, InputFormat, &'a Preprocessing)> {
+        match self.node(id) {
+            Node { op: Op::Normalize(format, preprocessing), inputs, .. } => Some((inputs[0], *format, preprocessing)),
+            _ => None,
+        }
     }
 
     /// The nodes that read a node's value.
@@ -112,7 +93,7 @@ impl<'a> Context<'a> {
 
     /// A dense convolution of floats, and what it reads.
     pub(crate) fn dense(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
-        match self.node(id)? {
+        match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, scale: None, .. } if conv.groups == 1 => Some((conv, inputs)),
             _ => None,
         }
@@ -120,7 +101,7 @@ impl<'a> Context<'a> {
 
     /// A dense convolution of bytes, what it reads, and the scale of its result.
     pub(crate) fn dense_in_bytes(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId], f32)> {
-        match self.node(id)? {
+        match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } => Some((conv, inputs, *scale)),
             _ => None,
         }
@@ -128,7 +109,7 @@ impl<'a> Context<'a> {
 
     /// A maximum over windows.
     pub(crate) fn max_pool(&self, id: NodeId) -> Option<&'a Pool> {
-        match self.node(id)? {
+        match self.node(id) {
             Node { op: Op::MaxPool(pool), .. } => Some(pool),
             _ => None,
         }
@@ -136,7 +117,7 @@ impl<'a> Context<'a> {
 
     /// A depthwise convolution, and what it reads.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
-        match self.node(id)? {
+        match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
                 Some((conv, inputs))
             }
@@ -146,16 +127,15 @@ impl<'a> Context<'a> {
 
     /// The kernel that somebody has chosen for a node.
     pub(crate) fn chosen(&self, id: NodeId) -> Option<Kernel> {
-        self.target.choices.get(&self.node(id)?.name).copied()
+        self.target.choices.get(&self.node(id).name).copied()
     }
 
-    /// What holds a node's value, or the output rows.
+    /// What holds a node's value.
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
-        let Some(node) = self.node(id) else {
-            let output = self.ends.expect("output rows are read").output;
-            return Operand::rows(rows::result(self.shapes[self.graph.output.0], output), Dtype::F32);
-        };
-        let family = self.limits().family;
+        let (node, family) = (self.node(id), self.limits().family);
+        if let Op::Rows(..) | Op::Emit(_) = node.op {
+            return Operand::rows(self.shapes[id.0], rows::dtype(&node.op, family));
+        }
         let dtype = match node.scale {
             None => rows::dtype(&node.op, family),
             Some(_) if self.never_negative[id.0] => Dtype::U8,
@@ -164,33 +144,25 @@ impl<'a> Context<'a> {
         Operand::activations(self.shapes[id.0], dtype, family)
     }
 
-    /// The input rows.
-    pub(super) fn input_rows(&self) -> Operand {
-        Operand::rows(self.shapes[0], self.ends.expect("input rows are read").input.dtype())
-    }
-
     /// What a kernel sees of a match.
     pub(crate) fn work<'m>(&self, of: &'m Match) -> Work<'m> {
         let operands = |ids: &[NodeId]| ids.iter().map(|&id| self.operand(id)).collect::<Vec<_>>();
-        let inputs = if of.reads.is_empty() { vec![self.input_rows()] } else { operands(&of.reads) };
-        Work { name: &of.name, op: &of.op, batch: self.target.batch, inputs, outputs: operands(&of.writes) }
+        let [inputs, outputs] = [&of.reads, &of.writes].map(|ids| operands(ids));
+        Work { name: &of.name, op: &of.op, batch: self.target.batch, inputs, outputs }
     }
 
-    /// A node by itself, or the output rows; none for a concatenation and a given value, which have no step of their own.
+    /// A node by itself; none for a concatenation, a given value and rows that are read, which have no step of their own.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what no kernel computes.
     pub(crate) fn single(&self, id: NodeId) -> Result<Option<Match>, Error> {
-        let Some(node) = self.node(id) else {
-            let emit = |ends: Ends<'_>| self.alone("output", StepOp::Emit(ends.output), id, vec![self.graph.output]);
-            return Ok(self.ends.map(emit));
-        };
+        let node = self.node(id);
         let op = match &node.op {
-            Op::Input => {
-                let Ends { input, preprocessing, .. } = self.ends.expect("input rows are read");
+            Op::Normalize(format, preprocessing) => {
                 let [mean, std] = [&preprocessing.mean, &preprocessing.std].map(Clone::clone);
-                StepOp::Normalize { format: input, mean, std }
+                StepOp::Normalize { format: *format, mean, std }
             }
+            Op::Emit(kind) => StepOp::Emit(*kind),
             Op::Conv2d(conv) => match node.scale {
                 Some(output_scale) => self.quantized_conv(node, conv, output_scale),
                 None => self.conv(node, conv)?,
@@ -208,7 +180,8 @@ impl<'a> Context<'a> {
                 _ => StepOp::Add(Activation::None),
             },
             Op::Add(activation) | Op::Activation(activation) => StepOp::Add(*activation),
-            Op::Concat | Op::Given(_) => return Ok(None),
+            Op::Concat | Op::Given(_) | Op::Rows(..) => return Ok(None),
+            Op::Input => unreachable!("a plan normalises rows"),
             Op::BatchNorm(_) => {
                 return Err(Error::Unsupported {
                     what: format!("node `{}`: a batch norm that no convolution feeds alone", node.name),
@@ -279,7 +252,7 @@ impl<'a> Context<'a> {
         let kept = of.covers.iter().filter(|id| !of.writes.contains(id));
         let is_behind = |id: &NodeId| self.readers(*id).iter().all(|reader| is_inside(reader) || *reader > of.place);
         of.reads.iter().all(|read| *read < of.place && !is_inside(read))
-            && of.writes.iter().filter(|id| **id < self.rows()).all(is_behind)
+            && of.writes.iter().all(is_behind)
             && kept.copied().all(|id| self.readers(id).iter().all(is_inside))
     }
 }
@@ -288,9 +261,8 @@ impl<'a> Context<'a> {
 mod tests {
     use super::*;
     use crate::graph::{GraphBuilder, Window};
-    use crate::model::{Preprocessing, infer};
+    use crate::model::infer;
     use crate::plan::Choices;
-    use crate::tensor::{InputFormat, OutputKind};
 
     #[test]
     fn what_others_read_is_written_and_what_is_read_is_there() {
@@ -304,16 +276,8 @@ mod tests {
         let graph = Network::of(&g.finish().unwrap()).unwrap();
         let [a, b, c, sum] = ["a", "b", "c", "sum"].map(|name| graph.find(name).unwrap());
         let shapes = infer(&graph).unwrap();
-        let request = Request {
-            limits: &Limits::h200(),
-            batch: 1,
-            input: InputFormat::F16Nhwc,
-            preprocessing: &Preprocessing::new(graph.input),
-            output: OutputKind::Features,
-            choices: &Choices::new(),
-        };
-        let context =
-            Context::new(&graph, &shapes, request.target(), Some(request.ends()), vec![None; graph.nodes.len()]);
+        let target = PlanTarget { limits: &Limits::h200(), batch: 1, choices: &Choices::new() };
+        let context = Context::new(&graph, &shapes, target, vec![None; graph.nodes.len()]);
         let is_sound = |place, covers: &[NodeId], reads: &[NodeId], writes: &[NodeId]| {
             let alone = context.single(a).unwrap().unwrap();
             let [covers, reads, writes] = [covers, reads, writes].map(<[NodeId]>::to_vec);
@@ -325,7 +289,6 @@ mod tests {
         assert!(is_sound(sum, &[b, sum], &[a, c], &[sum]));
         assert!(!is_sound(b, &[b, sum], &[a, c], &[sum]), "c comes after b");
         assert!(is_sound(sum, &[a, b, c, sum], &[x], &[sum]));
-        assert!(is_sound(context.rows(), &[sum, context.rows()], &[b, c], &[context.rows()]));
         assert!(!is_sound(sum, &[a, sum], &[x, a, b, c], &[a, sum]), "it reads what it writes itself");
         assert!(!is_sound(c, &[a, c], &[x], &[a, c]), "b comes before c");
     }

@@ -10,7 +10,7 @@ use crate::model::NodeId;
 /// # Errors
 /// [`Error::Unsupported`] for a node that no kernel computes, or a choice that cannot be had.
 pub(super) fn cover(context: &Context<'_>) -> Result<Vec<Match>, Error> {
-    let ids = (0..=context.graph.nodes.len()).map(NodeId);
+    let ids = (0..context.graph.nodes.len()).map(NodeId);
     let mut found = Vec::new();
     for id in ids.clone() {
         for def in KERNELS.iter().filter(|def| def.runs_on(context.limits())) {

@@ -1,24 +1,26 @@
 //! From a rewritten graph to steps: one launch for what is computed together, with its kernel and its tensors.
 
 use std::iter::Peekable;
+use std::sync::Arc;
 use std::vec;
 
-use super::context::{Context, Match};
-use super::tensors::{self, Draft, Growing};
+use super::context::{Context, Match, PlanTarget};
+use super::tensors::{Draft, Growing};
 use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
 use crate::model::images::Network;
-use crate::model::{self, NodeId, Op};
-use crate::tensor::Activation;
+use crate::model::{self, Node, NodeId, Op};
+use crate::tensor::{Activation, Shape};
 
 /// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
 pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
     if !(1..=MAX_BATCH).contains(&request.batch) {
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
     }
-    if let Some(node) = graph.nodes.iter().find(|node| matches!(node.op, Op::Given(_))) {
+    let is_of_plans = |node: &&Node| matches!(node.op, Op::Given(_) | Op::Rows(..) | Op::Normalize(..) | Op::Emit(_));
+    if let Some(node) = graph.nodes.iter().find(is_of_plans) {
         return Err(Error::Unsupported {
-            what: format!("node `{}`: a value that is computed elsewhere", node.name),
+            what: format!("node `{}`: an operation of plans ({})", node.name, node.op.kind()),
             instead: "let an input be the first node, and all others be computed from it".into(),
         });
     }
@@ -26,14 +28,37 @@ pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Erro
     let shapes = model::infer(&graph)?;
     let graph = model::in_bytes(&graph, &shapes, |of| kernels::take_bytes(of, request));
     let shapes = model::infer(&graph)?;
-    let parts = concat::parts(&graph, &shapes, request.limits.family)?;
-    let context = Context::new(&graph, &shapes, request.target(), Some(request.ends()), parts);
-    rows::check(&graph, &shapes, request.limits.family, request.output)?;
-    let ends = [rows::input(shapes[0], request.input), rows::output(shapes[graph.output.0], request.output)];
-    let plan = Plan { tensors: vec![tensors::input_rows(&context)], ..Plan::new(request.limits, request.batch, ends) };
-    let mut lowering = Lowering::new(&context, cover::cover(&context)?, plan);
-    (0..=graph.nodes.len()).map(NodeId).try_for_each(|id| lowering.at(id))?;
+    let Request { limits, batch, input, output, choices, .. } = *request;
+    rows::check(&graph, &shapes, limits.family, output)?;
+    let result = shapes[graph.output.0];
+    let ends = [rows::input(graph.input, input), rows::output(result, output)];
+    let shapes: Vec<Shape> = [&[graph.input], &shapes[..], &[output.of(result)]].concat();
+    let graph = with_rows(graph, request);
+    let parts = concat::parts(&graph, &shapes, limits.family)?;
+    let context = Context::new(&graph, &shapes, PlanTarget { limits, batch, choices }, parts);
+    let mut lowering = Lowering::new(&context, cover::cover(&context)?, Plan::new(limits, batch, ends));
+    lowering.growing.push_rows(NodeId(0), 0);
+    (0..graph.nodes.len()).map(NodeId).try_for_each(|id| lowering.at(id))?;
     Ok(lowering.growing.plan)
+}
+
+/// The network from rows to rows: they are its first node and its last one, and in place of the input is the normalisation.
+fn with_rows(graph: Network, request: &Request<'_>) -> Network {
+    let node = |name: &str, op, inputs| Node { name: name.into(), op, inputs, scale: None };
+    let mut nodes = vec![node("rows", Op::Rows(graph.input, request.input.dtype()), Vec::new())];
+    for of in graph.nodes {
+        let inputs = of.inputs.iter().map(|id| NodeId(id.0 + 1)).collect();
+        nodes.push(match of.op {
+            Op::Input => {
+                let preprocessing = Arc::new(request.preprocessing.clone());
+                Node { op: Op::Normalize(request.input, preprocessing), inputs: vec![NodeId(0)], ..of }
+            }
+            _ => Node { inputs, ..of },
+        });
+    }
+    let output = NodeId(nodes.len());
+    nodes.push(node("output", Op::Emit(request.output), vec![NodeId(graph.output.0 + 1)]));
+    Network { nodes, output, input: graph.input }
 }
 
 /// The steps of a network, added to a plan node by node.
@@ -51,7 +76,7 @@ impl<'a> Lowering<'a> {
         Self { context, growing: Growing::new(context, &steps, plan), steps: steps.into_iter().peekable() }
     }
 
-    /// Adds what has its place at a node, or at the output rows. All before it must be there, and be given what is given.
+    /// Adds what has its place at a node. All before it must be there, and be given what is given.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what no kernel computes.
@@ -59,8 +84,8 @@ impl<'a> Lowering<'a> {
         while let Some(step) = self.steps.next_if(|step| step.place == id) {
             push(self.context, &mut self.growing, step)?;
         }
-        match self.context.node(id) {
-            Some(node) if node.op == Op::Concat => push_concat(self.context, &mut self.growing, id),
+        match self.context.node(id).op {
+            Op::Concat => push_concat(self.context, &mut self.growing, id),
             _ => Ok(()),
         }
     }
@@ -112,9 +137,12 @@ fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Res
 /// Every kernel but the last reads bytes or activations of the family's type; a linear layer's result is f32.
 fn check_types(context: &Context<'_>, step: &Match) -> Result<(), Error> {
     let wanted = context.limits().family.dtype();
-    let is_last = step.writes == [context.rows()];
-    let mut types = step.reads.iter().map(|&id| context.operand(id).dtype);
-    match types.find(|&found| found.is_float() && found != wanted && !is_last) {
+    if step.writes.iter().any(|&id| matches!(context.node(id).op, Op::Emit(_))) {
+        return Ok(());
+    }
+    let activations = step.reads.iter().filter(|id| !matches!(context.node(**id).op, Op::Rows(..)));
+    let mut types = activations.map(|&id| context.operand(id).dtype);
+    match types.find(|&found| found.is_float() && found != wanted) {
         None => Ok(()),
         Some(found) => Err(Error::Unsupported {
             what: format!("node `{}`: reading the {found} result of a linear layer", step.name),

@@ -33,21 +33,14 @@ pub(super) fn output(shape: Shape, kind: OutputKind) -> RowSpec {
         OutputKind::TopK(_) => "top_k",
         OutputKind::Features => "features",
     };
-    RowSpec::image(name, Dtype::F32, result(shape, kind))
-}
-
-/// The shape of what is written of results of a shape. Top-k pairs count as two f32-sized channels each.
-pub(super) const fn result(shape: Shape, kind: OutputKind) -> Shape {
-    match kind {
-        OutputKind::TopK(k) => Shape::vector(2 * k),
-        OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => shape,
-    }
+    RowSpec::image(name, Dtype::F32, kind.of(shape))
 }
 
 /// The type in which a node's value is kept.
 pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
     match op {
-        Op::Linear(_) => Dtype::F32,
+        Op::Rows(_, dtype) => *dtype,
+        Op::Linear(_) | Op::Emit(_) => Dtype::F32,
         _ => family.dtype(),
     }
 }

@@ -6,8 +6,7 @@ use super::concat::ConcatPart;
 use super::context::{Context, Match};
 use super::work::Operand;
 use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
-use crate::model::NodeId;
-use crate::tensor::ROW_ALIGN;
+use crate::model::{NodeId, Op};
 
 /// A step without its name, and without tensors.
 pub(super) struct Draft {
@@ -59,19 +58,16 @@ impl<'a> Growing<'a> {
     }
 
     /// The step of a match, whose first result may be a part of a concatenation.
-    pub(super) fn push(&mut self, step: &Match, draft: Draft, mut inputs: Vec<TensorId>) {
-        if inputs.is_empty() {
-            inputs.push(TensorId(0)); // the slot's input rows
-        }
+    pub(super) fn push(&mut self, step: &Match, draft: Draft, inputs: Vec<TensorId>) {
         let part = self.part_of(step.writes[0]);
         self.push_into(&step.name, draft, inputs, part);
         let outputs = self.plan.steps.last().expect("just pushed").outputs.clone();
         for (&node, output) in step.writes.iter().zip(outputs) {
             self.bind(node, output);
-            if node == self.context.rows() {
-                let bytes = rows_bytes(self.plan.batch, self.context.operand(node));
+            if let Op::Emit(_) = self.context.node(node).op {
+                let (batch, pitch) = (self.plan.batch, self.plan.output.row_pitch);
                 let tensor = &mut self.plan.tensors[output.0];
-                (tensor.place, tensor.bytes) = (Place::Output(0), bytes);
+                (tensor.place, tensor.bytes) = (Place::Output(0), batch * pitch);
             }
         }
     }
@@ -121,25 +117,21 @@ impl<'a> Growing<'a> {
         tensor(of, self.plan.batch * of.stored().elems() * of.dtype.bytes())
     }
 
+    /// Adds the tensor of a node's rows, which lie at a byte offset in each row that a run reads.
+    pub(super) fn push_rows(&mut self, node: NodeId, offset: usize) {
+        let (rows, bytes) = (self.context.operand(node), self.plan.batch * self.plan.input.row_pitch);
+        let id = self.add_tensor(Tensor { place: Place::Input(offset), ..tensor(rows, bytes) });
+        self.bind(node, id);
+    }
+
     fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
         self.plan.tensors.push(tensor);
         TensorId(self.plan.tensors.len() - 1)
     }
 }
 
-/// The tensor of a network's input rows, the first of its plan.
-pub(super) fn input_rows(context: &Context<'_>) -> Tensor {
-    let rows = context.input_rows();
-    Tensor { place: Place::Input(0), ..tensor(rows, rows_bytes(context.target.batch, rows)) }
-}
-
 fn tensor(of: Operand, bytes: usize) -> Tensor {
     let Operand { shape, stored_channels, dtype } = of;
     let (pitch, place) = (stored_channels, Place::Arena(0));
     Tensor { shape, value: None, stored_channels, dtype, pitch, part_of: None, bytes, place, lifetime: [0, 0] }
-}
-
-/// Bytes of a batch of input or output rows.
-fn rows_bytes(batch: usize, rows: Operand) -> usize {
-    batch * (rows.shape.elems() * rows.dtype.bytes()).next_multiple_of(ROW_ALIGN)
 }

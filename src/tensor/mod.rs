@@ -273,6 +273,16 @@ pub enum OutputKind {
     Features,
 }
 
+impl OutputKind {
+    /// The shape of what is written of a result of this shape. Top-k pairs count as two f32-sized channels each.
+    pub(crate) const fn of(self, result: Shape) -> Shape {
+        match self {
+            Self::TopK(k) => Shape::vector(2 * k),
+            Self::Logits | Self::Probabilities | Self::Features => result,
+        }
+    }
+}
+
 /// The activation: a function of a sum, applied before the sum is stored.
 ///
 /// ```

@@ -22,6 +22,7 @@ pub mod nodes;
 pub mod operations;
 #[cfg(feature = "cuda")]
 pub mod packed_attention;
+pub mod photos;
 pub mod precision;
 pub mod problem;
 #[cfg(feature = "cuda")]

@@ -1,6 +1,7 @@
 //! Models of any values through the engine, on any device: several ports of different types.
 
 pub use super::beyond_f16::nodes_in_f32_hold_what_f16_does_not;
+pub use super::photos::photos_are_classified_beside_numbers;
 use super::records::{check, fill, image, joined};
 pub use super::whole_numbers::images_between_loops_are_exact;
 use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op, TopK};
@@ -183,7 +184,7 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// All cases with their names.
-pub const ALL: [Case; 8] = [
+pub const ALL: [Case; 9] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),
     ("every_output_is_there_whoever_reads_it", every_output_is_there_whoever_reads_it),
@@ -192,4 +193,5 @@ pub const ALL: [Case; 8] = [
     ("outputs_are_whatever_the_graph_says", outputs_are_whatever_the_graph_says),
     ("images_between_loops_are_exact", images_between_loops_are_exact),
     ("nodes_in_f32_hold_what_f16_does_not", nodes_in_f32_hold_what_f16_does_not),
+    ("photos_are_classified_beside_numbers", photos_are_classified_beside_numbers),
 ];

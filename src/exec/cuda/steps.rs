@@ -127,6 +127,16 @@ impl Operands<'_> {
         &self.step.op
     }
 
+    /// Bytes from one row of the result to the next: in the rows that a run writes, or in a value elsewhere.
+    pub fn result_pitch(&self) -> usize {
+        match self.y().place {
+            Place::Output(_) => self.plan.output.row_pitch,
+            Place::Input(_) | Place::Constant(_) | Place::State(_) | Place::Arena(_) => {
+                self.y().bytes / self.plan.batch
+            }
+        }
+    }
+
     /// One of the tensors that the step reads.
     pub fn input(&self, index: usize) -> &Tensor {
         &self.plan.tensors[self.step.inputs[index].0]

@@ -51,7 +51,7 @@ pub(super) fn sigmoid_of(x: Expr, one: impl Fn(f64) -> Expr) -> Expr {
 }
 
 /// log(1 + exp(x)), in a form that does not overflow.
-fn softplus_of(x: &dyn Fn() -> Expr, k: &dyn Fn(f64) -> Expr) -> Expr {
+pub(super) fn softplus_of(x: &dyn Fn() -> Expr, k: &dyn Fn(f64) -> Expr) -> Expr {
     x().binary(Binary::Max, k(0.0)) + (k(1.0) + (-x().unary(Unary::Abs)).unary(Unary::Exp)).unary(Unary::Log)
 }
 

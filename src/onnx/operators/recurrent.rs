@@ -37,7 +37,7 @@ impl Activation {
                 x.clone().binary(Binary::Less, zero()).select(k(alpha) * (x.clone().unary(Unary::Exp) - k(1.0)), x)
             }
             "softsign" => x.clone() / (k(1.0) + x.unary(Unary::Abs)),
-            "softplus" => (k(1.0) + x.unary(Unary::Exp)).unary(Unary::Log),
+            "softplus" => super::activation::softplus_of(&|| x.clone(), &k),
             other => return Err(format!("activations: unknown value `{other}`")),
         })
     }
@@ -353,4 +353,21 @@ fn finish(
         all.push(if batch_first { c.transpose(state, &[1, 0, 2])? } else { state });
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Op, Tensor, ValueType};
+    use crate::loops;
+
+    #[test]
+    fn the_softplus_of_large_numbers_is_finite() {
+        let softplus = Activation { name: "Softplus".into(), alpha: 0.0, beta: 0.0 };
+        let expr = softplus.of(Expr::arg(0), Dtype::F32).unwrap();
+        let x = Tensor::of(&[3], &[-200.0_f32, 0.0, 200.0]);
+        let y = loops::compute(&Op::Map(expr), &[Some(&x)], &[ValueType::new(Dtype::F32, &[3])]).unwrap();
+        let y = y[0].elems::<f32>();
+        assert!(y[0].abs() < 1e-6 && (y[1] - 2.0_f32.ln()).abs() < 1e-6 && y[2] == 200.0, "{y:?}");
+    }
 }

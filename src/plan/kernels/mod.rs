@@ -179,7 +179,7 @@ pub(super) fn take_bytes(of: &ByteWork<'_>, request: &Request<'_>) -> bool {
     let (op, shapes) = match *of {
         ByteWork::Conv(conv, shapes) => (StepOp::QuantizedConv(QuantizedConv::plain(conv)), shapes),
         ByteWork::First { conv, pool, shapes: [image, between, result] } => {
-            let stem = bytes::stem(conv, pool, between, 1.0, request.ends());
+            let stem = bytes::stem(conv, pool, between, 1.0, (request.input, request.preprocessing));
             let Some(stem) = stem else { return false };
             (StepOp::QuantizedStem(stem), [image, result])
         }

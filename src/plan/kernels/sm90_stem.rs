@@ -206,6 +206,11 @@ impl Stem {
         (fits && channels && self.pixels_are_halves() && StemLayers::ALL.contains(&layers)).then_some(layers)
     }
 
+    /// Whether the kernel computes these layers of photos of this shape.
+    pub(crate) fn takes(&self, photo: Shape) -> bool {
+        photo.channels == 3 && photo.height.max(photo.width) < MOST_PIXELS && self.layers().is_some()
+    }
+
     /// Whether all normalised bytes are finite halves: the kernel multiplies some of them by zeros, which only that leaves
     /// zero.
     fn pixels_are_halves(&self) -> bool {
@@ -218,13 +223,15 @@ impl Stem {
 /// What the pixels along each axis of an image, of the convolution and of padding stay below.
 const MOST_PIXELS: usize = 1 << 14;
 
-/// The layers that a graph begins with and whose convolution is a node, if one kernel computes them. Their values must be
+/// The normalisation, the convolution at a node, and what follows it, if one kernel computes them. Their values must be
 /// read by nobody else, no other kernel be chosen for the convolution, and the input be bytes.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (input, Some(ends)) = (context.shapes[0], context.ends) else { return None };
-    let fits = ends.input == InputFormat::U8Nhwc && input.channels == 3 && input.height.max(input.width) < MOST_PIXELS;
-    let (conv, &[NodeId(0)]) = context.dense(at).filter(|_| fits)? else { return None };
-    let [mean, std] = [&ends.preprocessing.mean, &ends.preprocessing.std].map(Clone::clone);
+    let (conv, &[image]) = context.dense(at)? else { return None };
+    let (rows, format, preprocessing) = context.normalized(image)?;
+    if format != InputFormat::U8Nhwc {
+        return None;
+    }
+    let [mean, std] = [&preprocessing.mean, &preprocessing.std].map(Clone::clone);
     let with = |pool| Stem {
         mean: mean.clone(),
         std: std.clone(),
@@ -237,11 +244,10 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         _ => None,
     };
     // Where a maximum cannot be in it, the convolution may be alone.
-    let (stem, layers, last) = [pooled, Some((None, at))].into_iter().flatten().find_map(|(pool, last)| {
-        let stem = with(pool);
-        stem.layers().map(|layers| (stem, layers, last))
-    })?;
-    let mut covers = vec![NodeId(0), at, last];
+    let ways = [pooled, Some((None, at))].into_iter().flatten().map(|(pool, last)| (with(pool), last));
+    let (stem, last) = ways.into_iter().find(|(stem, _)| stem.takes(context.shapes[rows.0]))?;
+    let layers = stem.layers()?;
+    let mut covers = vec![image, at, last];
     covers.dedup();
     let (tile, saved) = match context.chosen(at) {
         None => (tile(layers, context.target.batch, context.shapes[last.0], context.limits()), ALWAYS),
@@ -254,7 +260,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         kernel: Some(Kernel::Sm90Stem(tile)),
         place: last,
         covers,
-        reads: Vec::new(),
+        reads: vec![rows],
         writes: vec![last],
         saved,
     })

@@ -55,6 +55,10 @@ pub struct Tail {
 }
 
 impl Tail {
+    /// The largest batch whose last layers are one step unless they are chosen to be: where that was seen to be faster than
+    /// three.
+    pub(crate) const MOST_ROWS: usize = 1;
+
     /// Outputs of the layer as its weights are stored.
     pub(crate) fn k_stored(&self) -> usize {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
@@ -194,17 +198,16 @@ const OF_EACH: f64 = 30.0;
 /// The rest of a block, in clocks: latencies, what blocks wait for each other, sums, rows.
 const OF_BLOCK: f64 = 6000.0;
 
-/// The largest batch whose last layers are one step unless they are chosen to be: where that was seen to be faster than
-/// three.
-const MOST_ROWS: usize = 1;
-
-/// The mean and the linear layer that a graph ends with, and its output rows, if one kernel computes them. Nobody else may
-/// read the mean, and no other kernel be chosen for the layer.
+/// The output rows at a node, with the mean and the linear layer that they are of, if one kernel computes them. Nobody else
+/// may read these, and no other kernel be chosen for the layer.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (output, layer) = (context.ends?.output, context.graph.output);
-    let node = context.node(layer).filter(|_| at == context.rows() && output != OutputKind::Features)?;
+    let (&Op::Emit(output), &[layer]) = (&context.node(at).op, &context.node(at).inputs[..]) else { return None };
+    let node = context.node(layer);
     let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
-    let pooled = context.node(mean).filter(|node| node.op == Op::GlobalAvgPool)?;
+    let pooled = context.node(mean);
+    if pooled.op != Op::GlobalAvgPool || output == OutputKind::Features {
+        return None;
+    }
     let found = Match {
         name: node.name.clone(),
         op: StepOp::Tail(Tail { linear: linear.clone(), output, x_scale: context.scale(pooled.inputs[0]) }),
@@ -217,7 +220,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     };
     let (shape, limits) = (TailShape::of(&context.work(&found))?, context.limits());
     let (tile, saved) = match context.chosen(layer) {
-        None if shape.batch <= MOST_ROWS => (best(&shape, limits)?, ALWAYS),
+        None if shape.batch <= Tail::MOST_ROWS => (best(&shape, limits)?, ALWAYS),
         Some(Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => (tile, CHOSEN),
         _ => return None,
     };

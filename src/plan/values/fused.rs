@@ -10,6 +10,10 @@ impl Split<'_> {
     pub fn push_found(&mut self, named: &Node, found: &Found) {
         let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
         self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
+        if found.is_output() {
+            self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
+            return self.push(Node { inputs, outputs: vec![found.writes], ..named.clone() });
+        }
         let dims = &self.from.value(found.writes).dims;
         let (channels, written) = (dims[dims.len() - 1], ValueType::new(self.dtype, dims));
         let written = self.add(written);
@@ -25,6 +29,10 @@ impl Split<'_> {
         match read {
             Read::Half(value) => self.dense_half(*value, name),
             Read::Own(value) => *value,
+            Read::Rows(port, image) => {
+                self.to.rows.insert(*port, *image);
+                *port
+            }
             Read::Patches { value, size } => self.patches(*value, *size, name),
             Read::Blocks(blocks) => self.push_blocks(blocks, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {

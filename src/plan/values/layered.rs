@@ -28,6 +28,8 @@ pub(super) struct Layered {
     pub given: HashMap<String, Given>,
     /// Channels of values that are stored with more.
     pub channels: HashMap<ValueId, usize>,
+    /// The images that inputs have in the rows that a run reads.
+    pub rows: HashMap<ValueId, Shape>,
     /// What of the graph that it was made of is in f16 or bf16.
     pub halves: Halves,
 }
@@ -61,8 +63,8 @@ impl Layered {
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
-                split.to.halves.written.insert(found.writes);
                 let named = &graph.nodes[found.named.0];
+                split.to.halves.written.extend(if found.is_output() { named.inputs[0] } else { Some(found.writes) });
                 match (&found.op, &found.reads[..]) {
                     (StepOp::Conv(conv), [Read::Half(x)]) => split.push_layer(named, conv, *x, found.writes),
                     _ => split.push_found(named, found),
@@ -137,6 +139,7 @@ impl<'a> Split<'a> {
             network: model::images::Network { nodes: Vec::new(), output: model::NodeId(0), input },
             given: HashMap::new(),
             channels: HashMap::new(),
+            rows: HashMap::new(),
             halves: Halves::default(),
         };
         let sources = vec![BTreeSet::new(); from.values.len()];

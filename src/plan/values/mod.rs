@@ -62,7 +62,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let network = model::optimize(&of.network);
     let shapes = model::infer(&network)?;
     let parts = concat::parts(&network, &shapes, limits.family)?;
-    let context = Context::new(&network, &shapes, PlanTarget { limits, batch, choices }, None, parts);
+    let context = Context::new(&network, &shapes, PlanTarget { limits, batch, choices }, parts);
     let steps = cover::cover(&context)?;
     let order = LoopOrder::new(&of, &network, &steps);
     let due = order.due(&schedule);
@@ -350,6 +350,10 @@ impl<'a> Growing<'a> {
             let image = layers::image(&of.value.as_ref().expect("a tensor of a value").dims);
             (of.stored_channels, of.pitch) = (image.channels, image.channels);
             of.shape = Shape { channels, ..image };
+        }
+        if let Some(&image) = self.of.rows.get(&id) {
+            let of = &mut self.plan().tensors[tensor.0];
+            (of.shape, of.stored_channels, of.pitch) = (image, image.channels, image.channels);
         }
         self.of_value.insert(id, tensor);
         tensor

@@ -6,6 +6,8 @@ mod convolution;
 mod epilogue;
 mod expr;
 mod few;
+mod first;
+mod last;
 mod norm;
 mod packed;
 mod pieces;
@@ -19,7 +21,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::blocks::Blocks;
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, Shape};
 
 pub(super) use expr::{float, inlined};
 
@@ -32,7 +34,7 @@ pub(super) struct Found {
     pub named: NodeId,
     /// What it reads.
     pub reads: Vec<Read>,
-    /// What it writes, in the type of kernels.
+    /// What it writes, in the type of kernels unless it is an output.
     pub writes: ValueId,
 }
 
@@ -43,6 +45,8 @@ pub(super) enum Read {
     Half(ValueId),
     /// As it lies, in its own type: a constant in f32, or images in f32.
     Own(ValueId),
+    /// Images of this shape, as they lie in the rows that a run reads.
+    Rows(ValueId, Shape),
     /// The pixels of windows of this size, which lie side by side, window by window.
     Patches {
         /// The image.
@@ -74,13 +78,20 @@ impl Found {
     pub fn is_image(&self) -> bool {
         matches!(self.op, StepOp::Conv(_))
     }
+
+    /// Whether what it writes is an output, in f32.
+    pub fn is_output(&self) -> bool {
+        matches!(self.op, StepOp::Tail(_))
+    }
 }
 
 impl Read {
     /// The values of the graph that are read.
     pub fn values(&self) -> &[ValueId] {
         match self {
-            Self::Half(value) | Self::Own(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
+            Self::Half(value) | Self::Own(value) | Self::Rows(value, _) | Self::Patches { value, .. } => {
+                std::slice::from_ref(value)
+            }
             Self::Mask(mask) => &mask.values,
             Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),
         }
@@ -134,9 +145,10 @@ pub(super) fn find(
         let at = NodeId(index);
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        let found = found.or_else(|| first::find(&context, at)).or_else(|| last::find(&context, at));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
-            if !found.is_image() {
+            if !found.is_image() && !found.is_output() {
                 halves.insert(found.writes);
             }
             all.insert(last, found);

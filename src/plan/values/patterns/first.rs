@@ -1,0 +1,220 @@
+//! A network's first layers: what normalises photos, the convolution of that, and the maximum over windows behind it.
+
+use super::product::behind;
+use super::strided::Strided;
+use super::{Context, Found, Read, inlined};
+use crate::graph::{Binary, Constant, Expr, Graph, NodeId, Number, Op, Origin, Tensor, Unary, ValueId};
+use crate::model::{Op as ImageOp, pool_of};
+use crate::plan::values::layers::{image, layer};
+use crate::plan::{ProductActivation, Stem, StepOp};
+use crate::tensor::{Activation, Dtype, Shape};
+
+/// The first layers whose convolution is a node, and the last node of them, if a kernel computes them from bytes.
+pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
+    let Context { graph, dtype, batch, .. } = *context;
+    let node = &graph.nodes[at.0];
+    let (Op::Conv(_), Dtype::F16, Some(conv)) = (&node.op, dtype, layer(graph, node)) else { return None };
+    let (x, y) = (node.inputs[0]?, node.outputs[0]);
+    let photos = Photos::of(context, x, batch)?;
+    let of_kernel = |of: &super::epilogue::Epilogue| {
+        let is_bound = matches!(of.activation, ProductActivation::None | ProductActivation::Relu);
+        is_bound && [of.bias, of.scale, of.residual] == [None; 3]
+    };
+    let own = node.inputs.get(2).copied().flatten();
+    let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, of_kernel);
+    let activation = match epilogue.activation {
+        ProductActivation::Relu => Activation::Relu,
+        _ => Activation::None,
+    };
+    let stem = Stem {
+        mean: photos.mean,
+        std: photos.std,
+        conv: crate::model::Conv2d { activation, ..conv },
+        conv_shape: image(&graph.value(y).dims),
+        pool: None,
+    };
+    let pooled = context.reader(writes).and_then(|reader| {
+        let node = &graph.nodes[reader.0];
+        let Op::Pool(pool) = &node.op else { return None };
+        match pool_of(node, pool) {
+            Ok(ImageOp::MaxPool(pool)) => Some((Stem { pool: Some(pool), ..stem.clone() }, reader, node.outputs[0])),
+            _ => None,
+        }
+    });
+    let ways = pooled.into_iter().chain([(stem, last, writes)]);
+    let (stem, last, writes) = ways.into_iter().find(|(stem, ..)| stem.takes(photos.image))?;
+    let of = graph.value(writes);
+    let fits = of.dtype == Dtype::F32 && of.rank() == 4 && of.dims[3].is_multiple_of(8);
+    let reads = vec![Read::Rows(photos.port, photos.image)];
+    fits.then_some((last, Found { op: StepOp::Stem(stem), named: at, reads, writes }))
+}
+
+/// Photos that an input has as bytes, and how they are normalised.
+struct Photos {
+    port: ValueId,
+    image: Shape,
+    mean: Vec<f32>,
+    std: Vec<f32>,
+}
+
+impl Photos {
+    /// What a value is the normalised pixels of, if only one node reads it.
+    fn of(context: &Context<'_>, id: ValueId, batch: usize) -> Option<Self> {
+        let graph = context.graph;
+        let &[rows, height, width, channels] = &graph.value(id).dims[..] else { return None };
+        context.reader(id)?;
+        let (bytes, factors) = normalised(context, id, channels)?;
+        let view = Strided::of(graph, bytes);
+        let is_port = matches!(graph.values[view.root.0].origin, Origin::Input(_));
+        let pixels = [[height, width * channels], [width, channels], [channels, 1]];
+        let is_dense =
+            view.axes.len() == 4 && view.axes[1..] == pixels.map(|[dim, by]| [dim, if dim == 1 { 0 } else { by }]);
+        if !is_port || !is_dense || view.first > 0 || rows != batch {
+            return None;
+        }
+        // A byte b is (b / 255 - mean) / std.
+        let std: Vec<f64> = factors.iter().map(|[factor, _]| 1.0 / (255.0 * factor)).collect();
+        let mean = factors.iter().zip(&std).map(|([_, term], std)| (-term * std) as f32).collect();
+        let std: Vec<f32> = std.into_iter().map(|std| std as f32).collect();
+        let image = Shape::new(height, width, channels);
+        std.iter().all(|std| std.is_finite() && *std > 0.0).then_some(Self { port: view.root, image, mean, std })
+    }
+}
+
+/// The bytes of which maps make a value, and for each channel a factor and what is added to its product with a byte.
+fn normalised(context: &Context<'_>, id: ValueId, channels: usize) -> Option<(ValueId, Vec<[f64; 2]>)> {
+    let graph = context.graph;
+    let Origin::Node(node, 0) = graph.values[id.0].origin else { return None };
+    let node = &graph.nodes[node.0];
+    let expr = inlined(graph, node)?;
+    let inputs: Vec<ValueId> = node.inputs.iter().copied().collect::<Option<_>>()?;
+    let mut varying = inputs.iter().copied().filter(|&input| graph.constant(input).is_none());
+    let (from, None) = (varying.next()?, varying.next()) else { return None };
+    let of_channel = |channel: usize| {
+        let arg = |(number, &input): (usize, &ValueId)| match graph.constant(input) {
+            None => Some(Expr::arg(number)),
+            Some(_) => Some(Expr::float(Dtype::F32, constant(graph, input, channel, channels)?)),
+        };
+        let args = inputs.iter().enumerate().map(arg).collect::<Option<Vec<_>>>()?;
+        affine(&expr.clone().with_args(&args))
+    };
+    let own = (0..channels).map(of_channel).collect::<Option<Vec<_>>>()?;
+    if graph.value(from).dtype == Dtype::U8 {
+        return Some((from, own));
+    }
+    context.reader(from)?;
+    let (bytes, before) = normalised(context, from, channels)?;
+    let both = before.iter().zip(own).map(|([a, b], [factor, term])| [a * factor, b * factor + term]);
+    Some((bytes, both.collect()))
+}
+
+/// The number that a constant of f32 has for a channel, which is its last axis, if it has any other.
+fn constant(graph: &Graph, id: ValueId, channel: usize, channels: usize) -> Option<f64> {
+    let (of, Constant::Bytes(bytes)) = (graph.value(id), graph.constant(id)?) else { return None };
+    let is_vector = of.elems() == channels && of.dims.last() == Some(&channels);
+    if of.dtype != Dtype::F32 || !(is_vector || of.elems() == 1) {
+        return None;
+    }
+    let numbers = Tensor::from_bytes(of.clone(), bytes);
+    Some(numbers.elems::<f32>()[if is_vector { channel } else { 0 }].into())
+}
+
+/// The factor and the term of an expression that is its operand's product with the one plus the other.
+fn affine(expr: &Expr) -> Option<[f64; 2]> {
+    match expr {
+        Expr::Arg(_) => Some([1.0, 0.0]),
+        Expr::Const(dtype, Number::Float(number)) if dtype.is_float() => Some([0.0, *number]),
+        Expr::Cast(Dtype::F32 | Dtype::F64, of) => affine(of),
+        Expr::Unary(Unary::Neg, of) => affine(of).map(|of| of.map(|number| -number)),
+        Expr::Binary(op, of) => {
+            let [[a, b], [c, d]] = [affine(&of[0])?, affine(&of[1])?];
+            match op {
+                Binary::Add => Some([a + c, b + d]),
+                Binary::Sub => Some([a - c, b - d]),
+                Binary::Mul if c == 0.0 => Some([a * d, b * d]),
+                Binary::Mul if a == 0.0 => Some([c * b, d * b]),
+                Binary::Div if c == 0.0 => Some([a / d, b / d]),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Pool, PoolOp, Window};
+    use crate::plan::values::images_tests::Network;
+    use crate::plan::{Kernel, Limits, Place, Plan};
+
+    /// How photos are normalised: in one map, or in several whose constants are vectors or numbers.
+    #[derive(Clone, Copy)]
+    enum Pieces {
+        One,
+        Several,
+    }
+
+    const MEAN: [f32; 3] = [0.5, 0.25, 0.125];
+    const STD: [f32; 3] = [0.25, 0.5, 0.2];
+
+    fn photos(g: &mut Network, batch: usize, size: usize, pieces: Pieces) -> ValueId {
+        let x = g.0.input("photo", Dtype::U8, &[batch, size, size, 3]);
+        let mut vector = |of: [f32; 3]| {
+            g.0.constant(Dtype::F32, &[3], of.iter().flat_map(|of| of.to_le_bytes()).collect::<Vec<_>>())
+        };
+        let (mean, std) = (vector(MEAN), vector(STD));
+        let unit = Expr::arg(0).cast(Dtype::F32) / Expr::float(Dtype::F32, 255.0);
+        match pieces {
+            Pieces::One => g.0.map("normalised", (unit - Expr::arg(1)) / Expr::arg(2), &[x, mean, std]),
+            Pieces::Several => {
+                let x = g.0.map("unit", unit, &[x]);
+                let x = g.0.map("centred", Expr::arg(0) - Expr::arg(1), &[x, mean]);
+                g.0.map("normalised", Expr::arg(0) / Expr::arg(1), &[x, std])
+            }
+        }
+    }
+
+    /// A ResNet's first layers and a numeric input beside them, which is added to the mean of the result.
+    fn plan_of(batch: usize, pieces: Pieces, pools: bool, other_reads: bool) -> Plan {
+        let (mut g, vector) = Network::new(batch, [1, 1, 16]);
+        let x = photos(&mut g, batch, 64, pieces);
+        let (size, window) = if pools { (7, Window::square(7, 2, 3)) } else { (3, Window::square(3, 2, 1)) };
+        let filter = g.0.weight("conv.weight", Dtype::F32, &[16, 3, size, size]);
+        let mut y = g.0.node("conv", Op::Conv(crate::graph::Conv { window, groups: 1 }), &[x, filter]);
+        y = g.relu("relu", y);
+        if pools {
+            let pool = Pool { op: PoolOp::Max, window: Window::square(3, 2, 1) };
+            y = g.0.node("pool", Op::Pool(pool), &[y]);
+        }
+        let y = g.conv("next", y, [16, 16, 1]);
+        let mean = g.mean("mean", y);
+        let sum = g.sum("sum", mean, vector);
+        let outputs = if other_reads { vec![sum, x] } else { vec![sum] };
+        g.planned(&Limits::h200(), &outputs)
+    }
+
+    #[test]
+    fn photos_are_normalised_by_the_kernel_of_the_first_layers() {
+        for pieces in [Pieces::One, Pieces::Several] {
+            for (batch, pools) in [(1, true), (3, true), (1, false), (3, false)] {
+                let plan = plan_of(batch, pieces, pools, false);
+                let step = plan.steps.iter().find(|step| matches!(step.kernel, Kernel::Sm90Stem(_)));
+                let step = step.unwrap_or_else(|| panic!("{plan}"));
+                let StepOp::Stem(stem) = &step.op else { panic!("{plan}") };
+                let near = |a: &[f32], b: [f32; 3]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+                assert!(near(&stem.mean, MEAN) && near(&stem.std, STD), "{stem:?}");
+                assert_eq!((stem.conv.activation, stem.pool.is_some()), (Activation::Relu, pools));
+                let read = &plan.tensors[step.inputs[0].0];
+                assert_eq!((read.shape, read.dtype, read.stored_channels), (Shape::new(64, 64, 3), Dtype::U8, 3));
+                assert_eq!(read.place, Place::Input(plan.input.ports()[1].offset), "{plan}");
+            }
+        }
+    }
+
+    #[test]
+    fn photos_that_something_else_reads_are_normalised_apart() {
+        let plan = plan_of(1, Pieces::One, true, true);
+        assert!(!plan.steps.iter().any(|step| matches!(step.op, StepOp::Stem(_))), "{plan}");
+    }
+}
