@@ -97,6 +97,7 @@ pub mod graph;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod loops;
+mod memory;
 pub mod model;
 pub mod onnx;
 mod phases;

@@ -5,9 +5,9 @@
 //! that does not fit at all is refused.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::sync::LazyLock;
 
+use crate::memory;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// The variable that sets the budget, in MiB.
@@ -18,7 +18,7 @@ const UNKNOWN_BYTES: u64 = 2 << 30;
 /// The budget of this process: the value of `TREFOIL_DECODE_MEMORY`, but at most [`most`] of the memory that was free
 /// at first; half of this memory if the variable is not set.
 pub(super) static BUDGET: LazyLock<Budget> = LazyLock::new(|| {
-    let available = available_bytes();
+    let available = memory::free_bytes();
     let asked = asked_bytes().unwrap_or_else(|| available.unwrap_or(UNKNOWN_BYTES) / 2);
     Budget::new(available.map_or(asked, |available| asked.min(most(available))))
 });
@@ -139,32 +139,6 @@ fn asked_bytes() -> Option<u64> {
     Some(mib.ok()?.saturating_mul(1 << 20))
 }
 
-/// The bytes that this process can still get: the least of what the machine, the control group and the address space
-/// leave; `None` if none of them gives a figure.
-fn available_bytes() -> Option<u64> {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let group = read("/sys/fs/cgroup/memory.max")
-        .trim()
-        .parse()
-        .ok()
-        .map(|most: u64| most.saturating_sub(read("/sys/fs/cgroup/memory.current").trim().parse().unwrap_or(0)));
-    let free = kib(&read("/proc/meminfo"), "MemAvailable:");
-    let in_use = kib(&read("/proc/self/status"), "VmSize:").unwrap_or(0);
-    let space = address_space(&read("/proc/self/limits")).map(|most| most.saturating_sub(in_use));
-    [group, free, space].into_iter().flatten().min()
-}
-
-/// The bytes in a line such as `MemAvailable:   123 kB`.
-fn kib(text: &str, name: &str) -> Option<u64> {
-    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-    rest.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// The limit of `ulimit -v` in bytes, if there is one.
-fn address_space(limits: &str) -> Option<u64> {
-    limits.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,14 +181,5 @@ mod tests {
         assert_eq!(said, expected);
         assert_eq!(lock(&budget.state).used, 0);
         assert!(zeros(usize::MAX / 2).unwrap_err().contains("no memory"));
-    }
-
-    #[test]
-    fn limits_are_read_as_the_kernel_writes_them() {
-        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
-                      Max address space         3221225472           unlimited            bytes     \n";
-        assert_eq!(address_space(limits), Some(3 << 30));
-        assert_eq!(address_space(&limits.replace("3221225472", "unlimited ")), None);
-        assert_eq!(kib("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemAvailable:"), Some(2 << 20));
     }
 }
