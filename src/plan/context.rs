@@ -8,12 +8,13 @@ use crate::model::images::Network;
 use crate::model::{Conv2d, Node, NodeId, Op, Pool, Preprocessing, never_negative};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
-/// A rewritten graph with what it is planned for. Its output rows, if it has any, are a node behind the last.
+/// A rewritten network with the target of its plan. The output rows, if there are any, count as a node behind the last.
 pub(crate) struct Context<'a> {
     pub(crate) graph: &'a Network,
     pub(crate) shapes: &'a [Shape],
     pub(crate) target: PlanTarget<'a>,
-    /// Its rows; none where all that it reads is given, and read elsewhere.
+    /// The input and output rows; `None` if the network only reads values that are given, and its results are read
+    /// elsewhere.
     pub(crate) ends: Option<Ends<'a>>,
     /// The part of a concatenation that each node writes, if it does.
     pub(super) parts: Vec<Option<ConcatPart>>,
@@ -23,7 +24,7 @@ pub(crate) struct Context<'a> {
     never_negative: Vec<bool>,
 }
 
-/// What a network is planned for, whatever it reads and writes.
+/// The target of a network's plan, without its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct PlanTarget<'a> {
     pub(crate) limits: &'a Limits,
@@ -31,7 +32,7 @@ pub(crate) struct PlanTarget<'a> {
     pub(crate) choices: &'a Choices,
 }
 
-/// The rows of a network of images.
+/// The formats of a network's input and output rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Ends<'a> {
     pub(crate) input: InputFormat,
@@ -52,27 +53,27 @@ impl<'a> Request<'a> {
 /// Nodes that one step would compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Match {
-    /// Name of the step: that of one of the nodes.
+    /// The name of the step, which is that of one of the nodes.
     pub(crate) name: String,
-    /// What it computes.
+    /// The operation that the step computes.
     pub(crate) op: StepOp,
-    /// Its kernel; none: the chosen one or the best.
+    /// The kernel; `None` for the kernel that the program chose, or else the best one.
     pub(crate) kernel: Option<Kernel>,
-    /// The node in whose place it is.
+    /// The node whose place in the order the step takes.
     pub(crate) place: NodeId,
-    /// The nodes.
+    /// The nodes that the step computes.
     pub(crate) covers: Vec<NodeId>,
-    /// The nodes whose values it reads; none: the input rows.
+    /// The nodes whose values the step reads; empty if it reads the input rows.
     pub(crate) reads: Vec<NodeId>,
-    /// Those of the nodes whose values it writes.
+    /// The covered nodes whose values the step writes.
     pub(crate) writes: Vec<NodeId>,
-    /// Clocks that it saves against the best kernels of each node.
+    /// The clocks that the step saves against the best kernel of each node.
     pub(crate) saved: f64,
 }
 
-/// What a match saves that somebody has chosen: more than any others together.
+/// The clocks that a match chosen by the program counts as saving: more than all other matches together.
 pub(crate) const CHOSEN: f64 = 1e15;
-/// What one saves that was faster wherever it was seen, and whose nodes have no model of their own.
+/// The clocks that a match counts as saving if it was faster in every measurement and its nodes have no prediction.
 pub(crate) const ALWAYS: f64 = 1e12;
 
 impl<'a> Context<'a> {
@@ -95,12 +96,12 @@ impl<'a> Context<'a> {
         self.target.limits
     }
 
-    /// The output rows.
+    /// The output rows as a node.
     pub(crate) fn rows(&self) -> NodeId {
         NodeId(self.graph.nodes.len())
     }
 
-    /// A node; none for the output rows.
+    /// The node `id`; `None` for the output rows.
     pub(crate) fn node(&self, id: NodeId) -> Option<&'a Node> {
         self.graph.nodes.get(id.0)
     }
@@ -110,7 +111,7 @@ impl<'a> Context<'a> {
         &self.readers[id.0]
     }
 
-    /// A dense convolution of floats, and what it reads.
+    /// The dense convolution of floats at node `id`, and its inputs; `None` for any other operation.
     pub(crate) fn dense(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
             Node { op: Op::Conv2d(conv), inputs, scale: None, .. } if conv.groups == 1 => Some((conv, inputs)),
@@ -118,7 +119,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A dense convolution of bytes, what it reads, and the scale of its result.
+    /// The dense convolution of bytes at node `id`, its inputs, and the scale of its result; `None` for any other
+    /// operation.
     pub(crate) fn dense_in_bytes(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId], f32)> {
         match self.node(id)? {
             Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } => Some((conv, inputs, *scale)),
@@ -126,7 +128,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A maximum over windows.
+    /// The maximum over windows at node `id`; `None` for any other operation.
     pub(crate) fn max_pool(&self, id: NodeId) -> Option<&'a Pool> {
         match self.node(id)? {
             Node { op: Op::MaxPool(pool), .. } => Some(pool),
@@ -134,7 +136,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A depthwise convolution, and what it reads.
+    /// The depthwise convolution at node `id`, and its inputs; `None` for any other operation.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
             Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
@@ -144,12 +146,12 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The kernel that somebody has chosen for a node.
+    /// The kernel that the program has chosen for a node.
     pub(crate) fn chosen(&self, id: NodeId) -> Option<Kernel> {
         self.target.choices.get(&self.node(id)?.name).copied()
     }
 
-    /// What holds a node's value, or the output rows.
+    /// The operand that holds a node's value, or the output rows.
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
         let Some(node) = self.node(id) else {
             let output = self.ends.expect("output rows are read").output;
@@ -164,22 +166,22 @@ impl<'a> Context<'a> {
         Operand::activations(self.shapes[id.0], dtype, family)
     }
 
-    /// The input rows.
+    /// The input rows as an operand.
     pub(super) fn input_rows(&self) -> Operand {
         Operand::rows(self.shapes[0], self.ends.expect("input rows are read").input.dtype())
     }
 
-    /// What a kernel sees of a match.
+    /// The work of a match, as kernels see it.
     pub(crate) fn work<'m>(&self, of: &'m Match) -> Work<'m> {
         let operands = |ids: &[NodeId]| ids.iter().map(|&id| self.operand(id)).collect::<Vec<_>>();
         let inputs = if of.reads.is_empty() { vec![self.input_rows()] } else { operands(&of.reads) };
         Work { name: &of.name, op: &of.op, batch: self.target.batch, inputs, outputs: operands(&of.writes) }
     }
 
-    /// A node by itself, or the output rows; none for a concatenation and a given value, which have no step of their own.
+    /// The match of one node, or of the output rows. `None` for a concatenation and a given value, which have no step.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what no kernel computes.
+    /// [`Error::Unsupported`] for an operation that no kernel computes.
     pub(crate) fn single(&self, id: NodeId) -> Result<Option<Match>, Error> {
         let Some(node) = self.node(id) else {
             let emit = |ends: Ends<'_>| self.alone("output", StepOp::Emit(ends.output), id, vec![self.graph.output]);
@@ -223,7 +225,7 @@ impl<'a> Context<'a> {
         Match { name: name.into(), op, kernel: None, place: id, covers: vec![id], reads, writes: vec![id], saved: 0.0 }
     }
 
-    /// What 1 of a value in bytes stands for.
+    /// The number that byte 1 of a node's value stands for; `None` for a value of floats.
     pub(crate) fn scale(&self, id: NodeId) -> Option<f32> {
         self.graph.nodes[id.0].scale
     }
@@ -254,13 +256,13 @@ impl<'a> Context<'a> {
         Ok(StepOp::Depthwise(conv.clone()))
     }
 
-    /// Clocks of the best kernel of a match, or of a node by itself, if there is a model of it.
+    /// The predicted clocks of a match's best kernel, if there is a prediction.
     pub(crate) fn clocks(&self, of: &Match) -> Option<f64> {
         kernels::best(&self.work(of), self.limits())?.clocks
     }
 
-    /// The best kernel of a match, and the clocks that it saves against those of its nodes by themselves; none where one has
-    /// no model.
+    /// The best kernel of a match, and the clocks that it saves against a separate step for each node. `None` if one of
+    /// these has no prediction.
     pub(crate) fn saved(&self, of: &Match) -> Result<Option<(Kernel, f64)>, Error> {
         let mut apart = 0.0;
         for &id in &of.covers {
@@ -272,8 +274,9 @@ impl<'a> Context<'a> {
         Ok(best.and_then(|best| Some((best.kernel, apart - best.clocks?))))
     }
 
-    /// Whether steps can come in an order with this one among them: it reads what is there in its place, whatever else is
-    /// computed together, what it writes is read behind that place, and nobody else reads what it keeps to itself.
+    /// Whether the steps can be ordered with this match among them, whatever other matches are taken. Its inputs are
+    /// computed before its place, its outputs are read after its place, and no other step reads the values that it does
+    /// not write.
     pub(super) fn is_sound(&self, of: &Match) -> bool {
         let is_inside = |id: &NodeId| of.covers.contains(id);
         let kept = of.covers.iter().filter(|id| !of.writes.contains(id));
