@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What a source includes that is compiled once more, the suffix of that module, and the flag.
+/// For kernels that are compiled twice: the include directive that tells them, the suffix of the second module, and its
+/// flag.
 const TWINS: [(&str, &str, &str); 2] = [
     ("#include \"element.cuh\"", "_bf16", "-DTREFOIL_BF16"),
     ("#include \"activation.cuh\"", "_silu", "-DTREFOIL_SILU"),
@@ -54,7 +55,7 @@ fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     let mut images = Vec::new();
     for source in files(kernels, "cu") {
         images.push(compile(&source, "", None));
-        // As `kernels/build.py` has it: what includes one of these is compiled once more.
+        // As in `kernels/build.py`: a kernel with one of these includes is compiled twice.
         let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
         for (include, suffix, flag) in TWINS {
             if text.contains(include) {
@@ -65,8 +66,8 @@ fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     images
 }
 
-/// Writes `kernels.rs`: a list of (stem, PTX or cubin), aligned as a cubin has to be, and with the final NUL that the
-/// driver wants after PTX.
+/// Writes `kernels.rs`, a list of (stem, PTX or cubin). Each image is aligned as a cubin needs it, and ends with the
+/// NUL that the driver needs after PTX.
 fn embed(modules: &[PathBuf], out: &Path) {
     assert!(!modules.is_empty(), "no kernels found: is kernels/ptx there?");
     let mut list = String::from(
@@ -78,7 +79,7 @@ fn embed(modules: &[PathBuf], out: &Path) {
         let stem = name.split('.').next().expect("a stem");
         let mut bytes = fs::read(image).unwrap_or_else(|e| panic!("{}: {e}", image.display()));
         bytes.push(0);
-        // FNV-1a: changes of any kernel change it.
+        // An FNV-1a hash of all images, which a change of any kernel changes.
         hash = bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let copy = out.join(format!("{stem}.image"));
         fs::write(&copy, bytes).unwrap_or_else(|e| panic!("{}: {e}", copy.display()));

@@ -1,4 +1,4 @@
-//! The crate that cargo-fuzz builds: the targets, and what they use.
+//! The crate that cargo-fuzz builds: the targets and their support code.
 
 pub mod all;
 

@@ -1,4 +1,4 @@
-//! Indices that are sums of multiples of axes.
+//! Indices that are a number plus a sum of multiples of axes, here called sums.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::ir::{Loop, Term, TermId, TermKind};
 use crate::graph::Binary;
 use crate::tensor::Dtype;
 
-/// base + the sum of stride x index over axes.
+/// A sum: `base` plus stride x index for each axis in `strides`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Affine {
     pub base: i64,
@@ -18,7 +18,7 @@ impl Affine {
         self.strides.get(&axis).copied().unwrap_or(0)
     }
 
-    /// The smallest and the largest that it is, where axes are within these bounds, both included.
+    /// The smallest and the largest value of the sum if axes are within these bounds, both included.
     pub fn range(&self, bounds: &[[i64; 2]]) -> [i64; 2] {
         self.strides.iter().fold([self.base; 2], |[low, high], (&axis, &by)| {
             let ends = bounds[axis].map(|end| by.saturating_mul(end));
@@ -26,7 +26,7 @@ impl Affine {
         })
     }
 
-    /// Whether it has one stride over all points of these axes, of axes of these extents.
+    /// Whether the sum has one stride over all points of `axes`, numbered row by row. `extents` are those of all axes.
     pub fn runs_on(&self, axes: &[usize], extents: &[usize]) -> bool {
         let along: Vec<usize> = axes.iter().map(|&axis| extents[axis]).collect();
         let strides: Vec<i64> = axes.iter().map(|&axis| self.stride(axis)).collect();
@@ -44,7 +44,7 @@ impl Affine {
     }
 }
 
-/// Each term as such a sum, where it is one.
+/// Each term of a loop as a sum; `None` for a term that is none.
 pub(super) fn affine(of: &Loop) -> Vec<Option<Affine>> {
     let mut all: Vec<Option<Affine>> = Vec::with_capacity(of.terms.len());
     for term in &of.terms {
@@ -54,7 +54,7 @@ pub(super) fn affine(of: &Loop) -> Vec<Option<Affine>> {
     all
 }
 
-/// A term as such a sum, if it is one, by what the terms before it are.
+/// A term as a sum, if it is one; `before` has the earlier terms as sums.
 pub(super) fn term_as_sum(term: &Term, before: &[Option<Affine>]) -> Option<Affine> {
     match &term.kind {
         _ if term.dtype != Dtype::I64 => None,
@@ -65,7 +65,7 @@ pub(super) fn term_as_sum(term: &Term, before: &[Option<Affine>]) -> Option<Affi
     }
 }
 
-/// The sums of multiples of axes that a loop reads: indices of loads, and values.
+/// The sums that a loop reads, as indices of loads or as values.
 pub(super) fn sums_read<'a>(
     of: &'a Loop,
     sums: &'a [Option<Affine>],
@@ -79,7 +79,7 @@ pub(super) fn sums_read<'a>(
     terms.map(read).filter_map(|id| sums[id].as_ref())
 }
 
-/// Whether each term is read as a value; what only affine indices read is not.
+/// For each term, whether it is read as a value. Terms that only affine indices read are not.
 pub(super) fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
     let mut needed = vec![false; of.terms.len()];
     needed[of.result.0] = true;
@@ -99,7 +99,8 @@ pub(super) fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
     needed
 }
 
-/// The first and last index along axes of these extents where a condition holds, as far as it bounds them one by one.
+/// The first and the last index along each axis for which a condition can hold, as far as the condition bounds single
+/// axes. Without bounds these are the axis' own first and last index.
 pub(super) fn bounds(
     terms: &[Term],
     sums: &[Option<Affine>],
@@ -122,7 +123,8 @@ pub(super) fn bounds(
     all
 }
 
-/// The bounds of an axis where an index, of which negative ones are large, is below a size.
+/// The axis and its bounds if an index is below a size, where negative indices count as large; `None` if the index is
+/// no rising multiple of one axis.
 fn within(terms: &[Term], sums: &[Option<Affine>], index: TermId, size: TermId) -> Option<(usize, [i64; 2])> {
     let (TermKind::Cast(index), TermKind::Const(size)) = (&terms[index.0].kind, &terms[size.0].kind) else {
         return None;
@@ -146,7 +148,8 @@ fn combined(op: Binary, a: &Affine, b: &Affine) -> Option<Affine> {
     }
 }
 
-/// The one stride of points numbered row by row, if these strides of axes are no more than that.
+/// The stride from each point to the next if points are numbered row by row over axes with these strides; `None` if it
+/// is not always the same.
 pub(super) fn linear(extents: &[usize], strides: &[i64]) -> Option<i64> {
     let mut axes = extents.iter().zip(strides).rev().filter(|(extent, _)| **extent != 1);
     let Some((&extent, &innermost)) = axes.next() else { return Some(0) };

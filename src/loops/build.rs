@@ -1,4 +1,4 @@
-//! Building a loop term by term.
+//! The builder of loops.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,8 @@ use super::scalar;
 use crate::graph::{Binary, Number, Unary, ValueType};
 use crate::tensor::Dtype;
 
-/// Builds a [`Loop`]. Equal terms are one; arithmetic on indices is simplified; arithmetic on f16 and bf16 is in f32 and
-/// rounded after each operation, reductions of them in f32 and rounded at the end.
+/// Builds a [`Loop`] term by term. Equal terms are added only once, and arithmetic on indices is simplified. Arithmetic
+/// on f16 and bf16 is in f32 and rounded after each operation; reductions of them are in f32 and rounded at the end.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::ValueType, loops::{LoopBuilder, Monoid}};
@@ -24,7 +24,7 @@ use crate::tensor::Dtype;
 pub struct LoopBuilder {
     of: Loop,
     known: HashMap<Term, TermId>,
-    /// Each term as a sum of multiples of axes, where it is one.
+    /// Each term as a sum of multiples of axes; `None` for a term that is none.
     sums: Vec<Option<Affine>>,
 }
 
@@ -36,7 +36,7 @@ impl LoopBuilder {
         Self { of, known: HashMap::new(), sums: Vec::new() }
     }
 
-    /// The loop, which writes this term. Terms that it does not need are left out.
+    /// The loop that writes this term. Terms that the result does not need are removed.
     pub fn finish(mut self, result: TermId) -> Loop {
         let terms = std::mem::take(&mut self.of.terms);
         let mut needed = vec![false; terms.len()];
@@ -68,17 +68,17 @@ impl LoopBuilder {
         (0..self.of.rank).map(|axis| self.axis(axis)).collect()
     }
 
-    /// A number.
+    /// A constant.
     pub fn number(&mut self, dtype: Dtype, number: Number) -> TermId {
         self.term(dtype, TermKind::Const(scalar::bits(dtype, number)))
     }
 
-    /// A number of a floating-point type.
+    /// A constant of a floating-point type.
     pub fn float(&mut self, dtype: Dtype, value: f64) -> TermId {
         self.number(dtype, Number::Float(value))
     }
 
-    /// An integer, i64.
+    /// An integer constant of type i64.
     pub fn index(&mut self, value: i64) -> TermId {
         self.term(Dtype::I64, TermKind::Const(value as u64))
     }
@@ -96,14 +96,14 @@ impl LoopBuilder {
         self.load_flat(operand, index, condition.map(|condition| Guard { condition, otherwise }))
     }
 
-    /// The element of an operand with this number in row-major order.
+    /// The element of an operand at an index in row-major order.
     pub fn load_flat(&mut self, operand: usize, index: TermId, guard: Option<Guard>) -> TermId {
         let dtype = self.of.operands[operand].dtype;
         let index = self.sums[index.0].clone().map_or(index, |sum| self.sum(&sum)); // equal ones are one term
         self.term(dtype, TermKind::Load { operand, index, guard })
     }
 
-    /// The sum of a number and of multiples of axes.
+    /// The term for a sum of multiples of axes.
     pub(super) fn sum(&mut self, of: &Affine) -> TermId {
         let base = self.index(of.base);
         of.strides.iter().fold(base, |sum, (&axis, &by)| {
@@ -113,22 +113,22 @@ impl LoopBuilder {
         })
     }
 
-    /// A term as a sum of multiples of axes, if it is one.
+    /// A term as a sum of multiples of axes; `None` if it is none.
     pub(super) fn as_sum(&self, of: TermId) -> Option<&Affine> {
         self.sums[of.0].as_ref()
     }
 
-    /// The first and last index along each axis where a condition holds, as far as it bounds them.
+    /// The first and the last index along each axis for which a condition can hold, as far as it bounds them.
     pub(super) fn bounds(&self, condition: Option<TermId>) -> Vec<[i64; 2]> {
         bounds(&self.of.terms, &self.sums, &self.of.axes, condition)
     }
 
-    /// Points along each axis so far.
+    /// The extents of all axes that there are so far.
     pub(super) fn extents(&self) -> &[usize] {
         &self.of.axes
     }
 
-    /// The number of the element of an operand at these indices.
+    /// The row-major index of the element of an operand at these indices.
     fn flat(&mut self, operand: usize, at: &[TermId]) -> TermId {
         let dims = self.of.operands[operand].dims.clone();
         debug_assert_eq!(dims.len(), at.len());
@@ -138,19 +138,19 @@ impl LoopBuilder {
         })
     }
 
-    /// An index times a number.
+    /// An index times a constant.
     pub fn scaled(&mut self, index: TermId, by: i64) -> TermId {
         let by = self.index(by);
         self.binary(Binary::Mul, index, by)
     }
 
-    /// An index plus a number.
+    /// An index plus a constant.
     pub fn shifted(&mut self, index: TermId, by: i64) -> TermId {
         let by = self.index(by);
         self.binary(Binary::Add, index, by)
     }
 
-    /// The same number in another type.
+    /// The number converted to another type.
     pub fn cast(&mut self, dtype: Dtype, of: TermId) -> TermId {
         if self.dtype(of) == dtype { of } else { self.term(dtype, TermKind::Cast(of)) }
     }
@@ -230,24 +230,24 @@ impl LoopBuilder {
         Some(self.binary(Binary::Less, unsigned, size))
     }
 
-    /// The nearest index of an axis of this size.
+    /// The index of an axis of this size that is nearest to `index`.
     pub fn clamped(&mut self, index: TermId, size: usize) -> TermId {
         let [first, last] = [0, size as i64 - 1].map(|bound| self.index(bound));
         let index = self.binary(Binary::Max, index, first);
         self.binary(Binary::Min, index, last)
     }
 
-    /// The condition that all of these are true; `None` if they always are.
+    /// The condition that all of these hold; `None` if all of them are always true.
     pub fn all(&mut self, conditions: impl IntoIterator<Item = Option<TermId>>) -> Option<TermId> {
         conditions.into_iter().flatten().reduce(|a, b| self.binary(Binary::And, a, b))
     }
 
-    /// A term's type.
+    /// The type of a term.
     pub fn dtype(&self, of: TermId) -> Dtype {
         self.of.term(of).dtype
     }
 
-    /// New axes, and the indices along them.
+    /// Adds axes; returns their numbers and the indices along them.
     pub(super) fn run(&mut self, extents: &[usize]) -> (Vec<usize>, Vec<TermId>) {
         let axes: Vec<usize> = (self.of.axes.len()..).take(extents.len()).collect();
         self.of.axes.extend(extents);
@@ -255,7 +255,7 @@ impl LoopBuilder {
         (axes, at)
     }
 
-    /// f16 and bf16 as f32.
+    /// The number converted to f32 if it is f16 or bf16.
     fn widened(&mut self, of: TermId) -> TermId {
         match self.dtype(of) {
             Dtype::F16 | Dtype::Bf16 => self.cast(Dtype::F32, of),
@@ -275,7 +275,7 @@ impl LoopBuilder {
         id
     }
 
-    /// The number that an index always is.
+    /// The value of an index that is a constant; `None` for any other index.
     fn constant(&self, of: TermId) -> Option<i64> {
         match self.of.term(of) {
             Term { dtype: Dtype::I64, kind: TermKind::Const(bits) } => Some(*bits as i64),
@@ -283,7 +283,7 @@ impl LoopBuilder {
         }
     }
 
-    /// Arithmetic on indices with numbers that are known.
+    /// Simplifies arithmetic on an index with constants; `None` if there is nothing to simplify.
     fn simplified(&mut self, op: Binary, a: TermId, b: TermId) -> Option<TermId> {
         match (op, self.constant(a), self.constant(b)) {
             (Binary::Add, Some(x), Some(y)) => Some(self.index(x.wrapping_add(y))),
@@ -297,7 +297,7 @@ impl LoopBuilder {
         }
     }
 
-    /// The smallest and largest that an index can be, if that is known.
+    /// The smallest and the largest value that an index can have; `None` if they are not known.
     fn range(&self, of: TermId) -> Option<[i128; 2]> {
         match &self.of.term(of).kind {
             TermKind::Axis(axis) => Some([0, self.of.axes[*axis] as i128 - 1]),

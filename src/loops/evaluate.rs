@@ -1,4 +1,4 @@
-//! Computing operations and graphs.
+//! The evaluation of operations and graphs.
 
 use super::eval::{self, View};
 use super::hand;
@@ -9,7 +9,7 @@ use super::team::{Alone, Team};
 use crate::error::Error;
 use crate::graph::{Constant, Graph, Node, Op, Origin, Port, Tensor, ValueId, ValueType};
 
-/// What an operation writes.
+/// The results of an operation.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Op, Tensor, ValueType}, loops};
@@ -27,7 +27,7 @@ pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Re
     compute_by(&Alone(0), op, inputs, outputs)
 }
 
-/// The same, by a team.
+/// The results of an operation, computed by a team.
 pub(crate) fn compute_by(
     team: &dyn Team,
     op: &Op,
@@ -49,19 +49,19 @@ pub(crate) fn compute_by(
     }
 }
 
-/// What a loop writes, as a value of the type `to`.
+/// The result of a loop, as a value of type `to`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] if there is no room for it.
 ///
 /// # Panics
-/// If operands are of other types than the loop's, `to` has another type or number of elements than the loop writes, or
-/// a load leaves its operand.
+/// If operands have other types than those of the loop, if `to` has another type or number of elements than the result,
+/// or if a load leaves its operand.
 pub fn run(of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
     run_by(&Alone(0), of, operands, to)
 }
 
-/// The same, by a team.
+/// The result of a loop, computed by a team.
 pub(super) fn run_by(team: &dyn Team, of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
     assert_eq!((of.elems(), of.dtype()), (to.elems(), to.dtype), "what a loop writes");
     let operands: Vec<View<'_>> = operands.iter().map(|&operand| operand.into()).collect();
@@ -70,10 +70,10 @@ pub(super) fn run_by(team: &dyn Team, of: &Loop, operands: &[&Tensor], to: Value
     Ok(result)
 }
 
-/// Writes what a loop writes, every element of it, by a team.
+/// Writes every element of a loop's result; the threads of a team share the work.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] if there is no room for what is computed in between.
+/// [`Error::OutOfMemory`] if there is no room for intermediate results.
 ///
 /// # Panics
 /// As [`run`].
@@ -81,8 +81,8 @@ pub(crate) fn run_into(team: &dyn Team, of: &Loop, operands: &[View<'_>], to: &m
     eval::run(of, operands, to, team)
 }
 
-/// What a graph writes. `weight` gives weights by their names, in the types that the graph has them in. A value is
-/// dropped when nobody reads it any more; most do not exist, as [`schedule`](super::schedule) tells.
+/// The outputs of a graph. `weight` gives weights by their names, in the types that they have in the graph. A value is
+/// dropped after its last read; most values are never stored, as in the graph's [`schedule`](super::schedule).
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, GraphBuilder, Tensor}, loops};
@@ -97,8 +97,8 @@ pub(crate) fn run_into(team: &dyn Team, of: &Loop, operands: &[View<'_>], to: &m
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] if `inputs` are not what the graph asks for, [`Error::Graph`] if a weight is not of its type,
-/// [`Error::OutOfMemory`], or what `weight` answers.
+/// [`Error::Option`] if `inputs` do not have the types of the graph's inputs, [`Error::Graph`] if a weight does not
+/// have its type, [`Error::OutOfMemory`], or an error of `weight`.
 pub fn evaluate(
     graph: &Graph,
     weight: &mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
@@ -118,13 +118,13 @@ pub fn evaluate(
     graph.outputs.iter().map(answer).collect()
 }
 
-/// The values of a graph, as far as they are there.
+/// The values of a graph that exist at present.
 struct Values<'a> {
     graph: &'a Graph,
     weight: &'a mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
     inputs: &'a [Tensor],
     there: Vec<Option<Tensor>>,
-    /// How often each value is still read.
+    /// For each value, the number of reads that are left.
     readers: Vec<usize>,
 }
 
@@ -143,7 +143,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Drops a value that nobody reads any more.
+    /// Counts a read of a value, and drops the value after the last one.
     fn read(&mut self, id: ValueId) {
         self.readers[id.0] -= 1;
         if self.readers[id.0] == 0 {
@@ -151,7 +151,7 @@ impl Values<'_> {
         }
     }
 
-    /// A value that is shown.
+    /// The value of an output.
     fn taken(&mut self, id: ValueId) -> Result<Tensor, Error> {
         let value = match &self.there[id.0] {
             Some(value) => value.clone(),
@@ -161,7 +161,7 @@ impl Values<'_> {
         Ok(value)
     }
 
-    /// A value that no node writes.
+    /// The value of an input or a constant.
     fn source(&mut self, id: ValueId) -> Result<Tensor, Error> {
         let of = self.graph.value(id);
         match &self.graph.values[id.0].origin {

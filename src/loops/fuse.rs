@@ -1,4 +1,4 @@
-//! Fusion: loops that compute the values that they read.
+//! Fusion: a loop computes the elements that it would read.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::rewrite::{Copier, with_axes};
 use super::work::Work;
 use crate::graph::ValueType;
 
-/// An axis is split so often at most, that a loop may read what has its axes otherwise.
+/// The largest number of splits of axes that make the indices of a loop fit the axes of a value that it reads.
 const MOST_SPLITS: usize = 8;
 
 /// A loop that computes what `consumer` computes, but computes the elements of this operand, as `producer` does,
@@ -49,21 +49,21 @@ pub fn inline(consumer: &Loop, operand: usize, producer: &Loop) -> Option<Loop> 
     (Work::of(&both).dear() <= Work::of(consumer).dear() + Work::of(producer).dear()).then_some(both)
 }
 
-/// Two loops that are to become one.
+/// Two loops that become one.
 pub(super) struct Join<'l> {
     pub consumer: &'l Loop,
-    /// What the consumer reads and the producer writes.
+    /// The consumer's operand that the producer writes.
     pub operand: usize,
     pub producer: &'l Loop,
-    /// What both read.
+    /// The types of all operands of both loops.
     pub operands: Vec<ValueType>,
-    /// The number there of each operand of the consumer, and of each of the producer.
+    /// For each loop, the consumer first, the index in `operands` of each of its operands.
     pub numbers: [Vec<usize>; 2],
 }
 
 impl Join<'_> {
-    /// The loop that computes the operand where it reads it, however often; none where an index is not told by axes, or
-    /// the operand is empty.
+    /// The loop that computes each element of the operand where the consumer reads it, even if it then computes
+    /// elements several times. `None` if an index does not follow from the axes, or if the operand is empty.
     ///
     /// # Panics
     /// If the producer writes another type or number of elements than the operand has.
@@ -89,8 +89,8 @@ impl Join<'_> {
     }
 }
 
-/// The loop with axes split so that each index of an operand tells the indices along axes of these extents; it stays as
-/// it is where it does that already. None where no splits help.
+/// The loop with axes split so that each index of an operand gives the indices along axes of these extents, or
+/// `Some(None)` if no split is needed. `None` if no splits achieve this.
 fn splits(of: &Loop, operand: usize, extents: &[usize]) -> Option<Option<Loop>> {
     let mut found: Option<Loop> = None;
     for _ in 0..MOST_SPLITS {
@@ -115,8 +115,8 @@ fn splits(of: &Loop, operand: usize, extents: &[usize]) -> Option<Option<Loop>> 
     None
 }
 
-/// An axis of a loop along which an element's number leaves the innermost axes of a value of these extents, and how many
-/// of its points do not.
+/// An axis of a loop along which the index of an element moves across one of the innermost axes of a value with these
+/// extents, and the number of the axis' points before it does; `None` if there is no axis that can be split so.
 fn across(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<(usize, usize)> {
     let inner = |axis: usize| extents[axis + 1..].iter().product::<usize>();
     index.strides.iter().find_map(|(&axis, by)| {
@@ -128,8 +128,8 @@ fn across(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<(usize, u
     })
 }
 
-/// The index along each axis of a value of these extents that an element's number stands for, as sums of multiples of
-/// axes, if they are that.
+/// The indices along the axes of a value with these extents, for the element at a row-major index. `None` if they are
+/// no sums of multiples of axes.
 fn coordinates(index: &Affine, bounds: &[[i64; 2]], extents: &[usize]) -> Option<Vec<Affine>> {
     let mut rest = index.clone();
     let mut all = Vec::with_capacity(extents.len());
@@ -153,7 +153,8 @@ fn coordinates(index: &Affine, bounds: &[[i64; 2]], extents: &[usize]) -> Option
 }
 
 impl LoopBuilder {
-    /// The indices along axes of these extents that an element's number stands for, where a condition holds.
+    /// The indices along axes of these extents, for the element at a row-major index, if the condition holds. `None` as
+    /// in the function `coordinates`.
     pub(super) fn coordinates(
         &mut self,
         index: TermId,

@@ -1,8 +1,8 @@
-//! Operations that are no loops: their elements are sorted, or written in an order that matters, or how many there are depends
-//! on values.
+//! Operations that are no loops: their elements are sorted, or written in an order that matters, or their number
+//! depends on values.
 //!
-//! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so. What they mean is told here;
-//! [`expand`](crate::graph::expand) writes them as loops, which take longer on the CPU.
+//! Each operation has an arm in [`compute`] here and one in [`lower`](super::lower). The functions here define its
+//! meaning; [`expand`](crate::graph::expand) replaces it by loops, which take longer on the CPU.
 
 use std::cmp::Ordering;
 
@@ -14,10 +14,10 @@ use super::team::Team;
 use crate::error::Error;
 use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place};
 
-/// What an operation writes that is computed by hand, by a team as far as it has parts.
+/// The results of an operation that is computed by a function over values. A team shares the work if it has parts.
 ///
 /// # Panics
-/// If it is none of these, or does not take these operands.
+/// If the operation is a loop, or does not take these operands.
 pub(super) fn compute(
     op: &Op,
     inputs: &[Option<&Tensor>],
@@ -42,7 +42,7 @@ pub(super) fn compute(
     }
 }
 
-/// A type whose elements are compared and combined, floats of 16 bits as f32.
+/// An element type whose numbers are compared and combined. Floats of 16 bits are combined as f32.
 trait Number: Element + PartialOrd + Convert<Self::Inner> {
     type Inner: Copy + PartialOrd + Convert<Self>;
     const ZERO: Self::Inner;
@@ -75,12 +75,12 @@ fn is_nan<T: PartialOrd>(x: &T) -> bool {
     x.partial_cmp(x).is_none()
 }
 
-/// Ascending, NaN behind every number.
+/// Ascending order, with NaN after every number.
 fn order<T: PartialOrd>(a: &T, b: &T) -> Ordering {
     a.partial_cmp(b).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))
 }
 
-/// Elements before, along and behind an axis.
+/// The number of elements before, along and after an axis.
 fn around(dims: &[usize], axis: usize) -> [usize; 3] {
     [dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product()]
 }
@@ -95,7 +95,7 @@ fn top_k<T: Number>(of: &TopK, x: &Tensor, outputs: &[ValueType]) -> Result<Vec<
         sorted.clear();
         sorted.extend(0..size);
         match of.largest {
-            true => sorted.sort_by(|&a, &b| order(at(b), at(a))), // stable: of equal ones the first comes first
+            true => sorted.sort_by(|&a, &b| order(at(b), at(a))), // stable: the first of equal ones stays first
             false => sorted.sort_by(|&a, &b| order(at(a), at(b))),
         }
         for (place, &i) in sorted[..of.k].iter().enumerate() {
@@ -137,7 +137,7 @@ fn strides(dims: &[usize]) -> Vec<usize> {
     (0..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect()
 }
 
-/// Where each element of updates goes, which have the dimensions of `at`.
+/// The index in `x` for each element of updates, which have the dimensions of `at`.
 fn element_places(axis: usize, x: &ValueType, at: &Tensor) -> Vec<usize> {
     let (from, to) = (strides(&at.value_type().dims), strides(&x.dims));
     let of = |(number, index): (usize, i64)| {
@@ -148,7 +148,7 @@ fn element_places(axis: usize, x: &ValueType, at: &Tensor) -> Vec<usize> {
     indices(at).into_iter().enumerate().map(of).collect()
 }
 
-/// Where each slice of updates goes, and its elements.
+/// The index in `x` of the first element for each slice of updates, and the number of elements of a slice.
 fn slice_places(x: &ValueType, at: &Tensor) -> (Vec<usize>, usize) {
     let len = at.value_type().dims[at.value_type().rank() - 1];
     let to = strides(&x.dims);
@@ -160,7 +160,7 @@ fn slice_places(x: &ValueType, at: &Tensor) -> (Vec<usize>, usize) {
     ((0..rows).map(of).collect(), run)
 }
 
-/// The first operand with runs of elements combined with those of updates, in their order.
+/// The first operand, with runs of its elements combined with those of updates, in the order of the updates.
 fn scatter<T: Number>(
     how: Scatter,
     x: &Tensor,

@@ -1,4 +1,4 @@
-//! The representation of a loop: axes, terms, and the one value that they write.
+//! The representation of a loop: axes, terms, and the one value that the loop writes.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +11,17 @@ pub struct TermId(pub usize);
 
 /// A loop writes one dense value: an element for each point of its first `rank` axes, the last of them innermost.
 ///
-/// Its terms are in topological order and no two are equal. Arithmetic is on bools, integers, f32 and f64; f16 and bf16
-/// are loaded, converted, chosen between and written.
+/// Its terms are in topological order and no two are equal. Arithmetic is on bools, integers, f32 and f64; values of
+/// f16 and bf16 are only loaded, converted, selected and written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// The types of the operands that it reads.
+    /// The types of the operands.
     pub operands: Vec<ValueType>,
     /// Points along each axis: first the axes of the result, then those that its reductions run over, each of which
     /// belongs to one reduction.
     pub axes: Vec<usize>,
-    /// Axes of the result. The value that is written has as many elements in the same order, and perhaps other axes.
+    /// The number of axes of the result. The value that is written has as many elements in the same order, and perhaps
+    /// other axes.
     pub rank: usize,
     /// All terms that are computed.
     pub terms: Vec<Term>,
@@ -28,32 +29,32 @@ pub struct Loop {
     pub result: TermId,
 }
 
-/// One scalar that is computed at each point.
+/// A scalar that is computed at each point.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Term {
-    /// Its type.
+    /// The type of the scalar.
     pub dtype: Dtype,
-    /// How it is computed.
+    /// The way in which it is computed.
     pub kind: TermKind,
 }
 
-/// How a term is computed. Functions mean what they mean in an [`Expr`](crate::graph::Expr).
+/// The way in which a term is computed. Functions have the meaning that they have in an [`Expr`](crate::graph::Expr).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TermKind {
     /// The index along this axis: i64.
     Axis(usize),
-    /// The number of these bits, the lowest first; bits that its type does not have are 0.
+    /// A constant with these bits, the lowest first; bits that its type does not have are 0.
     Const(u64),
     /// An element of an operand.
     Load {
         /// The operand.
         operand: usize,
-        /// The element's number: i64.
+        /// The row-major index of the element: i64.
         index: TermId,
-        /// The condition under which it is read.
+        /// The condition under which the element is read.
         guard: Option<Guard>,
     },
-    /// The same number in the term's type.
+    /// The number of another term, converted to this term's type.
     Cast(TermId),
     /// A function of one number.
     Unary(Unary, TermId),
@@ -61,7 +62,7 @@ pub enum TermKind {
     Binary(Binary, [TermId; 2]),
     /// The second term if the first is true, else the third. Both are computed.
     Select([TermId; 3]),
-    /// All values of a body, combined while axes run.
+    /// The values of a body at all points of some axes, combined to one.
     Reduce {
         /// The monoid that combines them.
         op: Monoid,
@@ -95,25 +96,25 @@ pub enum Monoid {
     /// The index that belongs to the largest or smallest value; 0 without values. NaN counts as larger, or smaller,
     /// than any number.
     Arg {
-        /// Whether the largest is looked for, or the smallest.
+        /// Whether the largest value is searched, or the smallest.
         largest: bool,
-        /// Whether the last of equal ones is taken, or the first.
+        /// Whether the last of equal values is taken, or the first.
         last: bool,
     },
 }
 
 impl Loop {
-    /// Elements that it writes.
+    /// The number of elements of the result.
     pub fn elems(&self) -> usize {
         self.axes[..self.rank].iter().product()
     }
 
-    /// The type of what it writes.
+    /// The type of the result.
     pub fn dtype(&self) -> Dtype {
         self.term(self.result).dtype
     }
 
-    /// The axes that each term depends on, without those that it reduces.
+    /// The axes that each term depends on, without those over which it reduces.
     pub(super) fn dependencies(&self) -> Vec<BTreeSet<usize>> {
         let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(self.terms.len());
         for term in &self.terms {
@@ -134,7 +135,7 @@ impl Loop {
 }
 
 impl Term {
-    /// The terms that it reads.
+    /// The terms that this term reads.
     ///
     /// ```
     /// use trefoil::{Dtype, loops::LoopBuilder, graph::Unary};
@@ -157,7 +158,7 @@ impl Term {
         }
     }
 
-    /// The same term of others in the place of those that it reads.
+    /// The term with other terms in place of those that it reads.
     pub(super) fn with_reads(self, new: impl Fn(TermId) -> TermId) -> Self {
         let kind = match self.kind {
             kind @ (TermKind::Axis(_) | TermKind::Const(_)) => kind,

@@ -1,17 +1,17 @@
-//! One source compiled for two instruction sets.
+//! One source that is compiled for two instruction sets.
 //!
 //! A kernel is one `#[inline(always)]` body, generic over whether a multiply-add is fused. [`vectorized!`] makes a
-//! function of it that runs the body as compiled for AVX2 and FMA where the processor has them, else as compiled for
-//! the target's baseline.
+//! function of it. The function runs the body as compiled for AVX2 and FMA if the processor has them, and otherwise as
+//! compiled for the target's baseline.
 
-/// The instruction set that kernels run with. A value that says AVX2 is made by [`Isa::detect`] alone.
+/// The instruction set that kernels use. Only [`Isa::detect`] makes a value with AVX2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Isa {
     avx2: bool,
 }
 
 impl Isa {
-    /// The best that this processor has.
+    /// The best instruction set of this processor.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -24,7 +24,7 @@ impl Isa {
     #[cfg(test)]
     pub const BASELINE: Self = Self { avx2: false };
 
-    /// Whether the processor was seen to have AVX2 and FMA.
+    /// Whether the processor has AVX2 and FMA.
     pub fn has_avx2(self) -> bool {
         self.avx2
     }
@@ -33,8 +33,8 @@ impl Isa {
 /// Whether the target's baseline has a fused multiply-add.
 pub(crate) const BASELINE_FMA: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
-/// Defines `$name(isa, arguments...)`, which runs `$body::<FMA>(arguments...)`, or `$body::<T, FMA>(arguments...)` for a
-/// function of some types, compiled for `isa`.
+/// Defines `$name(isa, arguments...)`. It runs `$body::<FMA>(arguments...)`, or `$body::<T, FMA>(arguments...)` for a
+/// function that is generic over a type, compiled for `isa`.
 macro_rules! vectorized {
     (
         $(#[$meta:meta])*

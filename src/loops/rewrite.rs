@@ -1,4 +1,4 @@
-//! Loops made of parts of others.
+//! Loops that are made of parts of other loops.
 
 use std::collections::HashMap;
 
@@ -11,39 +11,40 @@ use crate::tensor::Dtype;
 /// Copies terms of a loop into another one.
 pub(super) struct Copier<'l> {
     of: &'l Loop,
-    /// What stands for each axis.
+    /// The term that replaces each axis.
     axes: HashMap<usize, TermId>,
-    /// What stands for terms.
+    /// The terms that replace terms, including copies.
     known: HashMap<TermId, TermId>,
-    /// The number that each operand has there.
+    /// The number of each operand in the other loop.
     operands: Vec<usize>,
-    /// The operand that a loop stands for whose terms are copied in place of a load, and the numbers of its operands.
+    /// The operand whose loads are replaced by the terms of another loop, that loop, and the numbers of its operands.
     inlined: Option<(usize, &'l Loop, Vec<usize>)>,
-    /// The extents of what becomes of axes that do not stay as they are.
+    /// The extents of the new axes that replace an axis, for axes that are replaced.
     parts: HashMap<usize, Vec<usize>>,
-    /// Where anything may be read at all.
+    /// The condition under which loads may read; `None` if they always may.
     only: Option<TermId>,
 }
 
 impl<'l> Copier<'l> {
-    /// Axes become the terms that are told, and operands those of these numbers.
+    /// A copier of the terms of `of`. `axes` gives the term that replaces each axis, and `operands` the number of each
+    /// operand.
     pub fn new(of: &'l Loop, axes: impl IntoIterator<Item = (usize, TermId)>, operands: Vec<usize>) -> Self {
         let axes = axes.into_iter().collect();
         Self { of, axes, known: HashMap::new(), operands, inlined: None, parts: HashMap::new(), only: None }
     }
 
-    /// Computes an operand where it is read, as this loop does, whose operands have these numbers.
+    /// Replaces loads of an operand by the terms of the loop `producer`, whose operands get the numbers `operands`.
     pub fn inline(mut self, operand: usize, producer: &'l Loop, operands: Vec<usize>) -> Self {
         self.inlined = Some((operand, producer, operands));
         self
     }
 
-    /// Lets a term stand for another.
+    /// Replaces a term by another one.
     pub fn replace(&mut self, term: TermId, by: TermId) {
         self.known.insert(term, by);
     }
 
-    /// The term of the other loop that stands for this one.
+    /// The copy of a term in the other loop.
     pub fn term(&mut self, b: &mut LoopBuilder, id: TermId) -> TermId {
         if let Some(&known) = self.known.get(&id) {
             return known;
@@ -85,7 +86,7 @@ impl<'l> Copier<'l> {
         copied
     }
 
-    /// Lets new axes stand for these.
+    /// Replaces axes by new ones; returns the new axes.
     fn run(&mut self, b: &mut LoopBuilder, axes: &[usize]) -> Vec<usize> {
         let mut all = Vec::new();
         for &axis in axes {
@@ -128,13 +129,13 @@ impl<'l> Copier<'l> {
     }
 }
 
-/// The loop with axes of these extents, the last running fastest, in place of some axes: the number of their point is the
-/// point of the axis that they stand for.
+/// The loop with some axes replaced. Each is replaced by several axes of the given extents, the last of which runs
+/// fastest: the number of their point is the index of the replaced axis.
 pub(super) fn with_axes(of: &Loop, in_place: HashMap<usize, Vec<usize>>) -> Loop {
     with_parts(of, in_place, &[])
 }
 
-/// A term that is the whole quotient of an axis.
+/// A term that is a whole quotient of an axis.
 #[derive(Debug)]
 pub(super) struct Quotient {
     pub term: TermId,
@@ -142,8 +143,8 @@ pub(super) struct Quotient {
     pub divisor: usize,
 }
 
-/// The same; these terms become the number of the point of the outer axes that stand for theirs, those whose inner ones
-/// have as many points as the divisor says.
+/// The loop with some axes replaced, as in `with_axes`, and with quotients of them. A quotient becomes the number of
+/// the point of the outer new axes, those before the inner ones that have as many points as its divisor.
 pub(super) fn with_parts(of: &Loop, in_place: HashMap<usize, Vec<usize>>, quotients: &[Quotient]) -> Loop {
     let extents = |axis: usize| parts(of, axis, &in_place);
     let mut b = LoopBuilder::new(&of.operands, &(0..of.rank).flat_map(extents).collect::<Vec<_>>());
@@ -165,7 +166,8 @@ pub(super) fn with_parts(of: &Loop, in_place: HashMap<usize, Vec<usize>>, quotie
     b.finish(result)
 }
 
-/// The loop with neighbouring axes as one where every index runs on over them, and without axes of 1.
+/// The loop in which neighbouring axes are joined if every index continues over them, and axes of one point are
+/// removed.
 pub(super) fn collapsed(of: &Loop) -> Loop {
     let sums = affine(of);
     let needed = needed(of, &sums);
@@ -179,7 +181,7 @@ pub(super) fn collapsed(of: &Loop) -> Loop {
                 _ => groups.push(vec![axis]),
             }
         }
-        // What is read is a sum of multiples of axes, so the last of a group stands for all of it.
+        // All indices are sums of multiples of axes, so the last axis of a group can replace the whole group.
         in_place.extend(axes.iter().skip(if groups.is_empty() { least } else { 0 }).map(|&axis| (axis, Vec::new())));
         for group in groups {
             in_place.insert(group[group.len() - 1], vec![group.iter().map(|&axis| of.axes[axis]).product()]);
@@ -194,7 +196,8 @@ pub(super) fn collapsed(of: &Loop) -> Loop {
     with_axes(of, in_place)
 }
 
-/// The loop with other operands: each has the number there that is told; those that it does not read have none.
+/// The loop with other operands. `numbers` has the new number of each old operand; it does not matter for operands
+/// without a load.
 pub(super) fn with_operands(of: &Loop, operands: &[ValueType], numbers: Vec<usize>) -> Loop {
     let mut b = LoopBuilder::new(operands, &of.axes[..of.rank]);
     let point = b.point();
@@ -202,12 +205,12 @@ pub(super) fn with_operands(of: &Loop, operands: &[ValueType], numbers: Vec<usiz
     b.finish(result)
 }
 
-/// The extents of what becomes of an axis.
+/// The extents of the axes that replace an axis.
 fn parts(of: &Loop, axis: usize, in_place: &HashMap<usize, Vec<usize>>) -> Vec<usize> {
     in_place.get(&axis).cloned().unwrap_or_else(|| vec![of.axes[axis]])
 }
 
-/// The number of a point of these axes, the last running fastest.
+/// The number of a point of these axes, the last of which runs fastest.
 fn number(b: &mut LoopBuilder, axes: &[usize], at: &[TermId]) -> TermId {
     axes.iter().zip(at).fold(b.index(0), |sum, (&axis, &index)| {
         let outer = b.scaled(sum, b.extents()[axis] as i64);

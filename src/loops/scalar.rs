@@ -1,4 +1,4 @@
-//! Numbers as the types of elements have them.
+//! Numbers in the types of elements.
 
 use half::{bf16, f16};
 
@@ -84,7 +84,7 @@ macro_rules! typed {
 }
 pub(super) use typed;
 
-/// Conversion as [`Expr::Cast`](crate::graph::Expr::Cast) has it.
+/// The conversion of a number as defined by [`Expr::Cast`](crate::graph::Expr::Cast).
 pub(super) trait Convert<T> {
     fn convert(self) -> T;
 }
@@ -136,7 +136,8 @@ macro_rules! halves {
 
 halves!(f16 => f16, f16 => bf16, bf16 => f16, bf16 => bf16);
 
-/// The f32 next to x whose last bit is 1, unless one equals x: rounded once more, it gives what x rounded at once does.
+/// x rounded to odd: x itself if it is an f32, else the neighbouring f32 whose last bit is 1. Rounding this again to a
+/// shorter type gives the same as rounding x at once.
 fn to_odd(x: f64) -> f32 {
     let near = x as f32;
     let exact = f64::from(near);
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn a_double_is_rounded_to_a_half_once() {
         let tie = 1.0 + 2_f64.powi(-11); // between 1 and the next half
-        let above = tie + 2_f64.powi(-40); // which a single does not hold
+        let above = tie + 2_f64.powi(-40); // an f32 cannot hold it
         let convert = |x: f64| -> f16 { x.convert() };
         assert_eq!(
             [tie, above, -above].map(convert).map(f64::from),

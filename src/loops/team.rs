@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-/// Those who compute parts of something side by side.
+/// A team: workers that compute the parts of a task side by side.
 ///
 /// # Safety
 /// `each` calls its task once for each part below `parts`, and none of its calls goes on when it has returned.
 pub(crate) unsafe trait Team: Sync {
-    /// How many they are.
+    /// The number of workers.
     fn workers(&self) -> usize;
 
     /// Calls `task(worker, part)` for each part below `parts`; no two calls at a time have the same worker. Returns when
@@ -15,7 +15,7 @@ pub(crate) unsafe trait Team: Sync {
     fn each(&self, parts: usize, task: &(dyn Fn(usize, usize) + Sync));
 }
 
-/// The calling thread alone, as the worker of this number.
+/// A team of only the calling thread, as the worker of this number.
 pub(crate) struct Alone(pub usize);
 
 // SAFETY: each part is called once, before the function returns.
@@ -29,31 +29,31 @@ unsafe impl Team for Alone {
     }
 }
 
-/// How the lines of a result may be shared out. What a line has does not depend on who computes it.
+/// The division of a result into lines that may be shared out. A line's content does not depend on the worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lines {
     pub count: usize,
-    /// Elements from one line to the next.
+    /// The distance from one line to the next, in elements.
     pub pitch: usize,
-    /// Lines that are best computed together.
+    /// The number of lines that are best computed together.
     pub together: usize,
-    /// Fewer lines, from 1 up, are not worth a part, unless a worker would have none.
+    /// The least number of lines, 1 or more, for which a part of the work pays, unless a worker would have none.
     pub least: usize,
-    /// Multiply-adds, or what takes as long, of a line.
+    /// The number of multiply-adds, or of operations that take as long, for each line.
     pub ops: usize,
 }
 
-/// What a worker does with some lines of a result.
+/// The work of a worker on some lines of a result: the worker's number, the lines, and their elements.
 pub(crate) type Task<'a, T> = dyn Fn(usize, Range<usize>, &mut [T]) + Sync + 'a;
 
-/// Fewer operations than these are not worth being handed to a thread.
+/// The number of operations from which on it pays to hand a part to a thread.
 const LEAST_OPS: usize = 1 << 17;
 
-/// A worker that is late leaves some of its parts to others.
+/// The number of parts for each worker, so that others can take parts of a late one.
 const PARTS_OF_A_WORKER: usize = 4;
 
 impl Lines {
-    /// How many lines a part has.
+    /// The number of lines of a part.
     fn in_part(&self, workers: usize) -> usize {
         let least = LEAST_OPS / self.ops.max(1) + 1;
         let most_parts = if workers == 1 { 1 } else { workers * PARTS_OF_A_WORKER };
@@ -62,7 +62,8 @@ impl Lines {
         self.count.div_ceil(parts).next_multiple_of(self.together).max(1)
     }
 
-    /// Calls `task(worker, lines, what they are of y)` for parts that are all lines together.
+    /// Calls `task(worker, lines, elements)` for parts that together are all lines; `elements` are those of the lines
+    /// in `y`.
     pub fn share<T: Send>(&self, team: &dyn Team, y: &mut [T], task: &Task<'_, T>) {
         let in_part = self.in_part(team.workers());
         let (all, y) = (y.len(), Shared(y.as_mut_ptr()));
@@ -77,7 +78,7 @@ impl Lines {
     }
 }
 
-/// Elements that threads have disjoint parts of.
+/// Elements of which threads have disjoint parts.
 struct Shared<T>(*mut T);
 
 // SAFETY: it is an address alone; who makes slices of it sees to it that no two threads have the same element, and the
@@ -90,7 +91,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// So many workers in name, who take parts from the last to the first.
+/// A team of one thread that acts as this number of workers and takes parts from the last to the first.
 #[cfg(test)]
 pub(super) struct Backwards(pub usize);
 

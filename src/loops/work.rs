@@ -1,4 +1,4 @@
-//! The cost of a loop: how often each term is computed, and the bytes that are moved.
+//! The cost of a loop: the number of times that each term is computed, and the bytes that are moved.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,21 @@ use super::ir::{Loop, TermId, TermKind};
 use super::lower::{Lowered, lower};
 use crate::graph::{Binary, Op, Unary, ValueType};
 
-/// Operations that one dear function takes.
+/// The number of operations that an expensive function counts as.
 const DEAR: f64 = 16.0;
 
-/// How often a loop computes each term.
+/// The number of times that a loop computes each term.
 pub(super) struct Work<'l> {
     of: &'l Loop,
-    /// The axes that each term depends on, without those that it reduces.
+    /// The axes that each term depends on, without those over which it reduces.
     deps: Vec<BTreeSet<usize>>,
     needed: Vec<bool>,
-    /// Points at which each term is computed.
+    /// The number of points at which each term is computed.
     times: Vec<f64>,
     rows: BTreeSet<usize>,
 }
 
-/// Operations that computing an operation on the CPU takes.
+/// The number of operations that an operation of a graph takes on the CPU.
 pub(crate) fn operations(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> f64 {
     match lower(op, inputs, outputs) {
         Lowered::Loops(loops) => loops.iter().map(|of| Work::of(of).ops()).sum(),
@@ -49,7 +49,7 @@ impl<'l> Work<'l> {
         work
     }
 
-    /// At how many points a term is computed; `owners` are the reductions that axes belong to.
+    /// The number of points at which a term is computed; `owners` has the reduction to which each axis belongs.
     fn points(&self, id: usize, owners: &[usize]) -> f64 {
         let inner = self.deps[id].range(self.of.rank..).map(|&axis| self.runs(owners[axis]));
         inner.reduce(f64::max).unwrap_or_else(|| match &self.deps[id] {
@@ -59,7 +59,7 @@ impl<'l> Work<'l> {
         })
     }
 
-    /// How often the body of a reduction is computed.
+    /// The number of times that the body of a reduction is computed.
     fn runs(&self, reduction: usize) -> f64 {
         match &self.of.terms[reduction].kind {
             TermKind::Reduce { axes, .. } => self.times[reduction] * self.extent(axes),
@@ -75,17 +75,17 @@ impl<'l> Work<'l> {
         (0..self.of.terms.len()).filter(|&id| self.needed[id])
     }
 
-    /// Those of reductions: what nothing is saved by computing again.
+    /// The operations of reductions. To compute a reduction again never saves time.
     pub fn reductions(&self) -> f64 {
         self.terms().map(|id| self.runs(id)).sum()
     }
 
-    /// Those of dear functions.
+    /// The operations of expensive functions.
     pub fn functions(&self) -> f64 {
         self.functions_where(|_| true)
     }
 
-    /// Those of dear functions within reductions.
+    /// The operations of expensive functions within reductions.
     pub fn reduced_functions(&self) -> f64 {
         self.functions_where(|id| self.deps[id].range(self.of.rank..).next().is_some())
     }
@@ -95,12 +95,12 @@ impl<'l> Work<'l> {
         dear.map(|id| DEAR * self.times[id]).sum()
     }
 
-    /// Reductions and dear functions.
+    /// The operations of reductions and expensive functions.
     pub fn dear(&self) -> f64 {
         self.reductions() + self.functions()
     }
 
-    /// All operations.
+    /// The number of all operations.
     pub fn ops(&self) -> f64 {
         let cheap = |id: usize| match self.of.terms[id].kind {
             TermKind::Axis(_) | TermKind::Const(_) | TermKind::Reduce { .. } => 0.0,
@@ -110,7 +110,7 @@ impl<'l> Work<'l> {
         self.dear() + self.terms().map(cheap).sum::<f64>()
     }
 
-    /// Bytes that are read and written, those that are read again counted once.
+    /// The bytes that are read and written. Bytes that are read several times count once.
     pub fn bytes(&self) -> f64 {
         let mut reads = vec![0.0; self.of.operands.len()];
         for (operand, id) in self.loads() {
@@ -122,7 +122,7 @@ impl<'l> Work<'l> {
         written as f64 + self.of.operands.iter().zip(&reads).map(read).sum::<f64>()
     }
 
-    /// How many elements are read of each operand, each as often as it is.
+    /// For each operand, the number of elements that are read, each counted as often as it is read.
     pub fn reads(&self) -> Vec<f64> {
         let mut reads = vec![0.0; self.of.operands.len()];
         self.loads().for_each(|(operand, id)| reads[operand] += self.times[id]);
@@ -149,7 +149,7 @@ impl<'l> Work<'l> {
         self.terms().any(|id| reduces(id) && self.deps[id].range(self.of.rank..).next().is_some())
     }
 
-    /// Whether the axes that reductions depend on are the outer ones, or all.
+    /// Whether reductions depend only on the outer axes of the result, or on all of them.
     pub fn reduces_rows(&self) -> bool {
         let axes = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1);
         axes.map(|axis| self.rows.contains(&axis)).is_sorted_by(|outer, inner| outer >= inner)
@@ -157,15 +157,15 @@ impl<'l> Work<'l> {
 }
 
 impl Loop {
-    /// Arithmetic operations that it takes, where what a row shares is computed once: a function such as an exponential counts
-    /// as 16.
+    /// The number of arithmetic operations of the loop, if values that a row shares are computed once. A function such
+    /// as an exponential counts as 16.
     pub(crate) fn operations(&self) -> u64 {
         Work::of(self).ops() as u64
     }
 }
 
-/// The axes of the result that run outside of the others, so that what depends on these alone is not computed again:
-/// those that a reduction depends on, and those up to the last that a dear function depends on.
+/// The axes of the result that run outside of the others, so that terms that depend only on them are not computed
+/// again: the axes that a reduction depends on, and all axes up to the last one that an expensive function depends on.
 pub(super) fn rows(of: &Loop, deps: &[BTreeSet<usize>], needed: &[bool]) -> BTreeSet<usize> {
     let mut rows = BTreeSet::new();
     let last = (0..of.rank).rfind(|&axis| of.axes[axis] != 1);
@@ -181,13 +181,13 @@ pub(super) fn rows(of: &Loop, deps: &[BTreeSet<usize>], needed: &[bool]) -> BTre
     rows
 }
 
-/// Whether a loop writes elements of an operand as they are, in any order.
+/// Whether a loop only copies elements of an operand, in any order.
 pub(super) fn only_moves(of: &Loop) -> bool {
     let TermKind::Load { index, guard: None, .. } = of.term(of.result).kind else { return false };
     affine(of)[index.0].is_some()
 }
 
-/// The operand whose elements a loop writes as they are, in their order, if it does nothing else.
+/// The operand whose elements a loop copies in their own order; `None` if the loop does anything else.
 pub(super) fn same_as(of: &Loop) -> Option<usize> {
     let TermKind::Load { operand, index: TermId(index), guard: None } = of.term(of.result).kind else { return None };
     let sum = affine(of)[index].clone()?;

@@ -8,27 +8,28 @@ use crate::error::Error;
 /// The weights of a sum of convolutions in bytes, with their batch norms inside.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ByteFilter {
-    /// Of each convolution `[K, C, R, S]`, S innermost.
+    /// For each convolution its filter `[K, C, R, S]`, S innermost.
     pub filters: Vec<Vec<i8>>,
-    /// `[K]`, added to the exact sums.
+    /// The biases `[K]`, which are added to the exact sums.
     pub bias: Vec<i32>,
-    /// `[K]`: what these are multiplied by, in units of the result.
+    /// The scales `[K]`, by which sums with their biases are multiplied, in units of the result.
     pub scale: Vec<f32>,
 }
 
-/// A convolution whose products go into a sum, and what it reads.
+/// A convolution whose products go into a sum, and its input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteSource<'a> {
     pub(crate) conv: &'a Conv2d,
     pub(crate) in_channels: usize,
-    /// What 1 of its input stands for.
+    /// The number that 1 of the input stands for.
     pub(crate) scale: f32,
 }
 
-/// Reads the filters and biases of dense convolutions, folds their batch norms into them, and rounds each output channel to
-/// whole numbers from -127 to 127 of one unit for all that goes into its sum: the largest product of a weight and 1 of its
-/// input by 127, or more where the bias would not fit 32 bits beside any sum. Where the means of inputs are known, biases
-/// have what is expected to be lost by that.
+/// Reads the filters and biases of dense convolutions whose products go into one sum, folds their batch norms into
+/// them, and rounds the weights to whole numbers from -127 to 127. Each output channel has one unit for the weights of
+/// all convolutions: the largest product of a weight and 1 of its input divided by 127, or more if the bias would
+/// otherwise not fit 32 bits beside any sum. Where the means of inputs are known, biases contain the expected loss by
+/// the rounding of weights.
 ///
 /// # Errors
 /// As [`fold_conv`]; [`Error::Unsupported`] if a scale exceeds f32.
@@ -48,8 +49,8 @@ pub(crate) fn byte_filter(
     rounded(&terms, sources[0].conv, output_scale)
 }
 
-/// The same of a convolution that reads the bytes of photos: their normalisation, by a mean from 0 to 1 and a deviation of
-/// each channel, is in weights and biases. What is outside of an image is [`outside`] of it.
+/// The weights of a convolution that reads the bytes of photos. Weights and biases contain the normalisation, by a mean
+/// from 0 to 1 and a deviation for each channel. Pixels outside of an image have the bytes of [`outside`].
 pub(crate) fn byte_filter_of_photos(
     weights: &Weights,
     conv: &Conv2d,
@@ -66,33 +67,34 @@ pub(crate) fn byte_filter_of_photos(
     rounded(&[terms], conv, output_scale)
 }
 
-/// The bytes that are nearest to 0 once they are normalised.
+/// The byte of each channel that is nearest to 0 after normalisation by this mean.
 pub(crate) fn outside(mean: [f32; 3]) -> [u8; 3] {
     mean.map(|mean| (255.0 * f64::from(mean)).round_ties_even() as u8)
 }
 
-/// A convolution's weights, and what each input channel's bytes stand for.
+/// The weights of a convolution, and the meaning of the bytes of each input channel.
 struct Terms {
     folded: FoldedConv,
     bytes: Vec<Byte>,
 }
 
-/// What a byte stands for: `unit` times what it is above `zero`.
+/// The number that a byte stands for: `unit` times the difference between the byte and `zero`.
 #[derive(Clone, Copy, Debug)]
 struct Byte {
     unit: f64,
     zero: f64,
-    /// What it is above `zero` on average; 0 where that is not known.
+    /// The mean of the difference between the bytes and `zero`; 0 if it is not known.
     mean: f64,
 }
 
 impl Terms {
-    /// Terms of an output channel.
+    /// The number of terms of an output channel.
     fn len(&self) -> usize {
         self.folded.filter.len() / self.folded.bias.len()
     }
 
-    /// What a byte of 1 adds to an output channel by each of its weights, and that byte.
+    /// For each weight of an output channel, its product with one unit of the input, and the meaning of the input's
+    /// bytes.
     fn products(&self, k_out: usize) -> impl Iterator<Item = (f64, Byte)> {
         let taps = self.len() / self.bytes.len();
         let weights = self.folded.filter[k_out * self.len()..][..self.len()].iter().enumerate();
@@ -102,7 +104,8 @@ impl Terms {
         })
     }
 
-    /// The largest sum, in magnitude, of an output channel's products and of what their zeros take from its bias.
+    /// The largest magnitude that the products of an output channel, and the part of the bias for `zero`, can have
+    /// together.
     fn most(&self) -> f64 {
         let taps = (self.len() / self.bytes.len()) as f64;
         self.bytes.iter().map(|byte| taps * 128.0 * (255.0 + byte.zero)).sum()
@@ -150,10 +153,11 @@ mod tests {
     use super::*;
     use crate::model::Window;
 
-    /// What 1 of a result stands for.
+    /// The number that 1 of a result stands for.
     const RESULT: f32 = 0.25;
 
-    /// 1x1 convolutions with so many output channels, by their filters, biases and scales of what they read.
+    /// 1x1 convolutions with `channels` output channels, given by their filters, their biases and the scales of their
+    /// inputs.
     fn of(channels: usize, sources: &[(Vec<f32>, Vec<f32>, f32)]) -> Result<ByteFilter, Error> {
         let mut tensors = Vec::new();
         let mut convs = Vec::new();
@@ -187,13 +191,13 @@ mod tests {
     fn convolutions_of_one_sum_share_the_larger_unit() {
         let first = (vec![1.27, -0.64, 0.48, 0.0], vec![0.1, 0.0], 0.5);
         let bytes = of(2, &[first, (vec![0.127, -2.54], vec![0.2, 1.0], 1.0)]).unwrap();
-        // Units of 0.5 * 0.01 and 1.0 * 0.02.
+        // The units are 0.5 * 0.01 and 1.0 * 0.02.
         assert_eq!(bytes.filters, [vec![127, -64, 12, 0], vec![25, -127]]);
         assert_eq!(bytes.bias, [60, 50]);
         near(&bytes.scale, &[0.02, 0.08]);
     }
 
-    /// At its mean an input gives what weights give that are not rounded; no byte is above 255.
+    /// An input at its mean gives the same result as with unrounded weights; no byte exceeds 255.
     #[test]
     fn what_rounding_is_expected_to_take_is_in_the_bias() {
         let (filter, scale) = ([1.0_f32, 0.303, -0.098, 0.2041], 0.5_f32);
@@ -222,7 +226,8 @@ mod tests {
         assert_eq!((bytes.bias[1], bytes.scale[1]), (0, 4.0));
     }
 
-    /// A photo of one grey is its normalised value times the sum of the weights, within half a unit of each rounding.
+    /// A photo of one grey gives its normalised value times the sum of the weights, within half a unit for each
+    /// rounding.
     #[test]
     fn normalisation_is_in_weights_and_biases() {
         let conv = Conv2d { bias: Some("c.bias".into()), ..Conv2d::named("c", 1, Window::square(1, 1, 0)) };

@@ -1,23 +1,24 @@
-//! The graph of a network in bytes as it is computed: values in bytes or in floats, and conversions between them.
+//! The graph of a network in bytes as devices compute it: values in bytes or in floats, and conversions between them.
 
 use super::first_layers::{FirstLayers, first_layers};
 use super::images::{Conv2d, Network, Node, NodeId, Op, Pool};
 use crate::tensor::{Activation, Shape};
 
-/// What a device is asked to compute in bytes.
+/// Layers that a device may be able to compute in bytes.
 pub(crate) enum ByteWork<'a> {
     /// A dense convolution, from one shape to another.
     Conv(&'a Conv2d, [Shape; 2]),
-    /// A network's first layers from photos: the shapes of these, of the convolution's results, and of their maxima.
+    /// A network's first layers from photos. The shapes are those of the photo, the convolution's result and the
+    /// maximum.
     First { conv: &'a Conv2d, pool: &'a Pool, shapes: [Shape; 3] },
 }
 
-/// The graph whose nodes with a scale are kept in bytes: the dense convolutions whose operands and result have scales and
-/// which the device `takes`, and the first layers. Of what else there is only a mean reads bytes: all pixels of a value that
-/// is there in no other form. Everything else is in floats. A node between the two has its value in the other form: an
-/// activation that does nothing.
+/// The graph in which some nodes are computed in bytes: dense convolutions whose operands and results have scales and
+/// which the device `takes`, and the first layers. Besides these, a mean over all pixels reads bytes if the value
+/// exists only in bytes. All other nodes read and write floats. Where a node reads the other form of a value, a
+/// conversion is inserted: an activation that does nothing.
 ///
-/// `graph` is rewritten, and `shapes` are those of its nodes.
+/// `graph` has been rewritten, and `shapes` are those of its nodes.
 pub(crate) fn in_bytes(graph: &Network, shapes: &[Shape], takes: impl Fn(&ByteWork<'_>) -> bool) -> Network {
     let first = first_layers(graph).filter(|first| is_in_bytes(graph, shapes, *first, &takes));
     let mut kept = Kept { graph, nodes: Vec::new(), ids: vec![[None; 2]; graph.nodes.len()], made: Vec::new() };
@@ -44,7 +45,7 @@ pub(crate) fn in_bytes(graph: &Network, shapes: &[Shape], takes: impl Fn(&ByteWo
     Network { nodes: kept.nodes, output, input: graph.input }
 }
 
-/// Whether first layers have the scale of their maxima, and the device takes them.
+/// Whether first layers have the scale of their maximum and the device `takes` them.
 fn is_in_bytes(
     graph: &Network,
     shapes: &[Shape],
@@ -59,23 +60,23 @@ fn is_in_bytes(
     }
 }
 
-/// Nodes of a graph in both forms.
+/// The graph in the making, with the nodes that exist in bytes, in floats or in both.
 struct Kept<'a> {
     graph: &'a Network,
     nodes: Vec<Node>,
-    /// In floats, and in bytes, as far as something needs them.
+    /// For each node, its floats and its bytes in the new graph, as far as a node needs them.
     ids: Vec<[Option<NodeId>; 2]>,
-    /// Whether the form in which each is computed is bytes.
+    /// For each node, whether it is computed in bytes.
     made: Vec<bool>,
 }
 
 impl Kept<'_> {
-    /// The next node, of a value in bytes if that has a scale, and what it reads in one of the forms.
+    /// Adds a node. It writes bytes if it has a scale, and reads bytes or floats.
     fn push(&mut self, node: &Node, scale: Option<f32>, reads_bytes: bool) {
         let inputs = node.inputs.iter().map(|&input| self.get(input, reads_bytes)).collect();
         let mut op = node.op.clone();
         if let Op::Conv2d(conv) = &mut op {
-            conv.in_floats = false; // it is decided
+            conv.in_floats = false; // decided by now
             conv.means = conv.means.take().filter(|_| reads_bytes);
         }
         self.ids[self.made.len()][usize::from(scale.is_some())] = Some(NodeId(self.nodes.len()));
@@ -83,7 +84,7 @@ impl Kept<'_> {
         self.nodes.push(Node { name: node.name.clone(), op, inputs, scale });
     }
 
-    /// A value in one of the forms.
+    /// The node that has a value in bytes or floats. A conversion is added if it is needed.
     fn get(&mut self, id: NodeId, in_bytes: bool) -> NodeId {
         let form = usize::from(in_bytes);
         if let Some(there) = self.ids[id.0][form] {
@@ -110,7 +111,7 @@ mod tests {
     use crate::graph::{GraphBuilder, Window};
     use crate::model::{infer, optimize};
 
-    /// A stem, a block with a residual, a pool of the sum: the value of the stem is read in both forms.
+    /// A stem, a block with a residual, and a pool of the sum. The stem's value is read in bytes and in floats.
     fn graph() -> Network {
         let single = &Window::square(1, 1, 0);
         let mut g = GraphBuilder::new();
@@ -166,7 +167,7 @@ mod tests {
         assert!(expected.iter().all(|part| told.iter().any(|node| node == part)), "{told:?}");
     }
 
-    /// First layers, a convolution of their maxima, and the mean of what that gives.
+    /// First layers, a convolution of their result, and the mean of the convolution's result.
     #[test]
     fn photos_become_bytes_and_bytes_a_mean_without_conversions() {
         let mut g = GraphBuilder::new();

@@ -1,10 +1,10 @@
 //! `config.json`, as timm writes it beside the weights.
 //!
-//! What is read: `architecture`, `num_classes`, `label_names` or `id2label`, and from `pretrained_cfg` (or, if it is
-//! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`,
-//! `transform_input`; from `quantization` at the top level `scales`, `means` and `floats`; of a file of any values
-//! `nodes_in_f32`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the
-//! ImageNet mean and std for three channels, a crop of 0.875, bicubic.
+//! The keys that are read: `architecture`, `num_classes`, `label_names` or `id2label`; from `pretrained_cfg` (or else
+//! from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`, `transform_input`; from
+//! `quantization` at the top level `scales`, `means` and `floats`; and for a model of values `nodes_in_f32`. All other
+//! keys are ignored, and null counts as absent. Absent keys have the values that timm assumes: the ImageNet mean and
+//! deviation for three channels, a crop of 0.875, bicubic interpolation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -21,31 +21,32 @@ use crate::tensor::Shape;
 /// A configuration, checked in itself but not yet against weights.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
-    /// Where it is from.
+    /// The file that the configuration comes from.
     pub path: PathBuf,
-    /// Such as `resnet50.a1_in1k`.
+    /// The architecture's name, such as `resnet50.a1_in1k`.
     pub architecture: String,
-    /// Classes, if it says so; otherwise the weights do.
+    /// The number of classes; `None` if only the weights tell it.
     pub num_classes: Option<usize>,
-    /// One for each class, or empty.
+    /// A label for each class, or no labels.
     pub labels: Vec<String>,
-    /// How pictures become inputs.
+    /// The conversion of pictures to inputs.
     pub preprocessing: Preprocessing,
-    /// Which values are kept in bytes, if it says so.
+    /// The values that are kept in bytes, if the configuration has any.
     pub quantization: Option<Quantization>,
 }
 
 /// The mean of ImageNet's pixels, by channel.
 const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-/// Their standard deviation.
+/// The standard deviation of ImageNet's pixels, by channel.
 const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
-/// The share of the resized picture's side that is kept.
+/// The part of the resized picture's side that is kept.
 const CROP_PCT: f64 = 0.875;
 
-/// The nodes that the `config.json` at `path` names under `nodes_in_f32`; none where there is no such file.
+/// The names of nodes under `nodes_in_f32` in the `config.json` at `path`; empty if there is no such file or no such
+/// key.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, [`Error::Format`] if it says something else there.
+/// [`Error::Io`] if the file cannot be read, [`Error::Format`] if the key's value is no list of names.
 pub(super) fn nodes_in_f32(path: &Path) -> Result<BTreeSet<String>, Error> {
     if !path.exists() {
         return Ok(BTreeSet::new());
@@ -64,8 +65,8 @@ const MAX_SIDE: u64 = 1 << 16;
 const MAX_CLASSES: u64 = 1 << 24;
 
 impl Config {
-    /// Reads a `config.json`. `default_input` tells the input shape of an architecture, for configurations that
-    /// don't; it fails where the architecture is unknown.
+    /// Reads a `config.json`. `default_input` gives the input shape of an architecture for configurations without one;
+    /// it fails if the architecture is unknown.
     pub fn open(path: &Path, default_input: impl Fn(&str) -> Result<Shape, Error>) -> Result<Self, Error> {
         let text = files::read("open the model's configuration", path, MAX_FILE_BYTES)?;
         Self::parse(path, &text, default_input)
@@ -115,7 +116,7 @@ impl Config {
     }
 }
 
-/// Mean and deviation that normalise as the given ones do, followed by x * (IMAGENET_STD / 0.5) +
+/// The mean and the deviation that have the same effect as the given ones followed by x * (IMAGENET_STD / 0.5) +
 /// (IMAGENET_MEAN - 0.5) / 0.5.
 fn transformed(mean: &[f32], std: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let of = |c: usize| {
@@ -132,7 +133,7 @@ struct Keys<'a> {
     pretrained: Option<&'a Map<String, Value>>,
 }
 
-/// A key as it stands in the file, and its value.
+/// A key as it is written in the file, and its value.
 type Found<'a> = (String, &'a Value);
 
 impl<'a> Keys<'a> {
@@ -144,12 +145,12 @@ impl<'a> Keys<'a> {
         Ok(keys)
     }
 
-    /// A key of the top level.
+    /// The value of a key at the top level.
     fn top(&self, key: &str) -> Option<Found<'a>> {
         self.root.get(key).filter(|value| !value.is_null()).map(|value| (key.to_owned(), value))
     }
 
-    /// A key of `pretrained_cfg`, or of the top level.
+    /// The value of a key in `pretrained_cfg`, or else at the top level.
     fn get(&self, key: &str) -> Option<Found<'a>> {
         let inner = self.pretrained.and_then(|map| map.get(key)).filter(|value| !value.is_null());
         inner.map(|value| (format!("pretrained_cfg.{key}"), value)).or_else(|| self.top(key))
@@ -159,7 +160,8 @@ impl<'a> Keys<'a> {
         if let Some((key, value)) = self.get("architecture") {
             return value.as_str().map(str::to_owned).ok_or_else(|| self.wrong(&key, "a name", value));
         }
-        // Configurations of the library `transformers` name a class here: unknown, and reported by that name.
+        // Configurations of the library `transformers` name a class here. It is unknown, and errors report it by this
+        // name.
         match self.top("architectures").map(|(_, value)| &value[0]) {
             Some(Value::String(name)) => Ok(name.clone()),
             _ => Err(Error::format(self.path, "configuration: no key `architecture`")),
@@ -233,8 +235,8 @@ impl<'a> Keys<'a> {
         Ok(Preprocessing { input, mean, std, resize, interpolation })
     }
 
-    /// Whether the network itself turns what is normalised for ImageNet into what has a mean and deviation of 0.5, as
-    /// torchvision's GoogLeNet does with its published weights.
+    /// Whether the network itself converts inputs normalised for ImageNet to inputs with a mean and deviation of 0.5,
+    /// as torchvision's GoogLeNet does with its published weights.
     fn transforms_input(&self, input: Shape) -> Result<bool, Error> {
         let Some((key, value)) = self.get("transform_input") else { return Ok(false) };
         match value.as_bool() {
@@ -246,7 +248,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Names are not checked against a graph yet, nor scales: what is no number becomes NaN.
+    /// The values in bytes. Names and scales are not checked yet; a scale that is no number becomes NaN.
     fn quantization(&self) -> Result<Option<Quantization>, Error> {
         let Some((key, value)) = self.top("quantization") else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.wrong(&key, "an object", value))?;
@@ -267,7 +269,7 @@ impl<'a> Keys<'a> {
         Ok(Some(Quantization { scales, means, floats }))
     }
 
-    /// Lists of numbers, by names; what is no number becomes NaN.
+    /// Lists of numbers, by name; an entry that is no number becomes NaN.
     fn vectors(&self, key: &str, value: &Value) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let number = |value: &Value| value.as_f64().map_or(f32::NAN, |n| n as f32);
         let vector = |(name, value): (&String, &Value)| {
@@ -284,7 +286,7 @@ impl<'a> Keys<'a> {
         names.ok_or_else(|| self.wrong(key, "a list of names", value))
     }
 
-    /// A list of one number for each channel.
+    /// A list with one number for each channel.
     fn channel_values(
         &self,
         key: &str,
@@ -365,7 +367,7 @@ mod tests {
         for (mean, std) in plain.mean.iter().zip(&plain.std) {
             assert!((mean - 0.5).abs() < 1e-7 && (std - 0.5).abs() < 1e-7, "{plain:?}");
         }
-        // Of a pixel by hand: normalised with what the configuration says, then transformed.
+        // A pixel, computed step by step: normalised by the configuration's values, then transformed.
         let other = of(r#""transform_input": true, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]"#).unwrap();
         let by_hand = ((0.7 - 0.3) / 0.6) * (0.225 / 0.5) + (0.406 - 0.5) / 0.5;
         assert!(((0.7 - other.mean[2]) / other.std[2] - by_hand).abs() < 1e-6, "{other:?}");

@@ -1,18 +1,18 @@
-//! A network's first layers that can be computed from the bytes of photos.
+//! A network's first layers, if they can be computed from the bytes of photos.
 
 use super::images::{Network, NodeId, Op, Pad, Pool, Window};
 use crate::tensor::Activation;
 
-/// The convolution that reads the image, and the maximum over windows of its results.
+/// The convolution that reads the image, and the maximum over windows of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FirstLayers {
     pub(crate) conv: NodeId,
     pub(crate) pool: NodeId,
 }
 
-/// Those of a rewritten graph: a dense convolution of three channels by 7x7 windows, two pixels from one to the next, to 16,
-/// 32, 48 or 64 channels, and the maximum over 3x3 windows of its results, the first a pixel out of it and two from one to
-/// the next. Nothing else reads the image, or what is between them.
+/// The first layers of a rewritten graph: a dense convolution of three channels with 7x7 windows and stride 2 to 16,
+/// 32, 48 or 64 channels, and the maximum over 3x3 windows of its result with stride 2 and padding 1. `None` if there
+/// are no such layers, or if another node reads the image or the convolution's result.
 pub(crate) fn first_layers(graph: &Network) -> Option<FirstLayers> {
     let use_counts = graph.use_counts();
     let reader = |of: NodeId| {
@@ -35,7 +35,7 @@ pub(crate) fn first_layers(graph: &Network) -> Option<FirstLayers> {
     }
 }
 
-/// Whether a pooling window is 3x3, two pixels from the next, the first one pixel out of the image.
+/// Whether a pooling window is 3x3 with stride 2 and begins one pixel outside of the image.
 pub(crate) fn overlaps_its_neighbour(window: Window) -> bool {
     let Window { size, stride, dilation, pad: Pad { top, left, bottom, right } } = window;
     size == [3; 2] && stride == [2; 2] && dilation == [1; 2] && [top, left] == [1; 2] && bottom.max(right) <= 1
@@ -48,7 +48,8 @@ mod tests {
     use crate::model::optimize;
     use crate::tensor::Shape;
 
-    /// The first layers of a graph with such windows, and something else that reads the image or the convolution.
+    /// Whether first layers are found in a graph with these windows, in which another node may read the image or the
+    /// convolution.
     fn found(channels: [usize; 2], conv: &graph::Window, pool: &graph::Window, other_reads: Option<&str>) -> bool {
         let mut g = GraphBuilder::new();
         let image = g.image("image", Shape::new(32, 32, channels[0]));

@@ -1,10 +1,10 @@
-//! Weights as the kernels want them: batch norm folded into filter and bias, in f64.
+//! Weights as kernels need them: batch norms are folded into filters and biases, in f64.
 
 use super::images::{BatchNorm, Conv2d, Linear};
 use super::weights::Weights;
 use crate::error::Error;
 
-/// A convolution's weights with its batch norm inside.
+/// The weights of a convolution with its batch norm folded in.
 ///
 /// ```
 /// use trefoil::model::Weights;
@@ -16,9 +16,9 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoldedConv {
-    /// `[K, C / groups, R, S]`, S innermost.
+    /// The filter `[K, C / groups, R, S]`, S innermost.
     pub filter: Vec<f32>,
-    /// `[K]`; zeros where the convolution has neither bias nor batch norm.
+    /// The bias `[K]`; zeros if the convolution has neither a bias nor a batch norm.
     pub bias: Vec<f32>,
 }
 
@@ -61,7 +61,7 @@ pub fn fold_conv(weights: &Weights, conv: &Conv2d, in_channels: usize) -> Result
     Ok(FoldedConv { filter, bias })
 }
 
-/// Reads a fully connected layer: weight `[out, in]` and bias `[out]`, which is zeros where the layer has none.
+/// Reads a fully connected layer: weight `[out, in]` and bias `[out]`. The bias is zeros if the layer has none.
 pub(crate) fn read_linear(
     weights: &Weights,
     linear: &Linear,
@@ -75,7 +75,7 @@ pub(crate) fn read_linear(
     Ok((weight, bias))
 }
 
-/// Scales `filter` [K, …] and `bias` [K] in place.
+/// Folds a batch norm into `filter` [K, …] and `bias` [K] in place.
 fn fold_norm(
     weights: &Weights,
     norm: &BatchNorm,
@@ -104,7 +104,7 @@ fn fold_norm(
     Ok(())
 }
 
-/// The f32 nearest to `value`, which belongs to channel `k_out` of `tensor`.
+/// The f32 that is nearest to `value`; an error if it is infinite. The value belongs to channel `k_out` of `tensor`.
 fn narrow(weights: &Weights, tensor: &str, k_out: usize, value: f64) -> Result<f32, Error> {
     let narrowed = value as f32;
     if narrowed.is_finite() {
@@ -115,7 +115,7 @@ fn narrow(weights: &Weights, tensor: &str, k_out: usize, value: f64) -> Result<f
 }
 
 fn read(weights: &Weights, name: &str, dims: &[usize]) -> Result<Vec<f32>, Error> {
-    weights.check(name, dims)?; // before the allocation: now the dimensions are those of data that is there
+    weights.check(name, dims)?; // before the allocation, so that the dimensions are known to be those of stored data
     let mut values = vec![0.0; dims.iter().product()];
     weights.read_f32(name, dims, &mut values)?;
     Ok(values)

@@ -1,6 +1,6 @@
-//! A network of images as a graph of values: of so many rows, from the elements of a row to what is read of it.
+//! A network of images as a graph of values for several rows, from the elements of input rows to those of output rows.
 //!
-//! Where no kernel for images is in a type, loops compute this graph in it.
+//! Loops compute this graph in types for which there are no kernels for images.
 
 use super::images::{Conv2d, Network, Node, Op};
 use super::preprocessing::Preprocessing;
@@ -10,7 +10,7 @@ use crate::graph::{self, Expr, Graph, GraphBuilder, TopK, ValueId};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 impl Shaped {
-    /// The graph of `rows` rows, whose only input and output are those of the network's rows.
+    /// The graph for `rows` rows. Its only input and its only output are the network's rows.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a network in bytes; [`Error::Graph`] for one that is not well-formed.
@@ -35,10 +35,10 @@ impl Shaped {
     }
 }
 
-/// A graph that grows.
+/// A graph in the making.
 struct Writer {
     g: GraphBuilder,
-    /// What the network's nodes so far are.
+    /// The values of the network's nodes that are added already.
     values: Vec<ValueId>,
 }
 
@@ -72,7 +72,7 @@ impl Writer {
         self.g.map("image (normalised)", pixel, &[x, factors, summands])
     }
 
-    /// What a node computes of others.
+    /// Adds the operation of a node; returns its value.
     fn node(&mut self, node: &Node) -> ValueId {
         let (name, reads) = (&node.name, node.inputs.iter().map(|id| self.values[id.0]).collect::<Vec<_>>());
         let x = reads.first().copied().unwrap_or(ValueId(0));
@@ -95,7 +95,7 @@ impl Writer {
         }
     }
 
-    /// A convolution with what is fused into it.
+    /// Adds a convolution with the operations that are fused into it.
     fn convolution(&mut self, name: &str, conv: &Conv2d, reads: &[ValueId]) -> ValueId {
         let Conv2d { out_channels, window, groups, filter, bias, norm, activation, in_floats: _, means: _ } =
             conv.clone();
@@ -119,7 +119,7 @@ impl Writer {
         }
     }
 
-    /// Makes what is read of a row of a node's value the output.
+    /// Makes the requested output of a node's value the output of the graph.
     fn result(&mut self, node: usize, kind: OutputKind) {
         let x = self.values[node];
         let result = match kind {
@@ -135,8 +135,8 @@ impl Writer {
         self.g.node("result (probabilities)", graph::Op::Softmax { axis, log: false }, &[x])
     }
 
-    /// Pairs of the k best classes' probabilities and indices. An index is the f32 of its bits, which are those of a subnormal
-    /// number: n has the bits of n times the smallest one.
+    /// Pairs of the probabilities and indices of the k best classes. An index is stored as the f32 with its bits, a
+    /// subnormal number: the bits of n are those of n times the smallest one.
     fn top_k(&mut self, x: ValueId, k: usize) -> ValueId {
         let (probabilities, axis) = (self.probabilities(x), self.channels(x));
         let best =
@@ -152,7 +152,7 @@ impl Writer {
         self.g.node("result (pairs)", graph::Op::Concat(axis + 1), &pairs)
     }
 
-    /// The axis of the channels.
+    /// The axis of the channels, which is the last one.
     fn channels(&self, x: ValueId) -> usize {
         self.g.value(x).rank() - 1
     }

@@ -140,8 +140,8 @@ pub struct Conv2d {
     pub activation: Activation,
     /// Whether it is computed in floats although all its operands have scales.
     pub in_floats: bool,
-    /// Means of what it reads, by channels, where they are known: what the rounding of its weights to bytes takes from its
-    /// sums is expected by them.
+    /// The means of the input by channel, if they are known. They give the expected loss in sums by the rounding of
+    /// weights to bytes.
     pub means: Option<Arc<[f32]>>,
 }
 
@@ -209,7 +209,7 @@ impl Network {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
 
-    /// The same network with values in bytes of these scales, by the names of their nodes.
+    /// The network with values in bytes of these scales, by the names of their nodes.
     #[cfg(test)]
     pub(crate) fn scaled(mut self, scales: &[(&str, f32)]) -> Self {
         for (name, scale) in scales {
@@ -237,7 +237,7 @@ impl Network {
         self.cut_of(output).0
     }
 
-    /// The same, and which of the nodes its nodes are.
+    /// The network cut at `output`, and for each of its nodes the node of this network.
     pub(super) fn cut_of(&self, output: NodeId) -> (Self, Vec<NodeId>) {
         let mut needed = vec![false; self.nodes.len()];
         needed[output.0] = true;
@@ -288,8 +288,8 @@ impl Network {
 }
 
 impl Conv2d {
-    /// The same as far as weights depend on it: without padding, which the size of an image may decide, and without an
-    /// activation, which a kernel or a loop may apply.
+    /// The convolution with only the parts on which its weights depend: without padding, which may depend on the
+    /// image's size, and without the activation, which a kernel or a loop may apply.
     pub(crate) fn for_weights(&self) -> Self {
         let window = Window { pad: Pad::default(), ..self.window };
         Self { window, activation: Activation::None, ..self.clone() }
@@ -319,12 +319,12 @@ impl Op {
 }
 
 impl Conv2d {
-    /// Whether every output channel reads the input channel of its own number, of so many.
+    /// Whether every output channel reads only the input channel of the same number, if there are `in_channels`.
     pub(crate) const fn is_depthwise(&self, in_channels: usize) -> bool {
         self.groups > 1 && self.groups == in_channels && self.out_channels == in_channels
     }
 
-    /// The first of so many input channels that an output channel reads.
+    /// The first input channel, of `in_channels`, that an output channel reads.
     pub(crate) const fn first_channel(&self, k_out: usize, in_channels: usize) -> usize {
         k_out / (self.out_channels / self.groups) * (in_channels / self.groups)
     }

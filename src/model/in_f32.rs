@@ -53,7 +53,7 @@ impl Model {
         Ok(self.values()?.in_f32())
     }
 
-    /// The values of a model of values.
+    /// The network of a model of values; an error for a network of images.
     pub(crate) fn values(&self) -> Result<&Values, Error> {
         match self.network() {
             Network::Values(values) => Ok(values),

@@ -1,4 +1,4 @@
-//! For tests: every operation by plain loops in f64, and random networks to try rewrites on.
+//! For tests: all operations as plain loops in f64, and random networks for tests of rewrites.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +20,18 @@ impl Xorshift {
         self.0
     }
 
-    /// Below `n`.
+    /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() >> 16) as usize % n
     }
 
-    /// From -1 to 1.
+    /// A number from -1 to 1.
     pub fn signed(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 }
 
-/// The value of every node, NHWC, for one image.
+/// The values of all nodes for one image, in the order NHWC.
 pub(super) fn evaluate(graph: &Network, weights: &Tensors, input: &[f64]) -> Vec<Vec<f64>> {
     let shapes = infer(graph).unwrap();
     let mut values: Vec<Vec<f64>> = Vec::new();
@@ -154,7 +154,7 @@ fn tap(window: &Window, xs: Shape, [p, q]: [usize; 2], [r, s]: [usize; 2]) -> Op
     (h < xs.height && w < xs.width).then_some((h, w))
 }
 
-/// Values for every tensor that the graph reads; variances positive.
+/// Random values for every tensor that the graph reads. Variances are positive.
 pub(super) fn random_weights(graph: &Network, random: &mut Xorshift) -> Tensors {
     let value = |name: &str, dims: Vec<usize>, random: &mut Xorshift| {
         let var = name.ends_with("running_var");
@@ -178,7 +178,7 @@ pub(super) fn random_network(random: &mut Xorshift) -> Network {
         let mut next = network.clone();
         next.output = NodeId(next.nodes.len());
         next.nodes.push(Node { name, op, inputs, scale: None });
-        // A window that does not fit is left out.
+        // A node whose window does not fit is left out.
         if let Ok(all) = infer(&next) {
             (network, shapes) = (next, all);
         }
@@ -186,7 +186,7 @@ pub(super) fn random_network(random: &mut Xorshift) -> Network {
     network
 }
 
-/// An operation of x, and what it reads, of values of these shapes.
+/// A random operation that reads x, and its inputs, which are nodes with these shapes.
 fn random_op(name: &str, x: NodeId, shapes: &[Shape], random: &mut Xorshift) -> (Op, Vec<NodeId>) {
     let op = match random.below(10) {
         0..=2 => {

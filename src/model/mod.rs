@@ -89,18 +89,18 @@ pub struct Model {
     weights: Arc<Weights>,
     labels: Arc<[String]>,
     name: Arc<str>,
-    /// See [`Model::metadata`].
+    /// The texts of an ONNX file by key; see [`Model::metadata`].
     metadata: Arc<[(String, String)]>,
-    /// How pictures become rows of a model of values, if it reads pictures.
+    /// The preprocessing of pictures, for a model of values that reads pictures.
     pictures: Option<Arc<Preprocessing>>,
 }
 
-/// What a model computes.
+/// The network of a model.
 #[derive(Clone, Debug)]
 pub(crate) enum Network {
-    /// Classes or features of an image, by the kernels for images.
+    /// A network of images, which the kernels for images compute.
     Images(Images),
-    /// Any values of any values.
+    /// A model of values.
     Values(Arc<Values>),
 }
 
@@ -152,7 +152,7 @@ impl Model {
         Self::of_family(config, weights.into())
     }
 
-    /// A model of an architecture that is built here, for images of any height and width.
+    /// A model of a supported architecture, for images of any height and width.
     fn of_family(config: Config, weights: Arc<Weights>) -> Result<Self, Error> {
         let Config { path, architecture, num_classes, labels, preprocessing, quantization } = config;
         let (input, name) = (preprocessing.input, printable(&architecture, MOST_OF_A_NAME));
@@ -173,11 +173,10 @@ impl Model {
     }
 
     /// Opens a model at these sizes of its free dimensions: an `.onnx` file, also with constants for some of its
-    /// inputs; the folder of an encoder, with `sequence`, with `tokens` and `rows`, or with `height` and
-    /// `width`; or another model of
-    /// safetensors, with `height` and `width`. One dimension of an ONNX file's inputs may stay free: the first one, or
-    /// the one whose name contains `batch`. It is the batch, whose sizes the engine's builder sets. The builder may
-    /// also set [other sizes](crate::EngineBuilder::sizes) for the other dimensions.
+    /// inputs; the folder of an encoder, with `sequence`, with `tokens` and `rows`, or with `height` and `width`; or
+    /// another model of safetensors, with `height` and `width`. One dimension of an ONNX file's inputs may stay free:
+    /// the first one, or the one whose name contains `batch`. It is the batch, whose sizes the engine's builder sets.
+    /// The builder may also set [other sizes](crate::EngineBuilder::sizes) for the other dimensions.
     ///
     /// ```no_run
     /// use trefoil::{model::Model, onnx::Sizes};
@@ -186,7 +185,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// As for [`Model::open`]; [`Error::Option`] for a size that is missing, and for one that the model has no use for.
+    /// As for [`Model::open`]; [`Error::Option`] for a size that is missing, and for one that the model does not use.
     pub fn open_at(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
         let path = path.as_ref();
         if !path.is_dir() && path.extension().is_none_or(|extension| extension != "safetensors") {
@@ -223,9 +222,9 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Format`] with everything that is wrong in the configuration, or with every tensor that is
-    /// missing, misshapen, or of a layer that the configuration does not have; [`Error::Option`] for a size that it cannot
-    /// have; [`Error::Unsupported`] for another model, or a module of `sentence-transformers` that is not built here.
+    /// [`Error::Io`]; [`Error::Format`] with everything that is wrong in the configuration, or with every tensor that
+    /// is missing, misshapen, or of a layer that the configuration does not have; [`Error::Option`] for an impossible
+    /// size; [`Error::Unsupported`] for another model, or a module of `sentence-transformers` that is not supported.
     pub fn open_encoder(folder: impl AsRef<Path>, asked: &Embedding) -> Result<Self, Error> {
         let folder = folder.as_ref();
         encoders::open(folder, asked)?.ok_or_else(|| Error::Unsupported {
@@ -283,8 +282,8 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// What `build` answers; [`Error::Graph`] if none of an input's or output's dimensions is the number of rows, or another one
-    /// depends on it; [`Error::Tensor`] if a weight is missing or has other dimensions.
+    /// The errors of `build`; [`Error::Graph`] if no dimension of an input or output is the number of rows, or if
+    /// another one depends on it; [`Error::Tensor`] if a weight is missing or has other dimensions.
     pub fn of_graphs(
         weights: impl Into<Arc<Weights>>,
         build: impl Fn(usize) -> Result<crate::graph::Graph, Error> + Send + Sync + 'static,
@@ -363,7 +362,7 @@ impl Model {
         Ok(Self { network, weights, labels, name: "model".into(), metadata: Arc::default(), pictures: None })
     }
 
-    /// The same of other graphs.
+    /// The model with another network of values and other weights.
     fn with_values(&self, values: Arc<Values>, weights: Arc<Weights>) -> Self {
         Self { network: Network::Values(values), weights, ..self.clone() }
     }
@@ -373,7 +372,7 @@ impl Model {
         Self { name: name.into(), ..self }
     }
 
-    /// The same with its weight file read into memory, once, however often it is built.
+    /// The model with its weight file in memory. The file is read once, however often the model is built.
     pub(crate) fn in_memory(&self) -> Result<Self, Error> {
         Ok(Self { weights: Weights::in_memory(&self.weights)?, ..self.clone() })
     }
@@ -443,7 +442,7 @@ impl Model {
         Ok(self.with(self.images()?.edited(move |shaped| shaped.quantized(&quantization, quantization::refused))?))
     }
 
-    /// The model without the scales that it may have.
+    /// The model without scales.
     pub(crate) fn in_floats(&self) -> Result<Self, Error> {
         Ok(self.with(self.images()?.edited(|shaped| Ok(shaped.without_scales()))?))
     }
@@ -565,7 +564,7 @@ fn open_config(path: &Path) -> Result<Config, Error> {
     Config::open(path, |name| default_input(path, name))
 }
 
-/// The input for which an architecture, named by the configuration at `path`, was designed.
+/// The input for which an architecture was designed. The configuration at `path` names the architecture.
 fn default_input(path: &Path, architecture: &str) -> Result<Shape, Error> {
     let unknown = || Error::UnknownArchitecture {
         path: path.to_owned(),
@@ -575,10 +574,10 @@ fn default_input(path: &Path, architecture: &str) -> Result<Shape, Error> {
     families::find(architecture).map(families::Architecture::default_input).ok_or_else(unknown)
 }
 
-/// Characters of a model's name, which is shown, that are taken from its configuration.
+/// The largest number of characters that a model's name takes from its configuration.
 const MOST_OF_A_NAME: usize = 200;
 
-/// Labels for classes that have none.
+/// Labels for the classes of a model without labels.
 fn numbered(classes: usize) -> Arc<[String]> {
     (0..classes).map(|class| format!("class {class}")).collect()
 }

@@ -1,9 +1,10 @@
-//! "Did you mean": the names nearest to one that is not there.
+//! "Did you mean": the names most similar to one that does not exist.
 
-/// Names further away than this many edits are no help.
+/// The largest number of edits between a name and a similar one.
 const MAX_EDITS: usize = 8;
 
-/// Longer names are neither compared nor told: the cost is the product of two lengths, and names come from files.
+/// The largest length, in bytes, of names that are compared or reported. The cost of a comparison is the product of two
+/// lengths, and names come from files.
 const MAX_BYTES: usize = 256;
 
 /// Up to `most` of `candidates` that are nearest to `name`, each in backquotes, nearest first.
@@ -21,7 +22,7 @@ pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>,
     near.into_iter().take(most).map(|(_, candidate)| format!("`{candidate}`")).collect()
 }
 
-/// Levenshtein's distance: bytes to insert, delete or replace.
+/// Levenshtein's distance: the number of bytes to insert, delete or replace.
 fn edits(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

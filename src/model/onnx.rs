@@ -15,10 +15,10 @@ use crate::graph as values;
 use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
 use crate::tensor::{Dims, Dtype};
 
-/// The model in an ONNX file, with the `config.json` beside it, if there is one.
+/// The model in an ONNX file. A `config.json` in the same folder is read too.
 ///
 /// # Errors
-/// Those of [`Model::open`].
+/// The errors of [`Model::open`].
 pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let file = File::open(path)?;
     let weights = Arc::new(weights(&file)?);
@@ -46,7 +46,8 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     Ok(Model { metadata, ..model.with_name(&name) })
 }
 
-/// A model of a network of images, found in a network of values, with what the `config.json` beside the file says.
+/// The model of a network of images that was found in a network of values, with the settings of the `config.json` in
+/// the file's folder.
 fn of_images(path: &Path, values: Values, found: Recognised, weights: &Arc<Weights>) -> Result<Model, Error> {
     let config_path = path.with_file_name("config.json");
     let (labels, preprocessing) = match config_path.exists() {
@@ -66,8 +67,8 @@ fn of_images(path: &Path, values: Values, found: Recognised, weights: &Arc<Weigh
     Model::of_shaped(Images::new(dims, first, at), weights, labels)
 }
 
-/// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one
-/// that is called a batch, else the first.
+/// The names of the free dimensions without a size that are the batch, one of each input: the dimension whose name
+/// contains `batch`, or else the first.
 fn batch_dims(file: &File, sizes: &Sizes) -> Vec<String> {
     let mut names = Vec::new();
     for input in &file.model().graph.inputs {
@@ -87,7 +88,8 @@ fn batch_dims(file: &File, sizes: &Sizes) -> Vec<String> {
     names
 }
 
-/// The initializers of the file's graph, where they lie in it; those that lie in pieces are read now. Text is left out.
+/// The initializers of the file's graph, at their places in the file. Those that are not stored in one piece are read
+/// now; texts are left out.
 fn weights(file: &File) -> Result<Weights, Error> {
     let mut places = Vec::new();
     for tensor in &file.model().graph.initializers {

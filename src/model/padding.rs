@@ -1,4 +1,4 @@
-//! The padding of rows that are shorter than a size, and the weights of a model at several sizes.
+//! The padding of rows that are shorter than a size, and the weights of a model with several sizes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::tensor::{Dtype, Padding, RowPort};
 /// An input that may be shorter than a size along a free dimension.
 #[derive(Clone, Debug)]
 pub(super) struct Declared {
-    /// The dimension.
+    /// The free dimension.
     dim: Arc<str>,
-    /// The input.
+    /// The name of the input.
     pub(super) port: Arc<str>,
-    /// The bytes of an element that follows the row's own.
+    /// The bytes of the element that fills up the row.
     elem: Arc<[u8]>,
 }
 
@@ -75,11 +75,11 @@ impl Model {
     }
 }
 
-/// The weights with what the layers of a network's graphs read: the same if they have it.
+/// The weights with those that the layers of a network's graphs need in addition; the same weights if there are none.
 pub(super) fn with_layers(weights: Arc<Weights>, values: &Values) -> Result<Arc<Weights>, Error> {
     values.check(&weights)?;
     let LayerWeights { mut computed, mut matrices } = values.layer_weights()?;
-    // Graphs that are cut from a model have the constants that it has, and those of other sizes most of them.
+    // Graphs that are cut from a model need no constants in addition, and graphs of other sizes only a few.
     computed.retain(|name, _| weights.dims(name).is_none());
     matrices.retain(|(name, sums_first)| weights.dims(&filter_of(name, *sums_first)).is_none());
     match computed.is_empty() && matrices.is_empty() {
@@ -88,7 +88,7 @@ pub(super) fn with_layers(weights: Arc<Weights>, values: &Values) -> Result<Arc<
     }
 }
 
-/// The networks, which are `of` at several sizes, with what is declared of the rows' padding.
+/// The networks `each`, which are `of` at several sizes, with the declared padding of rows.
 pub(super) fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Error> {
     let mut padding = Vec::new();
     for declared in &of.padding {
@@ -104,7 +104,7 @@ pub(super) fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Erro
     Ok(each.into_iter().map(with_padding).collect())
 }
 
-/// The axis of a port that is as long as the dimension at every size.
+/// The only axis of a port that is as long as the dimension at every size.
 fn axis_of(Declared { dim, .. }: &Declared, port: usize, of: &Values, each: &[Values]) -> Result<usize, Error> {
     let input = &of.input().ports()[port];
     let is_it = |&axis: &usize| {
@@ -121,12 +121,12 @@ fn axis_of(Declared { dim, .. }: &Declared, port: usize, of: &Values, each: &[Va
     }
 }
 
-/// Whether each input that is shorter because a dimension is, which rows may be padded along, has its padding.
+/// Checks that each input that is shorter along a dimension with padding has a declared padding.
 fn all_told(of: &Values, values: &Values, padding: &[(usize, Padding)]) -> Result<(), Error> {
     let neutral = |name: &str| of.padding.iter().any(|declared| &*declared.dim == name);
     let mut differing = of.dims().iter().filter(|(name, size)| values.dims()[*name] != **size);
     if !differing.all(|(name, _)| neutral(name)) {
-        return Ok(()); // another dimension may be why
+        return Ok(()); // another dimension may be the reason
     }
     for (index, (one, other)) in of.input().ports().iter().zip(values.input().ports()).enumerate() {
         let told = |axis| padding.iter().any(|(port, padding)| *port == index && padding.axis == axis);

@@ -1,4 +1,4 @@
-//! How a picture becomes a model's input.
+//! The preprocessing of pictures.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -21,7 +21,7 @@ pub struct Preprocessing {
     pub input: Shape,
     /// Subtracted from each channel, in units of the full scale (0-1): from -16 to 16.
     pub mean: Vec<f32>,
-    /// Divides each channel after that: from 0.001 to 1000.
+    /// Divides each channel after the mean is subtracted: from 0.001 to 1000.
     pub std: Vec<f32>,
     /// The shorter side after resizing and before the crop, in pixels.
     pub resize: usize,
@@ -55,9 +55,9 @@ pub enum Interpolation {
     Lanczos,
 }
 
-/// What a mean may be. Together with [`STD`] it leaves every normalised byte a finite half, far from the largest one.
+/// The range of means. Together with [`STD`] it keeps every normalised byte a finite half, far from the largest one.
 pub(super) const MEAN: RangeInclusive<f32> = -16.0..=16.0;
-/// What a deviation may be.
+/// The range of deviations.
 pub(super) const STD: RangeInclusive<f32> = 1e-3..=1e3;
 
 impl Preprocessing {
@@ -72,7 +72,7 @@ impl Preprocessing {
         }
     }
 
-    /// The same for an input of another size: the crop takes the same share of the picture.
+    /// The preprocessing for an input of another size: the crop takes the same part of the picture.
     ///
     /// ```
     /// use trefoil::{Shape, model::Preprocessing};
@@ -87,7 +87,7 @@ impl Preprocessing {
         Self { input, resize, ..self.clone() }
     }
 
-    /// Checks it against the shape of a graph's input.
+    /// Checks the preprocessing against the shape of a graph's input.
     pub(super) fn check(&self, input: Shape) -> Result<(), Error> {
         let channels = input.channels;
         if self.input != input {
@@ -108,7 +108,7 @@ impl Preprocessing {
     }
 }
 
-/// What the means or the deviations of an input are expected to be.
+/// The expected means or deviations of an input, as text for errors.
 pub(super) fn one_for_each(channels: usize, range: &RangeInclusive<f32>) -> String {
     let (least, most) = (range.start(), range.end());
     format!("a number from {least} to {most}, in units of the full scale, for each of {channels} channels")

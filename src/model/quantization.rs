@@ -1,4 +1,5 @@
-//! Scales of a model's values: what a configuration or a calibration says, checked and put into the graph.
+//! The scales of a model's values, from a configuration or a calibration: their check, and their application to the
+//! graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -41,21 +42,21 @@ use crate::tensor::Activation;
 pub struct Quantization {
     /// The number that the byte 1 stands for, by the name of the value's node.
     pub scales: BTreeMap<String, f32>,
-    /// What a value is on average, by its channels, as far as it is known. From that a layer that reads it knows what the
-    /// rounding of its weights takes from its sums, and adds it to its biases.
+    /// The means of a value by channel, if they are known. A layer that reads the value adds the expected loss by the
+    /// rounding of its weights to its biases.
     pub means: BTreeMap<String, Vec<f32>>,
     /// Layers that are computed in floats.
     pub floats: BTreeSet<String>,
 }
 
-/// What a scale may be.
+/// The range of scales.
 const SCALES: RangeInclusive<f32> = 1e-12..=1e12;
 
 impl Quantization {
-    /// `graph` with these scales.
+    /// `graph` with these scales and means.
     ///
     /// # Errors
-    /// Everything that is wrong, in words.
+    /// All problems, as texts.
     pub(super) fn apply(&self, graph: &Network) -> Result<Network, Vec<String>> {
         let mut problems = Vec::new();
         let mut graph = without_scales(graph);
@@ -83,7 +84,7 @@ impl Quantization {
         if problems.is_empty() { Ok(graph) } else { Err(problems) }
     }
 
-    /// Gives the convolutions the means of what they read, or tells what is wrong with these.
+    /// Gives the convolutions the means of their inputs; returns all problems with the means.
     fn add_means(&self, graph: &mut Network) -> Vec<String> {
         let unknown = self.means.keys().filter_map(|name| find(graph, name).err());
         let mut problems: Vec<String> = unknown.collect();
@@ -119,10 +120,10 @@ fn find(graph: &Network, name: &str) -> Result<NodeId, String> {
     })
 }
 
-/// Characters of a name that a message has.
+/// The largest number of characters of a name in a message.
 const MOST_OF_A_NAME: usize = 80;
 
-/// The scales that layers lack: their names, and those of the values.
+/// For each layer in bytes and each of its values without a scale, the layer's name and the value's name.
 pub(super) fn missing(graph: &Network) -> Vec<(String, String)> {
     let (optimized, values) = optimize_of(graph);
     let first = first_layers(&optimized);
@@ -141,7 +142,7 @@ pub(super) fn missing(graph: &Network) -> Vec<(String, String)> {
     lacking
 }
 
-/// The values that are kept in bytes for a layer: what it reads and writes; of first layers their maxima alone.
+/// The values that need a scale for a layer: its inputs and its result; for first layers only the maximum.
 fn kept_values(graph: &Network, first: Option<FirstLayers>, layer: NodeId) -> Vec<NodeId> {
     match first {
         Some(first) if first.conv == layer => vec![first.pool],
@@ -153,16 +154,16 @@ fn kept_values(graph: &Network, first: Option<FirstLayers>, layer: NodeId) -> Ve
 #[derive(Clone)]
 pub(crate) struct ByteLayer {
     pub(crate) name: String,
-    /// What it reads and writes.
+    /// The layer's inputs and its result.
     pub(crate) values: Vec<ByteValue>,
 }
 
-/// A value that would be in bytes.
+/// An input or result of a layer in bytes.
 #[derive(Clone)]
 pub(crate) struct ByteValue {
-    /// The node that has it, in a graph before rewrites.
+    /// The name of its node in the graph before rewrites.
     pub(crate) node: String,
-    /// The steps that compute it, by their names; several of a concatenation.
+    /// The names of the steps that compute it: several for a concatenation.
     pub(crate) steps: Vec<String>,
     /// Whether its bytes are unsigned.
     pub(crate) never_negative: bool,
@@ -189,7 +190,7 @@ pub(crate) fn byte_layers(graph: &Network) -> Vec<ByteLayer> {
     optimized.nodes.iter().enumerate().filter_map(layer).collect()
 }
 
-/// The names of the steps that compute a node's value: a concatenation has none of its own.
+/// Adds the names of the steps that compute a node's value to `steps`. A concatenation has no step of its own.
 fn collect_steps(graph: &Network, id: NodeId, steps: &mut Vec<String>) {
     let node = &graph.nodes[id.0];
     match node.op {
@@ -198,7 +199,7 @@ fn collect_steps(graph: &Network, id: NodeId, steps: &mut Vec<String>) {
     }
 }
 
-/// The graph without scales, and what goes with them.
+/// The graph without scales, means and layers in floats.
 pub(super) fn without_scales(graph: &Network) -> Network {
     let mut graph = graph.clone();
     for node in &mut graph.nodes {
@@ -210,7 +211,7 @@ pub(super) fn without_scales(graph: &Network) -> Network {
     graph
 }
 
-/// What is wrong with a node's scale, if anything.
+/// Checks the scale of a node; returns the problem as a text.
 pub(super) fn check(node: &Node) -> Result<(), String> {
     let Some(scale) = node.scale else { return Ok(()) };
     if !SCALES.contains(&scale) {
@@ -225,7 +226,7 @@ pub(super) fn check(node: &Node) -> Result<(), String> {
     }
 }
 
-/// What an operation does last.
+/// The activation that an operation applies last.
 fn activation(op: &Op) -> Activation {
     match op {
         Op::Conv2d(conv) => conv.activation,
@@ -236,7 +237,7 @@ fn activation(op: &Op) -> Activation {
     }
 }
 
-/// Of each node whether its value is never negative: then its bytes are unsigned.
+/// For each node, whether its value is never negative, so that its bytes are unsigned.
 pub(crate) fn never_negative(graph: &Network) -> Vec<bool> {
     let mut never: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
@@ -254,7 +255,7 @@ pub(crate) fn never_negative(graph: &Network) -> Vec<bool> {
     never
 }
 
-/// An error about a quantisation that was given in code.
+/// The error for scales that are given in code.
 pub(super) fn refused(problems: &[String]) -> Error {
     Error::option("quantization", problems.join("; "), "scales of all that its layers read and write")
 }
@@ -265,7 +266,7 @@ mod tests {
     use crate::graph::{GraphBuilder, Window};
     use crate::tensor::Shape;
 
-    /// A convolution with ReLU, one that adds its input, one without weights for each channel, and a pool.
+    /// A convolution with ReLU, one that adds its input, a depthwise one, and a pool.
     fn graph() -> Network {
         let mut g = GraphBuilder::new();
         let image = g.image("image", Shape::new(8, 8, 16));

@@ -35,7 +35,7 @@ pub fn optimize(graph: &Network) -> Network {
     optimize_of(graph).0
 }
 
-/// The same, and of each node the one of `graph` whose value it has.
+/// Rewrites `graph` like `optimize`; returns also, for each node of the result, the node of `graph` that has its value.
 pub(super) fn optimize_of(graph: &Network) -> (Network, Vec<NodeId>) {
     let (mut graph, mut values) = graph.cut_of(graph.output);
     for fuse in [skip_identity, fold_batch_norm, fuse_activation, fuse_residual] {
@@ -46,9 +46,9 @@ pub(super) fn optimize_of(graph: &Network) -> (Network, Vec<NodeId>) {
     (graph, values)
 }
 
-/// What a fusion makes of a node.
+/// The change of a node by a fusion.
 enum Change {
-    /// The node computes just what this earlier one does.
+    /// The node has the same value as this earlier one.
     Same(NodeId),
     /// The node becomes this one.
     Become(Box<Node>),
@@ -60,7 +60,8 @@ struct Rewriter {
     use_counts: Vec<usize>,
 }
 
-/// Offers each node in turn to `fuse`, then removes what nothing reads any more.
+/// Offers each node in turn to `fuse`, then removes the nodes that no other node reads. Returns also, for each
+/// remaining node, its node in `graph`.
 fn rewrite(graph: &Network, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> (Network, Vec<NodeId>) {
     let mut rewriter = Rewriter { use_counts: graph.use_counts(), graph: graph.clone() };
     let mut stands_for: Vec<NodeId> = (0..graph.nodes.len()).map(NodeId).collect();
@@ -84,12 +85,12 @@ fn rewrite(graph: &Network, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> (Ne
     rewriter.graph.cut_of(output)
 }
 
-/// An activation that does nothing.
+/// Removes an activation that does nothing.
 fn skip_identity(_: &Rewriter, node: &Node) -> Option<Change> {
     (node.op == Op::Activation(Activation::None)).then(|| Change::Same(node.inputs[0]))
 }
 
-/// Convolution, batch norm → convolution with norm.
+/// Fuses a convolution and a batch norm into a convolution with a norm.
 fn fold_batch_norm(rewriter: &Rewriter, node: &Node) -> Option<Change> {
     let Op::BatchNorm(norm) = &node.op else { return None };
     let (before, conv) = rewriter.sole_conv(node.inputs[0])?;
@@ -100,7 +101,7 @@ fn fold_batch_norm(rewriter: &Rewriter, node: &Node) -> Option<Change> {
     Some(Change::Become(Box::new(Node { op: Op::Conv2d(conv), ..before.clone() })))
 }
 
-/// Convolution or addition, activation → the same with activation.
+/// Fuses a convolution or an addition and an activation into one operation with an activation.
 fn fuse_activation(rewriter: &Rewriter, node: &Node) -> Option<Change> {
     let Op::Activation(activation) = node.op else { return None };
     let before = rewriter.sole(node.inputs[0])?;
@@ -112,7 +113,7 @@ fn fuse_activation(rewriter: &Rewriter, node: &Node) -> Option<Change> {
     Some(Change::Become(Box::new(Node { op, ..before.clone() })))
 }
 
-/// Convolution, addition → convolution with residual, and with the addition's activation.
+/// Fuses a convolution and an addition into a convolution with a residual and the addition's activation.
 fn fuse_residual(rewriter: &Rewriter, node: &Node) -> Option<Change> {
     let Op::Add(activation) = node.op else { return None };
     let [a, b] = node.inputs[..] else { return None };
@@ -128,12 +129,12 @@ fn fuse_residual(rewriter: &Rewriter, node: &Node) -> Option<Change> {
 }
 
 impl Rewriter {
-    /// The node, if it is read once.
+    /// The node, if it is read only once.
     fn sole(&self, id: NodeId) -> Option<&Node> {
         (self.use_counts[id.0] == 1).then(|| &self.graph.nodes[id.0])
     }
 
-    /// The node and its attributes, if it is a convolution without activation that is read once.
+    /// The node and its attributes, if it is a convolution without an activation and is read only once.
     fn sole_conv(&self, id: NodeId) -> Option<(&Node, &Conv2d)> {
         let node = self.sole(id)?;
         match &node.op {
@@ -168,7 +169,7 @@ mod tests {
         Network::of(&g.finish().unwrap()).unwrap()
     }
 
-    /// conv1 bn1 relu1, conv2 bn2 | down downbn, add, relu2: the block of a ResNet.
+    /// The block of a ResNet: conv1 bn1 relu1, conv2 bn2 | down downbn, add, relu2.
     fn block(down_first: bool) -> Network {
         let mut g = GraphBuilder::new();
         let image = g.image("image", Shape::new(6, 6, 3));
@@ -276,7 +277,8 @@ mod tests {
         assert_eq!(names(&optimize(&network.cut(again))), ["input", "conv"]);
     }
 
-    /// On random graphs, cut at every node: the same value within rounding, well-formed, and done in one go.
+    /// Random graphs, cut at every node: the rewritten graph has the same value within rounding and is well-formed, and
+    /// a second rewrite changes nothing.
     #[test]
     fn values_are_unchanged() {
         let mut random = Xorshift(0x9e37_79b9_7f4a_7c15);

@@ -17,22 +17,22 @@ use super::weights::WeightDtype;
 use crate::error::Error;
 use crate::files::zeros;
 
-/// Where one tensor lies.
+/// The place and type of one stored tensor.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
-    /// Element type.
+    /// The element type.
     pub dtype: WeightDtype,
-    /// Dimensions, outermost first.
+    /// The dimensions, outermost first.
     pub dims: Vec<usize>,
-    /// Elements: the product of the dimensions.
+    /// The number of elements: the product of the dimensions.
     pub elems: usize,
-    /// Which of the sources it lies in.
+    /// The index of the source in which the tensor lies.
     pub source: usize,
-    /// First byte, counted from the source's start.
+    /// The offset of the first byte in the source.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: usize,
-    /// Whether what is stored is a matrix of which this is the transpose, with axes of 1 behind.
+    /// Whether the file has the transposed matrix; the dimensions end with axes of 1 then.
     pub transposed: bool,
 }
 
@@ -45,12 +45,12 @@ pub(super) struct Header {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Longest header accepted, as in the crate `safetensors`.
+/// The largest accepted size of a header, as in the crate `safetensors`.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 
 impl Header {
-    /// Reads and checks the header of a file of `file_bytes`, given a way to read at an offset.
+    /// Reads and checks the header of a file of `file_bytes` bytes; `read_at` reads at an offset.
     pub fn read(
         path: &Path,
         file_bytes: u64,
@@ -78,7 +78,7 @@ impl Header {
         Self::parse(path, &json, LENGTH_BYTES + header_bytes, file_bytes)
     }
 
-    /// Checks the header `json` of a file of `file_bytes` whose tensors begin at byte `data_start`.
+    /// Checks the header `json` of a file of `file_bytes` bytes. Its tensors begin at byte `data_start`.
     fn parse(path: &Path, json: &[u8], data_start: u64, file_bytes: u64) -> Result<Self, Error> {
         let raw: RawHeader = serde_json::from_slice(json).map_err(|e| {
             let what = if e.is_data() { "safetensors header" } else { "not a safetensors file: its header is no JSON" };
@@ -101,7 +101,8 @@ impl Header {
     }
 }
 
-/// One tensor's type, shape and offsets against each other; `data_start` + its offsets must not overflow.
+/// Checks the type, shape and offsets of one tensor against each other, and that `data_start` plus the offsets does not
+/// overflow.
 fn entry(info: TensorInfo, data_start: u64) -> Result<StoredTensor, String> {
     let TensorInfo { dtype, shape: dims, data_offsets: (begin, end) } = info;
     let found = end.checked_sub(begin).ok_or_else(|| format!("offsets [{begin}, {end}] are reversed"))?;
@@ -118,7 +119,7 @@ fn entry(info: TensorInfo, data_start: u64) -> Result<StoredTensor, String> {
     Ok(StoredTensor { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found, transposed: false })
 }
 
-/// The tensors, sorted by offset, must fill the data without gap or overlap, and nothing may follow them.
+/// Checks that the tensors, sorted by offset, fill the data without gaps or overlaps, and that nothing follows them.
 fn check_extents(extents: &[(u64, u64, String)], data_bytes: u64) -> Result<(), String> {
     let mut filled = 0;
     let mut before = None;
@@ -165,7 +166,7 @@ fn weight_dtype(dtype: Dtype) -> WeightDtype {
     })
 }
 
-/// The JSON as it stands, names checked for repetition only.
+/// The JSON of a header, in which only repetitions of names have been checked.
 struct RawHeader {
     tensors: BTreeMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
@@ -204,7 +205,7 @@ impl<'de> Deserialize<'de> for RawHeader {
 
 const METADATA: &str = "__metadata__";
 
-/// A JSON object in which no name is there twice.
+/// A JSON object in which no name is repeated.
 struct UniqueMap<V>(BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {

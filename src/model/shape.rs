@@ -12,10 +12,10 @@ use crate::tensor::Shape;
 /// # Errors
 ///
 /// [`Error::Graph`] with the node's name if the network is not well-formed: a repeated name, an input that does not
-/// come before its reader, a wrong number of inputs, a zero size, stride or dilation, a window larger than the
-/// padded image, a pooling window that can lie in the padding alone, groups that do not divide the channels,
-/// operands of different shapes (of a concatenation: of different height or
-/// width), a linear layer on more than one pixel, sizes whose product overflows, or a scale that is none.
+/// come before its reader, a wrong number of inputs, a zero size, stride or dilation, a window larger than the padded
+/// image, a pooling window that can lie in the padding alone, groups that do not divide the channels, operands of
+/// different shapes (in a concatenation: of different height or width), a linear layer on more than one pixel, sizes
+/// whose product overflows, or an invalid scale.
 ///
 /// ```
 /// use trefoil::{Shape, graph::{GraphBuilder, Window}, model::images::{Network, infer}};
@@ -47,8 +47,9 @@ pub fn infer(graph: &Network) -> Result<Vec<Shape>, Error> {
     Ok(shapes)
 }
 
-/// The tensors that a network reads, with their dimensions: filters `[K, C / groups, R, S]`, linear weights `[out, in]`,
-/// biases and batch norm vectors `[channels]`. In the order of the nodes; a tensor read twice is there twice.
+/// The tensors that a network reads, with their dimensions: filters `[K, C / groups, R, S]`, biases and batch norm
+/// vectors `[channels]`, linear weights `[out, in]`. They are in the order of the nodes; a tensor that is read twice
+/// occurs twice.
 ///
 /// # Errors
 ///
@@ -79,10 +80,10 @@ pub fn params(graph: &Network) -> Result<Vec<(&str, Vec<usize>)>, Error> {
     Ok(params)
 }
 
-/// Most elements of one row's value or of one parameter: so many f64 still fit the address space.
+/// The largest number of elements of one row's value or of one parameter: as many f64 still fit the address space.
 const MAX_ELEMS: usize = isize::MAX as usize / 8;
 
-/// Names, order and number of inputs; after it, every [`NodeId`](super::NodeId) in the graph is in range.
+/// Checks names, order and numbers of inputs. After it, every [`NodeId`](super::NodeId) in the graph is in range.
 fn check_structure(graph: &Network) -> Result<(), Error> {
     let Some(first) = graph.nodes.first() else {
         return Err(Error::graph("", "the graph is empty: expected an input node"));
@@ -122,7 +123,7 @@ fn check_structure(graph: &Network) -> Result<(), Error> {
     Ok(())
 }
 
-/// Least and most inputs.
+/// The least and the largest number of inputs.
 const fn arity(op: &Op) -> (usize, usize) {
     match op {
         Op::Input | Op::Rows(..) => (0, 0),
@@ -135,10 +136,10 @@ const fn arity(op: &Op) -> (usize, usize) {
 }
 
 impl Op {
-    /// The shape of what it computes of values of these shapes, as many as it takes.
+    /// The shape of the operation's result for inputs of these shapes. There are as many inputs as the operation has.
     ///
     /// # Errors
-    /// What does not fit.
+    /// A text that says what does not fit.
     pub(crate) fn shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
         match self {
             Self::Input => Err("an input has the graph's shape".into()),
@@ -211,7 +212,7 @@ fn concat_shape(inputs: &[Shape]) -> Result<Shape, String> {
     Ok(Shape { channels, ..first })
 }
 
-/// The shape after sliding `window` over `x`, with so many channels.
+/// The shape of the result of sliding `window` over `x`, with `channels` channels.
 fn windowed(window: &Window, x: Shape, channels: usize) -> Result<Shape, String> {
     let Window { size, stride, pad, dilation } = *window;
     let height = slide("height", x.height, [pad.top, pad.bottom], size[0], stride[0], dilation[0])?;
@@ -219,7 +220,7 @@ fn windowed(window: &Window, x: Shape, channels: usize) -> Result<Shape, String>
     Ok(Shape { height, width, channels })
 }
 
-/// How many steps a window makes along one axis.
+/// The number of positions of a window along one axis.
 fn slide(
     axis: &str,
     pixels: usize,
@@ -241,7 +242,7 @@ fn slide(
     }
 }
 
-/// Pixels from a window's first tap to its last, both counted.
+/// The number of pixels from a window's first tap to its last one, including both.
 fn extent(size: usize, dilation: usize) -> Result<usize, String> {
     let overflow = || "the window's extent overflows".to_owned();
     (size.saturating_sub(1)).checked_mul(dilation).and_then(|n| n.checked_add(1)).ok_or_else(overflow)
@@ -347,7 +348,7 @@ mod tests {
         rejects(one(x, Op::Linear(Linear::named("x", 2))), "x", "pool it before");
         rejects(one(x, Op::BatchNorm(BatchNorm::named("x", f64::NAN))), "x", "eps");
         rejects(one(Shape::new(0, 8, 4), Op::GlobalAvgPool), "input", "expected 1 to");
-        // Every tap of this window lies in the padding: a mean without padding would divide by zero.
+        // Every tap of this window can lie in the padding: a mean that does not count padding would divide by zero.
         let apart =
             Window { size: [2, 1], stride: [1, 1], pad: Pad { top: 2, bottom: 2, ..Pad::default() }, dilation: [4, 1] };
         rejects(one(Shape::new(1, 1, 1), max_pool(apart)), "x", "dilation along height");

@@ -1,4 +1,4 @@
-//! A network of images: a graph for each size of its free dimensions, which are mostly an image's height and width.
+//! A network of images: a graph for each size of its free dimensions, which are mostly the image's height and width.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::tensor::{Dims, Shape, Size};
 
-/// A network of images as a function of its free dimensions, and what it is at some sizes of them.
+/// A network of images as a function of its free dimensions, with its value at the present sizes.
 #[derive(Clone)]
 pub(crate) struct Images {
     source: Source,
@@ -24,20 +24,21 @@ pub(crate) struct Images {
     shaped: Shaped,
 }
 
-/// What a network of images is at one size.
+/// A network of images at one size.
 #[derive(Clone, Debug)]
 pub(crate) struct Shaped {
     pub network: Arc<images::Network>,
     pub preprocessing: Arc<Preprocessing>,
-    /// The shape of its result.
+    /// The shape of the result.
     pub output: Shape,
-    /// Whether it was cut, so that its result is the features asked for.
+    /// Whether the network was cut, so that its result is the requested features.
     pub is_cut: bool,
-    /// Layers of a file in bytes that are in floats, and why.
+    /// The layers of a file in bytes that are computed in floats, with the reasons.
     pub in_floats: Arc<[String]>,
 }
 
-/// What a network is at sizes of its free dimensions, and the weights with what it reads that is computed of them.
+/// A function from sizes of the free dimensions and weights to the network at these sizes, and to the weights together
+/// with those that the network needs in addition.
 #[derive(Clone)]
 struct Source(Arc<At>);
 
@@ -72,7 +73,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// What `build` answers; as for [`Model::new`].
+    /// The errors of `build`; as for [`Model::new`].
     pub fn of_images(
         weights: impl Into<Arc<Weights>>,
         at: &Size,
@@ -83,7 +84,7 @@ impl Model {
         Self::of_built(weights.into(), at, preprocessing, labels, move |size, _| build(size))
     }
 
-    /// The same of graphs that depend on the weights.
+    /// A network of images with free dimensions, from graphs that also depend on the weights.
     pub(super) fn of_built(
         weights: Arc<Weights>,
         at: &Size,
@@ -102,7 +103,7 @@ impl Model {
         Self::of_shaped(Images::new(at.dims().clone(), shaped, other), weights, labels)
     }
 
-    /// A model of a network of images, with one label for each class, or none.
+    /// The model of a network of images, with one label for each class or without labels.
     pub(super) fn of_shaped(images: Images, weights: Arc<Weights>, labels: Vec<String>) -> Result<Self, Error> {
         let classes = images.shaped.output.channels;
         if !labels.is_empty() && labels.len() != classes {
@@ -115,7 +116,8 @@ impl Model {
     }
 }
 
-/// The weights with the matrix of the last layer as a filter of one tap, which the network reads as a graph of values.
+/// The weights, with the matrix of the last layer also as a filter of one tap. The network as a graph of values reads
+/// the filter.
 fn with_last_layer(weights: Arc<Weights>, network: &images::Network) -> Result<Arc<Weights>, Error> {
     match &network.nodes[network.output.0].op {
         images::Op::Linear(last) if weights.dims(&filter_of(&last.weight, false)).is_none() => {
@@ -126,7 +128,7 @@ fn with_last_layer(weights: Arc<Weights>, network: &images::Network) -> Result<A
 }
 
 impl Images {
-    /// The network that `shaped` is at these sizes, and that `at` gives at others.
+    /// A network that is `shaped` at the sizes `dims`; `at` gives it at other sizes.
     pub fn new(
         dims: Dims,
         shaped: Shaped,
@@ -141,11 +143,11 @@ impl Images {
         Self::new(Dims::new(), shaped, move |_, weights| Ok((same.clone(), weights.clone())))
     }
 
-    /// The same at other sizes of its free dimensions, and the weights with what it reads there; those that it does not have
-    /// are left aside.
+    /// The network at other sizes of its free dimensions, and the weights with those that it needs there in addition.
+    /// Sizes of other dimensions are ignored.
     ///
     /// # Errors
-    /// As for the first one.
+    /// The errors of its construction.
     pub fn at(&self, dims: &Dims, weights: &Arc<Weights>) -> Result<(Self, Arc<Weights>), Error> {
         let size = |(name, size): (&String, &usize)| (name.clone(), *dims.get(name).unwrap_or(size));
         let dims: Dims = self.dims.iter().map(size).collect();
@@ -156,10 +158,10 @@ impl Images {
         Ok((Self { source: self.source.clone(), dims, shaped }, weights))
     }
 
-    /// The network with a change that is made at every size.
+    /// The network with a change that applies at every size.
     ///
     /// # Errors
-    /// Those of the change at the sizes that it has.
+    /// The errors of the change at the present sizes.
     pub fn edited(
         &self,
         edit: impl Fn(Shaped) -> Result<Shaped, Error> + Send + Sync + 'static,
@@ -172,23 +174,23 @@ impl Images {
         Ok(Self::new(self.dims.clone(), shaped, at))
     }
 
-    /// The sizes of its free dimensions.
+    /// The sizes of the free dimensions.
     pub const fn dims(&self) -> &Dims {
         &self.dims
     }
 
-    /// What it is at these sizes.
+    /// The network at these sizes.
     pub const fn shaped(&self) -> &Shaped {
         &self.shaped
     }
 }
 
 impl Shaped {
-    /// The network that is found in a graph of one image, with its preprocessing, and the weights with what it computes of
-    /// them.
+    /// The network in a graph of one image, with its preprocessing, and the weights with those that are computed for
+    /// it.
     ///
     /// # Errors
-    /// Those of [`Model::new`](super::Model::new).
+    /// The errors of [`Model::new`](super::Model::new).
     pub fn of(
         graph: &Graph,
         preprocessing: Preprocessing,
@@ -198,10 +200,10 @@ impl Shaped {
         Self::found(recognise::network(graph, weights)?, preprocessing, weights)
     }
 
-    /// The same of a network that was found.
+    /// A recognised network with its preprocessing, and the weights with those that are computed for it.
     ///
     /// # Errors
-    /// Those of [`Model::new`](super::Model::new).
+    /// The errors of [`Model::new`](super::Model::new).
     pub(super) fn found(
         mut found: Recognised,
         preprocessing: Preprocessing,
@@ -217,7 +219,7 @@ impl Shaped {
         Ok((Self { network, preprocessing, output, is_cut: false, in_floats }, weights))
     }
 
-    /// The network whose result is the value of a node, or of the last one of a module; the same graph if it is that.
+    /// The network cut at a node, or at the last node of a module: its result is the value of that node.
     ///
     /// # Errors
     /// [`Error::Option`] if there is no such node.
@@ -231,7 +233,7 @@ impl Shaped {
         Ok(Self { network: network.into(), output, is_cut: true, ..self })
     }
 
-    /// What computes the result from the value of that node.
+    /// The network that computes the result from the value of a node.
     ///
     /// # Errors
     /// As for [`cut`](Self::cut); [`Error::Graph`] if something after the node reads something before it.
@@ -244,18 +246,18 @@ impl Shaped {
     /// The network with some of its values in bytes.
     ///
     /// # Errors
-    /// What `refused` makes of everything that is wrong.
+    /// The error that `refused` makes of all problems.
     pub fn quantized(self, quantization: &Quantization, refused: impl Fn(&[String]) -> Error) -> Result<Self, Error> {
         let network = quantization.apply(&self.network).map_err(|problems| refused(&problems))?;
         Ok(Self { network: network.into(), ..self })
     }
 
-    /// The network without the scales that it may have.
+    /// The network without scales.
     pub fn without_scales(self) -> Self {
         Self { network: quantization::without_scales(&self.network).into(), ..self }
     }
 
-    /// The node of a name, or the last one of the module of that name.
+    /// The node of this name, or the last node of the module of this name.
     fn find(&self, node: &str) -> Result<NodeId, Error> {
         let nodes = &self.network.nodes;
         let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));

@@ -1,14 +1,14 @@
-//! A model's values as outputs of models of the same weights.
+//! All values of a model, as outputs of models with the same weights.
 
 use super::{Model, Op, Values};
 use crate::error::Error;
 use crate::graph::{Graph, Port};
 
-/// Some values of a model, as outputs.
+/// Some values of a model, as outputs of another model.
 pub(crate) struct Shown {
-    /// The model that has them.
+    /// The model that has these outputs.
     pub model: Model,
-    /// For each output the node that writes it, and what that computes.
+    /// For each output, the name of the node that writes it and the kind of its operation.
     pub nodes: Vec<(String, &'static str)>,
 }
 
@@ -45,8 +45,8 @@ impl Model {
         Self::of_values(values, self.weights().clone())
     }
 
-    /// Models whose outputs are all of its values that are floats, in the order in which they are computed; of a model of any
-    /// values so many at once that they take `most_bytes`, or a single one that is larger.
+    /// Models whose outputs together are all values of this model that are floats, in the order of their computation.
+    /// For a model of values, each has outputs of up to `most_bytes` bytes, or a single larger one.
     pub(crate) fn shown(&self, most_bytes: usize) -> Result<Vec<Shown>, Error> {
         if let Ok(graph) = self.image_network() {
             let computed = graph.nodes[..=graph.output.0].iter().filter(|node| node.op != Op::Input);

@@ -30,8 +30,8 @@ impl Model {
         Ok(self.at_each(std::slice::from_ref(size.dims()))?.remove(0))
     }
 
-    /// The packed size of a model whose rows lie end to end in one record, as [`Embedding::packed`](super::Embedding::packed)
-    /// asks for; nothing of another model.
+    /// The packed size of a model whose rows lie end to end in one record, as with
+    /// [`Embedding::packed`](super::Embedding::packed); `None` for any other model.
     ///
     /// ```no_run
     /// use trefoil::{Packing, model::{Embedding, Model}};
@@ -43,7 +43,7 @@ impl Model {
         Packing::of(&self.dims())
     }
 
-    /// The sizes of its free dimensions.
+    /// The sizes of the free dimensions.
     pub(crate) fn dims(&self) -> Dims {
         match self.network() {
             Network::Values(values) => values.dims().clone(),
@@ -51,12 +51,12 @@ impl Model {
         }
     }
 
-    /// The model at each of these sizes of its free dimensions, which differ: all of the same weights. Those that it does not
-    /// have are left aside.
+    /// The model at each of these sizes of its free dimensions, which differ; all with the same weights. Sizes of other
+    /// dimensions are ignored.
     ///
     /// # Errors
-    /// [`Error::Option`] with all sizes that the model cannot have, and for an input that declares no padding, or has no axis
-    /// as long as the dimension.
+    /// [`Error::Option`] with all sizes that are impossible for the model, and for an input without declared padding,
+    /// or without an axis as long as the dimension.
     pub(crate) fn at_each(&self, all: &[Dims]) -> Result<Vec<Self>, Error> {
         let mut weights = self.weights().clone();
         let networks: Vec<Network> = match self.network() {
@@ -81,10 +81,10 @@ impl Model {
     }
 }
 
-/// Whether all dimensions of a size are among those that a model has.
+/// Checks that the model has all dimensions of a size.
 ///
 /// # Errors
-/// [`Error::Option`] with those that it has.
+/// [`Error::Option`] with the model's dimensions.
 pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
     if size.dims().keys().all(|name| own.contains_key(name)) {
         return Ok(());
@@ -101,10 +101,10 @@ pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
     Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")))
 }
 
-/// What `at` gives for each of these sizes.
+/// The results of `at` for all of these sizes.
 ///
 /// # Errors
-/// [`Error::Option`] with all sizes that it refuses.
+/// [`Error::Option`] with all sizes for which `at` returns an error.
 fn at_all<T>(all: &[Dims], mut at: impl FnMut(&Dims) -> Result<T, Error>) -> Result<Vec<T>, Error> {
     let (mut given, mut refused, mut why) = (Vec::new(), Vec::new(), Vec::new());
     for dims in all {

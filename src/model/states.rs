@@ -38,9 +38,9 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] for an input or an output that the model does not have, or that is its only one; for two of
-    /// different types or dimensions; for an input that rows may be [padded](Model::padded) in. [`Error::Unsupported`] for a
-    /// network of images.
+    /// [`Error::Option`] for an input or an output that the model does not have, or that is its only one; for an input
+    /// and an output of different types or dimensions; for an input that rows may [pad](Model::padded).
+    /// [`Error::Unsupported`] for a network of images.
     pub fn with_state(&self, input: &str, output: &str) -> Result<Self, Error> {
         match self.network() {
             Network::Values(values) => {
@@ -53,7 +53,7 @@ impl Model {
         }
     }
 
-    /// Refuses a model with states where rows have to be all that it reads.
+    /// An error for a model with states, where rows have to be everything that the model reads.
     pub(crate) fn refuse_states(&self, what: &str) -> Result<(), Error> {
         match self.states() {
             [] => Ok(()),
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// The states: what a row of each is, alone.
+    /// The states: for each, the port of a row that has nothing else.
     pub(crate) fn states(&self) -> &[RowPort] {
         match self.network() {
             Network::Values(values) => values.states(),

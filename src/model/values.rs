@@ -11,54 +11,54 @@ use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, batch_first, si
 use crate::onnx::{File, Sizes};
 use crate::tensor::{Dims, Dtype, RowPort, RowSpec, Size};
 
-/// A network as a function from a number of rows to a graph, and the rows that it reads and writes. Its graphs have states
-/// behind the ports of rows.
+/// A network as a function from a number of rows to a graph, with the rows that it reads and writes. In its graphs, the
+/// ports of states follow those of rows.
 #[derive(Clone)]
 pub(crate) struct Values {
     source: Arc<Source>,
-    /// Its free dimensions but the batch.
+    /// The free dimensions except the batch.
     dims: Dims,
-    /// The source's graph for one row.
+    /// The graph for one row.
     one: Graph,
-    /// Which axis of each port is the batch, if it computes several rows at once.
+    /// The axis of each port that is the batch; `None` if the network computes one row at a time.
     batch: Option<BatchAxes>,
     input: RowSpec,
     output: RowSpec,
-    /// What rows may be padded with.
+    /// The declared padding of rows.
     pub(super) padding: Vec<Declared>,
     states: States,
     /// Nodes that are computed in f32 on every device, by name.
     pub(super) in_f32: BTreeSet<String>,
 }
 
-/// Inputs whose values are what outputs gave in the run before.
+/// The states: inputs whose values are those of outputs in the run before.
 #[derive(Clone, Default)]
 struct States {
-    /// The inputs' names.
+    /// The names of the inputs.
     inputs: Vec<Arc<str>>,
     /// The names of the outputs, in the same order.
     outputs: Vec<Arc<str>>,
-    /// What a row of each is, alone.
+    /// For each state, the port of a row that has nothing else.
     rows: Vec<RowPort>,
 }
 
-/// The axis of each input and output that is the batch.
+/// For each input and each output, the axis that is the batch.
 #[derive(Clone)]
 struct BatchAxes([Vec<usize>; 2]);
 
-/// What kernels read as weights of a network's layers.
+/// The constants and matrices that kernels read as weights of layers.
 pub(super) struct LayerWeights {
-    /// Constants that its graphs have themselves.
+    /// Constants that are part of the graphs.
     pub computed: BTreeMap<String, Tensor>,
-    /// Matrices of products, each with whether the sum goes over its first axis.
+    /// Matrices of products by name, each with whether the sum goes over its first axis.
     pub matrices: BTreeSet<(String, bool)>,
 }
 
-/// Where its graphs come from.
+/// The source of graphs.
 enum Source {
-    /// A file, with these constants, and dimensions that are the batch.
+    /// A file, with constants for some inputs, and the names of the dimensions that are the batch.
     File(Box<File>, Sizes, Vec<String>),
-    /// Code.
+    /// A function of the program.
     Code(Box<Build>),
 }
 
@@ -77,10 +77,11 @@ impl Source {
 }
 
 impl Values {
-    /// Of a file at these sizes. These free dimensions are the batch, if every input and output has it as an axis.
+    /// The network in a file at these sizes. The dimensions `batch` are the batch, if every input and output has such
+    /// an axis.
     ///
     /// # Errors
-    /// Those of [`File::graph`].
+    /// The errors of [`File::graph`].
     pub(super) fn of_file(file: File, sizes: Sizes, batch: Vec<String>) -> Result<Self, Error> {
         let (dims, may_be_batched) = (sizes.dims().clone(), !batch.is_empty());
         let source = Source::File(file.into(), sizes, batch);
@@ -92,10 +93,10 @@ impl Values {
         Self::new(source.into(), dims, one, axes)
     }
 
-    /// Of code, at the free dimensions that a size names.
+    /// The network of a function, with these free dimensions.
     ///
     /// # Errors
-    /// What the code answers; [`Error::Graph`] for a port none of whose dimensions is the number of rows.
+    /// The errors of `build`; [`Error::Graph`] for a port without a dimension that is the number of rows.
     pub(super) fn built(
         dims: Dims,
         build: impl Fn(&Size) -> Result<Graph, Error> + Send + Sync + 'static,
@@ -103,10 +104,10 @@ impl Values {
         Self::batched(Arc::new(Source::Code(Box::new(build))), dims)
     }
 
-    /// The same of graphs that compute one row, whatever its ports are.
+    /// The network of a function whose graphs compute one row with any ports.
     ///
     /// # Errors
-    /// What the code answers; [`Error::Graph`] for a row that no memory can hold.
+    /// The errors of `build`; [`Error::Graph`] for a row that no memory can hold.
     pub(super) fn unbatched(
         dims: Dims,
         build: impl Fn(&Size) -> Result<Graph, Error> + Send + Sync + 'static,
@@ -127,7 +128,7 @@ impl Values {
         }
     }
 
-    /// Of one graph, which computes one row.
+    /// The network of one graph, which computes one row.
     ///
     /// # Errors
     /// [`Error::Graph`] for a row that no memory can hold.
@@ -142,7 +143,8 @@ impl Values {
         Self { source, dims, one, batch, input, output, padding, states, in_f32 }.with_states(&[], &[])
     }
 
-    /// The same with these inputs as states, each with the output of the same place, which are as the inputs.
+    /// The network with these inputs as states. Each state takes the value of the output at the same index, which has
+    /// the same type and dimensions.
     ///
     /// # Errors
     /// [`Error::Graph`] for a row that no memory can hold.
@@ -157,7 +159,7 @@ impl Values {
         Ok(Self { one, input, output, states, ..self.clone() })
     }
 
-    /// Rows of these ports of the graph for one row.
+    /// The rows of these ports of the graph for one row.
     fn rows(&self, one: &Graph, ports: &[Port]) -> Result<RowSpec, Error> {
         let port = |port: &Port| -> (Arc<str>, Dtype, Vec<usize>) {
             let ValueType { dtype, dims } = one.value(port.value);
@@ -166,11 +168,11 @@ impl Values {
         RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
     }
 
-    /// The same with an input as a state: its value is what an output gave in the run before.
+    /// The network with an input as a state: its value is that of an output in the run before.
     ///
     /// # Errors
-    /// [`Error::Option`] for an input or an output that it does not have, or the last one; for two of different types; for
-    /// an input that may be padded.
+    /// [`Error::Option`] for an input or an output that the network does not have, or its only one; for two of
+    /// different types; for an input that may be padded.
     pub(super) fn with_state(&self, input: &str, output: &str) -> Result<Self, Error> {
         let [read, written] = [self.input.port(input)?, self.output.port(output)?];
         if (read.dtype, &read.dims) != (written.dtype, &written.dims) {
@@ -186,15 +188,15 @@ impl Values {
         self.with_states(&with(&self.states.inputs, read), &with(&self.states.outputs, written))
     }
 
-    /// The states: what a row of each is, alone, under the name of the input.
+    /// The states: for each, the port of a row that has nothing else, under the name of the input.
     pub fn states(&self) -> &[RowPort] {
         &self.states.rows
     }
 
-    /// The same at other sizes of its free dimensions; those that it does not have are left aside.
+    /// The network at other sizes of its free dimensions. Sizes of other dimensions are ignored.
     ///
     /// # Errors
-    /// As for the first one.
+    /// The errors of its construction.
     pub(super) fn at(&self, dims: &Dims) -> Result<Self, Error> {
         let size = |(name, size): (&String, &usize)| (name.clone(), *dims.get(name).unwrap_or(size));
         let (source, dims) = (self.source.clone(), self.dims.iter().map(size).collect());
@@ -213,23 +215,23 @@ impl Values {
         values.with_states(&self.states.inputs, &self.states.outputs)
     }
 
-    /// Nodes that are computed in f32 on every device, by name.
+    /// The names of the nodes that are computed in f32 on every device.
     pub const fn in_f32(&self) -> &BTreeSet<String> {
         &self.in_f32
     }
 
-    /// The sizes of its free dimensions.
+    /// The sizes of the free dimensions.
     pub(super) const fn dims(&self) -> &Dims {
         &self.dims
     }
 
-    /// The same with other rows as input, which differ in what is said of them alone.
+    /// The network with another description of its input rows, which have the same ports.
     pub(super) fn with_input(self, input: RowSpec) -> Self {
         assert!(self.input.is_like(&input), "rows of the same ports");
         Self { input, ..self }
     }
 
-    /// What kernels read as weights of the layers.
+    /// The constants and matrices that kernels read as weights of layers.
     pub(super) fn layer_weights(&self) -> Result<LayerWeights, Error> {
         let graph = self.graph(1)?;
         let (mut computed, mut matrices) = (BTreeMap::new(), BTreeSet::new());
@@ -254,7 +256,7 @@ impl Values {
     /// The graph for a number of rows, which is 1 if the model [is not batched](Self::is_batched).
     ///
     /// # Errors
-    /// As for the first one.
+    /// The errors of the network's construction.
     pub fn graph(&self, rows: usize) -> Result<Graph, Error> {
         match rows {
             1 => Ok(simplify(&self.one)),
@@ -265,22 +267,22 @@ impl Values {
         }
     }
 
-    /// Whether it computes several rows at once: every input and output has the batch as an axis.
+    /// Whether the network computes several rows at once: every input and output has the batch as an axis.
     pub const fn is_batched(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// What a request brings.
+    /// The rows of requests.
     pub const fn input(&self) -> &RowSpec {
         &self.input
     }
 
-    /// What it gets.
+    /// The rows of results.
     pub const fn output(&self) -> &RowSpec {
         &self.output
     }
 
-    /// Whether the weights have what the graph names.
+    /// Checks that the weights have all tensors that the graph names, with their dimensions.
     pub(super) fn check(&self, weights: &Weights) -> Result<(), Error> {
         for value in &self.one.values {
             if let crate::graph::Origin::Constant(Constant::Weight(name)) = &value.origin {
@@ -303,7 +305,8 @@ fn first(graph: Graph, axes: Option<&BatchAxes>) -> Graph {
     }
 }
 
-/// The axes that are the batch, or the first port whose dimensions are not the number of rows and others that stay.
+/// The axes that are the batch. If there are none, the name of the first port with other differences than one axis of 1
+/// and 2.
 fn batch_axes(one: &Graph, two: &Graph) -> Result<BatchAxes, String> {
     let of_port = |(a, b): (&Port, &Port)| {
         let [one, two] = [&one.value(a.value).dims, &two.value(b.value).dims];

@@ -1,4 +1,4 @@
-//! Weights by name: of safetensors and ONNX files, or made in code.
+//! Weights by name: from safetensors and ONNX files, or made in code.
 //!
 //! Only the header is kept in memory. A tensor is read when it is asked for, at its place in the file, so that a
 //! load never holds a second copy of all weights, and a file that changes meanwhile gives an error, not a signal.
@@ -37,7 +37,7 @@ use crate::tensor::Dtype;
 /// ```
 pub struct Weights {
     path: PathBuf,
-    /// What the header's entries lie in.
+    /// The sources in which the tensors lie.
     sources: Vec<Arc<Source>>,
     header: Header,
 }
@@ -55,23 +55,23 @@ pub struct Weights {
 pub enum WeightDtype {
     /// A type that values have.
     Element(Dtype),
-    /// A type that a file may hold but no value has; its name.
+    /// The name of a type that files may have but values do not.
     Other(&'static str),
 }
 
-/// A tensor of a file, and where it lies: dense little-endian elements.
+/// A tensor in a source: dense little-endian elements.
 pub(super) struct Placed {
     pub name: String,
     pub of: ValueType,
     pub source: Arc<Source>,
-    /// First byte, counted from the source's start.
+    /// The offset of the first byte in the source.
     pub offset: u64,
 }
 
-/// Bytes read from a file at a time: a multiple of every element's size.
+/// The number of bytes that are read from a file at a time: a multiple of every element's size.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What stands for the path where weights are not in a file.
+/// The text in place of a path for weights that are not in a file.
 const IN_MEMORY: &str = "<memory>";
 
 impl Weights {
@@ -108,7 +108,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if a name is there twice or the elements do not match the dimensions.
+    /// [`Error::Tensor`] if a name is repeated or the elements do not match the dimensions.
     pub fn from_tensors<N: Into<String>>(
         tensors: impl IntoIterator<Item = (N, Vec<usize>, Vec<f32>)>,
     ) -> Result<Self, Error> {
@@ -124,11 +124,11 @@ impl Weights {
         Ok(weights)
     }
 
-    /// These weights, and further ones that are made in code. Both objects share the open files.
+    /// These weights together with others that are made in code. Both objects share the open files.
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if a name is there twice.
+    /// [`Error::Tensor`] if a name exists already.
     ///
     /// ```
     /// use trefoil::{graph::Tensor, model::Weights};
@@ -144,7 +144,7 @@ impl Weights {
         Ok(all)
     }
 
-    /// These weights, some of them under other names and in other dimensions too: (new name, name, dimensions).
+    /// These weights, of which some also have other names and dimensions: (new name, name, dimensions).
     pub(super) fn with_views(
         &self,
         views: impl IntoIterator<Item = (String, String, Vec<usize>)>,
@@ -162,8 +162,8 @@ impl Weights {
         Ok(all)
     }
 
-    /// These weights, and of some matrices the filters of one tap that they are, under the names that [`filter_of`] gives
-    /// them: of each its name, and whether the sum goes over its first axis.
+    /// These weights, with some matrices also as filters of one tap, under the names that [`filter_of`] gives. A matrix
+    /// is given by its name and whether the sum goes over its first axis.
     ///
     /// # Errors
     /// [`Error::Tensor`] if there is no such matrix.
@@ -180,10 +180,10 @@ impl Weights {
         Ok(all)
     }
 
-    /// These weights, and others that are several of them one behind the other along the first axis, by name.
+    /// These weights together with tensors that join several of them along the first axis, by name.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if one of them is not there, or they differ in their type or their other axes.
+    /// [`Error::Tensor`] if one of them does not exist, or if they differ in their types or other axes.
     pub(super) fn with_joined(&self, joins: &BTreeMap<String, Vec<String>>) -> Result<Self, Error> {
         let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
         for (name, names) in joins {
@@ -204,7 +204,7 @@ impl Weights {
         Ok(all)
     }
 
-    /// What two tensors are together.
+    /// The tensor that joins `whole` and `next` along the first axis.
     fn behind(&self, whole: StoredTensor, name: &str, next: &StoredTensor) -> Result<StoredTensor, Error> {
         let is_like = whole.dtype == next.dtype && whole.dims.get(1..) == next.dims.get(1..) && !next.dims.is_empty();
         if !is_like {
@@ -238,7 +238,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Those of a file of which is known where its tensors lie.
+    /// The weights of a file with known places of its tensors.
     pub(super) fn of_places(path: &Path, places: Vec<Placed>) -> Result<Self, Error> {
         let mut all = Self { path: path.to_owned(), sources: Vec::new(), header: Header::default() };
         for Placed { name, of, source, offset } in places {
@@ -256,7 +256,7 @@ impl Weights {
         Ok(all)
     }
 
-    /// The file; `<memory>` where there is none.
+    /// The path of the file; `<memory>` if there is no file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -276,7 +276,7 @@ impl Weights {
         self.header.tensors.get(name).map(|entry| entry.dtype)
     }
 
-    /// Of f16, bf16 and f32 the type that most elements are stored in; f32 where there are none.
+    /// The one of f16, bf16 and f32 in which most elements are stored; f32 if no elements are.
     pub(crate) fn most_stored(&self) -> Dtype {
         let elems = |dtype: Dtype| {
             let of_type = |entry: &&StoredTensor| entry.dtype == WeightDtype::Element(dtype);
@@ -290,7 +290,7 @@ impl Weights {
         &self.header.metadata
     }
 
-    /// Checks that a tensor is there, has these dimensions, and is of a type that [`read_f32`](Self::read_f32) reads.
+    /// Checks that a tensor exists, has these dimensions, and has a type that [`read_f32`](Self::read_f32) reads.
     ///
     /// # Errors
     ///
@@ -315,12 +315,12 @@ impl Weights {
         self.read_at(out, entry, 0)
     }
 
-    /// Reads a tensor in its own type, whatever its elements are: a mask may hold infinities.
+    /// Reads a tensor in its own type. Its elements may be any, such as the infinities of a mask.
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if there is no such tensor or no value has its type; [`Error::Io`] if the file cannot be read;
-    /// [`Error::OutOfMemory`] if there is no room for it.
+    /// [`Error::Tensor`] if there is no such tensor or values cannot have its type; [`Error::Io`] if the file cannot be
+    /// read; [`Error::OutOfMemory`] if there is no room for it.
     ///
     /// ```
     /// use trefoil::model::Weights;
@@ -342,7 +342,7 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read), and [`Error::Tensor`] if its dimensions are others.
+    /// As [`read`](Self::read); [`Error::Tensor`] if the tensor has other dimensions.
     ///
     /// ```
     /// use trefoil::{Dtype, graph::ValueType, model::Weights};
@@ -367,9 +367,9 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if there is no such tensor, its dimensions or type are others, an element is not finite (its
-    /// index is told), or `out` has not exactly its length; [`Error::Io`] if the file cannot be read, also if it has
-    /// been cut short since it was opened.
+    /// [`Error::Tensor`] if there is no such tensor, if it has other dimensions or another type, if an element is not
+    /// finite (the error has its index), or if `out` does not have exactly its length; [`Error::Io`] if the file cannot
+    /// be read, also if it has been cut short since it was opened.
     pub fn read_f32(&self, name: &str, expected_dims: &[usize], out: &mut [f32]) -> Result<(), Error> {
         let entry = self.entry_of(name, expected_dims)?;
         if entry.elems != out.len() {
@@ -414,14 +414,14 @@ impl Weights {
         }
     }
 
-    /// The [`Error::Tensor`] of a tensor that is not there.
+    /// The [`Error::Tensor`] for a tensor that does not exist.
     pub(super) fn missing(&self, name: &str, expected: impl Into<String>) -> Error {
         let near = nearest(name, self.names(), 3);
         let found = if near.is_empty() { "no such tensor".into() } else { format!("only {}", near.join(", ")) };
         self.error(name, expected, found)
     }
 
-    /// The same with all files in memory.
+    /// These weights with all files in memory.
     pub(super) fn in_memory(this: &Arc<Self>) -> Result<Arc<Self>, Error> {
         let read = |source: &Arc<Source>| match &**source {
             Source::Memory(_) => Ok(source.clone()),
@@ -459,7 +459,7 @@ impl Weights {
         Ok(entry)
     }
 
-    /// Bytes of an entry from its byte `at` on.
+    /// Reads bytes of an entry from its byte `at` on.
     fn read_at(&self, out: &mut [u8], entry: &StoredTensor, at: u64) -> Result<(), Error> {
         self.sources[entry.source].read_at(out, entry.offset + at).map_err(|e| Error::io("read", &self.path, e))
     }
@@ -480,7 +480,7 @@ impl fmt::Debug for Weights {
     }
 }
 
-/// The name under which a constant of a graph is among the weights: its own, or one that its elements decide.
+/// The name of a graph's constant among the weights: its own name, or one that depends on its type and elements.
 pub(crate) fn name_of(constant: &Constant, of: &ValueType) -> String {
     match constant {
         Constant::Weight(name) => name.clone(),
@@ -493,10 +493,10 @@ pub(crate) fn filter_of(matrix: &str, transposed: bool) -> String {
     format!("{matrix} ({})", if transposed { "transposed, 1x1" } else { "1x1" })
 }
 
-/// What [`Weights::read_f32`] reads.
+/// The types that [`Weights::read_f32`] reads.
 const FLOATS: &str = "f16, bf16, f32 or f64";
 
-/// `bytes` hold exactly the elements of `out`.
+/// Converts elements to f32; `bytes` has exactly the elements of `out`.
 fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], to_f32: impl Fn([u8; N]) -> f32) {
         let (elems, rest) = bytes.as_chunks::<N>();

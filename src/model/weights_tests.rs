@@ -1,8 +1,8 @@
-//! Weights of every type, under other names, and what is said of those that are missing.
+//! Tests of weights with every type and under other names, and of the errors for missing ones.
 
 use super::*;
 
-/// A file of one tensor `w`.
+/// A safetensors file with one tensor `w`.
 fn file(dtype: &str, dims: &[usize], data: &[u8]) -> Vec<u8> {
     let json = format!(r#"{{"w":{{"dtype":"{dtype}","shape":{dims:?},"data_offsets":[0,{}]}}}}"#, data.len());
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat()
@@ -66,7 +66,7 @@ fn a_wrong_request_says_what_is_there() {
     assert!(error.ends_with("expected f16, bf16, f32 or f64, found i64"), "{error}");
 }
 
-/// As of a file without content whose size is a lie.
+/// A tensor of a size that no memory has, as in an empty file with a wrong size.
 #[test]
 fn what_fits_into_no_memory_is_an_error() {
     let Weights { path, sources, header } = Weights::from_tensors([("w", vec![1], vec![0.5])]).unwrap();

@@ -8,8 +8,8 @@ const ALIGN: usize = 256;
 
 /// Computes lifetimes and gives each arena tensor an offset: largest first, at the lowest gap that no tensor alive at
 /// the same time covers. A step's outputs never share memory with its inputs. Two tensors are alive at the same time
-/// unless all that touches the one comes before all that touches the other, in the order that is given: with branches
-/// side by side that is less than the order of the steps. Parts of a tensor lie in it.
+/// unless, in `order`, every step that reads or writes the one ends before every step that reads or writes the other
+/// begins; steps of different lanes often have no order. A part of a tensor lies within the whole.
 pub(super) fn place(plan: &mut Plan, order: &LaneOrder) {
     let touches = touches(plan);
     for (tensor, steps) in plan.tensors.iter_mut().zip(&touches) {
@@ -29,7 +29,7 @@ pub(super) fn place(plan: &mut Plan, order: &LaneOrder) {
         plan.arena_bytes = plan.arena_bytes.max(offset + aligned(plan.tensors[t].bytes));
     }
     plan.arena_bytes_without_reuse = sizes.iter().map(|&t| aligned(plan.tensors[t].bytes)).sum();
-    // What a part is of stands before it.
+    // The tensor that contains a part has its offset already.
     for t in 0..plan.tensors.len() {
         if let Some(part) = plan.tensors[t].part_of
             && let Place::Arena(offset) = plan.tensors[part.of.0].place
@@ -45,7 +45,7 @@ fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
 }
 
-/// The steps that write or read each tensor, ascending; of a part those of the whole.
+/// The steps that write or read each tensor, ascending; for a part, the steps of the whole tensor.
 fn touches(plan: &Plan) -> Vec<Vec<usize>> {
     let mut touches = vec![Vec::new(); plan.tensors.len()];
     for (index, step) in plan.steps.iter().enumerate() {
@@ -56,7 +56,7 @@ fn touches(plan: &Plan) -> Vec<Vec<usize>> {
     (0..plan.tensors.len()).map(|t| touches[plan.holder(TensorId(t)).0].clone()).collect()
 }
 
-/// The lowest offset for tensor `t` beside those that are placed.
+/// The lowest offset at which tensor `t` overlaps none of the placed tensors in `overlapping`.
 fn lowest_gap(plan: &Plan, overlapping: Vec<usize>, t: usize) -> usize {
     let range = |p: usize| match plan.tensors[p].place {
         Place::Arena(offset) => (offset, offset + aligned(plan.tensors[p].bytes)),

@@ -1,4 +1,4 @@
-//! Attention: what it computes, its kernels, and how many tiles of rows share what a block reads.
+//! Attention: its sizes, its kernels, and how many tiles of rows share the keys and values that a block reads.
 
 use std::fmt;
 
@@ -17,15 +17,15 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionSizes {
-    /// Images.
+    /// The number of images.
     pub images: usize,
-    /// Heads of an image.
+    /// The number of heads of an image.
     pub heads: usize,
-    /// Queries of a head.
+    /// The number of queries of a head.
     pub rows: usize,
-    /// Keys and values of a head.
+    /// The number of keys of a head, which is also the number of its values.
     pub keys: usize,
-    /// Values of a query, a key and a value.
+    /// The number of elements of a query, a key or a value.
     pub dims: usize,
 }
 
@@ -46,13 +46,13 @@ pub struct HeadsAt {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionTile {
-    /// Values of a head, at most.
+    /// The largest number of elements of a query, a key or a value.
     pub dims: usize,
-    /// Keys of a chunk.
+    /// The number of keys in a chunk.
     pub keys: usize,
 }
 
-/// A kernel, and how many tiles of 64 rows share the keys and values that a block reads.
+/// A kernel of attention together with the number of 64-row tiles that share the keys and values that a block reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionKernel {
     /// The kernel.
@@ -60,13 +60,13 @@ pub struct AttentionKernel {
     /// The number of tiles, up to 4,096; more than the warpgroups of a block only if all chunks of a head fit into shared
     /// memory.
     pub block_tiles: usize,
-    /// Whether extra warps compute the few rows behind a head's last full tile, in place of another tile. With a mask
-    /// these rows are always a tile.
+    /// Whether extra warps compute the few rows behind a head's last full tile, instead of another tile. With a mask,
+    /// these rows are always computed as a tile.
     pub tails: bool,
 }
 
 impl HeadsAt {
-    /// Whether heads are at multiples of 16 bytes.
+    /// Whether all heads begin at multiples of 16 bytes.
     pub(super) fn is_aligned(self) -> bool {
         self.pitches.iter().chain([&self.first]).all(|of| of.is_multiple_of(8))
     }
@@ -77,30 +77,31 @@ impl AttentionTile {
     pub const ALL: [Self; 3] =
         [Self { dims: 64, keys: 104 }, Self { dims: 64, keys: 128 }, Self { dims: 128, keys: 112 }];
 
-    /// Warpgroups that multiply, each with a tile of its own.
+    /// The number of warpgroups that multiply. Each computes one tile at a time.
     pub(crate) const fn groups(self) -> usize {
         if self.dims <= 64 { 3 } else { 2 }
     }
 
-    /// Warps that have tails in turn.
+    /// The number of extra warps, which compute tails in turn.
     pub(crate) const fn tail_warps(self) -> usize {
         if self.dims <= 64 && self.keys <= 104 { 2 } else { 0 }
     }
 
-    /// Keys whose values a chunk has: products take 16 at a time.
+    /// The number of values in a chunk: the keys, rounded up to 16, because a product takes 16 at a time.
     pub(crate) const fn values(self) -> usize {
         self.keys.next_multiple_of(16)
     }
 
-    /// Chunks that the shared memory holds. As `kernels/sm90_attention.cu` has it, like what follows.
+    /// The number of chunks that fit into shared memory. This function and those below agree with
+    /// `kernels/sm90_attention.cu`.
     pub(crate) const fn stages(self) -> usize {
         let besides = 1024 + self.groups() * self.group_bytes() + self.tail_bytes();
         let fit = (SHARED_BYTES - besides) / self.stage_bytes();
         if fit < 6 { fit } else { 6 }
     }
 
-    /// Dynamic shared memory without a mask: rows and a result for each warpgroup and for tails, chunks, barriers,
-    /// records.
+    /// Bytes of dynamic shared memory without a mask: rows and a result for each warpgroup and for tails, chunks,
+    /// barriers and records.
     pub(crate) const fn shared_bytes(self) -> usize {
         let (groups, stages) = (self.groups(), self.stages());
         let readers = groups + self.tail_warps();
@@ -109,12 +110,13 @@ impl AttentionTile {
         rows + stages * self.stage_bytes() + barriers * 8 + readers * 4 * 32 + 16
     }
 
-    /// Dynamic shared memory with a mask of keys: the mask of each chunk, as floats, and a word about it.
+    /// Bytes of dynamic shared memory with a mask of keys: for each chunk also its mask as floats, and 16 bytes about
+    /// the mask.
     pub(crate) const fn key_masked_shared_bytes(self) -> usize {
         self.shared_bytes() + self.stages() * (4 * self.keys + 16)
     }
 
-    /// Boxes of 64 halves side by side.
+    /// The number of boxes of 64 halves side by side that a row takes.
     const fn boxes(self) -> usize {
         self.dims.div_ceil(64)
     }
@@ -145,7 +147,7 @@ impl fmt::Display for AttentionKernel {
     }
 }
 
-/// Of these kernels the one with the fewest clocks; an error that names what none is for.
+/// The kernel with the fewest clocks; an error that names `sizes` and the hardware if there is none.
 pub(super) fn best(
     kernels: Vec<AttentionKernel>,
     clocks: impl Fn(AttentionKernel) -> f64,
@@ -168,7 +170,7 @@ impl AttentionSizes {
         best(self.kernels(limits), |kernel| self.clocks(kernel, limits), self, limits)
     }
 
-    /// Every kernel that computes it.
+    /// Every kernel that computes attention of these sizes.
     pub fn kernels(&self, limits: &Limits) -> Vec<AttentionKernel> {
         let is_one = limits.has_sm90_kernels() && self.dims.is_multiple_of(8) && self.dims > 0;
         let tiles = AttentionTile::ALL.into_iter();
@@ -179,26 +181,27 @@ impl AttentionSizes {
             let (tiles, _) = self.tiles_and_tail(tails);
             let mut counts = vec![1, 2, tile.groups()];
             counts.retain(|count| *count < tiles);
-            // All of a head, also where a mask makes the tail a tile.
+            // All tiles of a head, including the one that replaces the tail where there is a mask.
             counts.push(self.row_tiles().min(MOST_BLOCK_TILES));
             counts.into_iter().map(move |block_tiles| AttentionKernel { tile, block_tiles, tails })
         };
         both.flat_map(of_tile).filter(|kernel| self.check(*kernel).is_ok()).collect()
     }
 
-    /// Tiles of rows of a head, if there is no tail.
+    /// The number of tiles of a head without a tail.
     fn row_tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Tiles of rows of a head, and the rows behind them, which are no tile: where there are to be tails.
+    /// The number of tiles of a head, and the number of rows behind them that are computed as a tail. The second number
+    /// is 0 without `tails`, without a full tile, or if too many rows are left.
     pub(crate) fn tiles_and_tail(&self, tails: bool) -> (usize, usize) {
         let (tiles, rest) = (self.rows / TILE_ROWS, self.rows % TILE_ROWS);
         if tails && tiles > 0 && (1..=TAIL_ROWS).contains(&rest) { (tiles, rest) } else { (self.row_tiles(), 0) }
     }
 
-    /// An error where more tiles share chunks than warpgroups work on, and the chunks do not stay; where they are more than
-    /// [`MOST_BLOCK_TILES`]; and where there are no tails, but the kernel has.
+    /// Checks that `kernel` can compute these sizes. Tiles beyond the number of warpgroups need all chunks of a head in
+    /// shared memory; a block has at most [`MOST_BLOCK_TILES`] tiles; and a kernel with tails needs rows for a tail.
     pub(crate) fn check(&self, kernel: AttentionKernel) -> Result<(), Error> {
         let AttentionKernel { tile, block_tiles, tails } = kernel;
         let fits = block_tiles <= tile.groups() || self.keys.div_ceil(tile.keys) <= tile.stages();
@@ -211,7 +214,7 @@ impl AttentionSizes {
         Err(Error::Unsupported { what: format!("attention of {self:?} by {kernel}"), instead })
     }
 
-    /// In units of a warpgroup's step for a key: of the multiprocessor that has the most blocks.
+    /// The predicted time of the busiest multiprocessor. The unit is the time in which a warpgroup processes one key.
     pub(super) fn clocks(&self, kernel: AttentionKernel, limits: &Limits) -> f64 {
         let AttentionKernel { tile, block_tiles, tails } = kernel;
         let (row_tiles, _) = self.tiles_and_tail(tails);
@@ -223,22 +226,23 @@ impl AttentionSizes {
     }
 }
 
-/// Tiles of a block at most: with a mask of keys 128 threads of each arrive at a barrier, which counts to 2^20 - 1.
+/// The largest number of tiles of a block. With a mask of keys, 128 threads for each tile arrive at a barrier, which
+/// counts to 2^20 - 1.
 pub(crate) const MOST_BLOCK_TILES: usize = 4096;
 const _: () = assert!(128 * MOST_BLOCK_TILES < 1 << 20);
-/// Rows of a tile.
+/// The number of rows of a tile.
 pub(crate) const TILE_ROWS: usize = 64;
-/// Rows of a tail, at most.
+/// The largest number of rows of a tail.
 pub(crate) const TAIL_ROWS: usize = 8;
-/// Rows that a warp stores.
+/// The number of rows that a warp stores at once.
 pub(crate) const STORE_ROWS: usize = 16;
-/// What a block may have on compute capability 9.0.
+/// The bytes of shared memory that a block may have on compute capability 9.0.
 const SHARED_BYTES: usize = 227 << 10;
-/// What a step takes besides its keys, in keys: of the times of both kernels of 64 values at 257 to 1500 keys.
+/// The fixed time of a step over a chunk, in keys: fitted to times of both kernels of 64 values at 257 to 1500 keys.
 const STEP: f64 = 40.0;
-/// What a block with a tail takes at least, in tiles of a warpgroup: of 197 rows, 128 images.
+/// The least time of a block with a tail, in tiles of a warpgroup: measured at 197 rows and 128 images.
 const TAIL: f64 = 1.12;
-/// What a block takes before it has its first chunk, in steps: a guess, which keeps blocks large where no time is lost.
+/// The time before a block has its first chunk, in steps: a guess that keeps blocks large where this costs no time.
 const LOADING: f64 = 0.15;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The operations that every device computes in one step in bytes, so that all devices give the same bytes.
+//! Operations in bytes that every device computes in one step, so that all devices give the same bytes.
 
 use super::context::{ALWAYS, Context, Match};
 use super::conv_s8::MOST_PRODUCTS;
@@ -9,12 +9,12 @@ use crate::error::Error;
 use crate::model::{Conv2d, NodeId, Pool, Preprocessing};
 use crate::tensor::{Activation, InputFormat, Shape};
 
-/// A convolution of bytes with the one whose result it would add: products of both go into its sums, and the other's result
-/// is rounded nowhere. That one has no activation or residual, nothing else reads it, and its input is signed if the first
-/// one's is.
+/// A convolution of bytes in one step with a second convolution, whose result it would add. The products of both go
+/// into the same sums, so the second result is not rounded. The second convolution has no activation and no residual,
+/// no other node reads it, and both inputs have the same type, signed or not.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if a kernel was chosen for the other one, which has no step.
+/// [`Error::Unsupported`] if the program has chosen a kernel for the second convolution, which has no step of its own.
 pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match>, Error> {
     let Some((conv, &[x, added], output_scale)) = context.dense_in_bytes(host) else { return Ok(None) };
     let Some((other, &[other_x], _)) = context.dense_in_bytes(added) else { return Ok(None) };
@@ -50,7 +50,7 @@ pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match
     }))
 }
 
-/// The first layers, found at their convolution: it is in bytes, and what it reads is not.
+/// The first layers in one step, if `at` is their convolution: it is in bytes, and its input, the image, is not.
 pub(super) fn first(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let (conv, &[image], scale) = context.dense_in_bytes(at)? else { return None };
     let (rows, format, preprocessing) = context.normalized(image)?;
@@ -69,7 +69,8 @@ pub(super) fn first(context: &Context<'_>, at: NodeId) -> Option<Match> {
     })
 }
 
-/// First layers whose result has this scale: of rows that are photos, where a byte stands for the mean of each channel.
+/// The first layers with a result of scale `output_scale`. `None` unless the rows are bytes of photos and each
+/// channel's mean is within 0 to 1, the range of the bytes.
 pub(super) fn stem(
     conv: &Conv2d,
     pool: &Pool,

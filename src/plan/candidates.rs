@@ -41,10 +41,10 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// The most that a step has.
+/// The largest number of candidates of a step.
 const MOST: usize = 4;
 
-/// How much longer than the first a candidate may be predicted to take.
+/// The largest ratio of a candidate's predicted clocks to those of the first.
 const WITHIN: f64 = 1.5;
 
 impl Plan {

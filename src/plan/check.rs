@@ -41,7 +41,7 @@ impl Plan {
         }
     }
 
-    /// Whether a step writes a port of the first row.
+    /// Whether one step writes all bytes of a port.
     fn is_written(&self, port: &RowPort) -> bool {
         let written = self.steps.iter().flat_map(|step| &step.outputs).map(|id| &self.tensors[id.0]);
         let mut places = written.filter_map(|tensor| match tensor.place {
@@ -51,7 +51,7 @@ impl Plan {
         places.any(|bytes| bytes.start <= port.offset && port.offset + port.bytes() <= bytes.end)
     }
 
-    /// What each step knows when it ends: of every lane, how many of its steps have ended.
+    /// The vector clock of each step when it ends: for every lane, how many of the lane's steps have ended.
     fn clocks(&self) -> Vec<Vec<usize>> {
         let mut clocks: Vec<Vec<usize>> = Vec::with_capacity(self.steps.len());
         let mut of_lane = vec![vec![0; self.lanes()]; self.lanes()];
@@ -75,7 +75,7 @@ impl Plan {
             .map(|(index, _)| index)
     }
 
-    /// Whether two tensors share a byte of a state, or of the arena, each with all that it is a part of.
+    /// Whether two tensors share a byte of a state or of the arena. A part counts as the whole tensor.
     fn overlap(&self, a: TensorId, b: TensorId) -> bool {
         let range = |id: TensorId| match self.tensors[self.holder(id).0].place {
             Place::Arena(offset) => Some(offset..offset + self.tensors[self.holder(id).0].bytes),

@@ -1,4 +1,4 @@
-//! Kernels that the program has chosen.
+//! Kernels that the program chooses itself.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which values are written where a concatenation has their channels, so that it needs no step of its own.
+//! The values that are written directly into the result of a concatenation, so that it needs no step of its own.
 
 use super::Family;
 use crate::error::Error;
@@ -6,17 +6,18 @@ use crate::model::images::Network;
 use crate::model::{NodeId, Op};
 use crate::tensor::Shape;
 
-/// The part of a concatenation that a value is.
+/// The place of a value within a concatenation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConcatPart {
     /// The concatenation's node.
     pub of: NodeId,
-    /// The first of the value's channels there.
+    /// The first channel of the value in the concatenation.
     pub first_channel: usize,
 }
 
-/// For each node the part of a concatenation that it writes, if it does: nothing else reads its value, and its kernels
-/// can leave out the other channels. Any other operand is copied.
+/// For each node, the part of a concatenation that it writes; `None` if it writes a tensor of its own. A node writes a
+/// part if no other node reads its value and its kernels can write some of a pixel's channels. Other operands are
+/// copied.
 ///
 /// # Errors
 /// [`Error::Unsupported`] where an operand would begin between two channels that are stored together.
@@ -40,7 +41,7 @@ pub(super) fn parts(graph: &Network, shapes: &[Shape], family: Family) -> Result
     Ok(parts)
 }
 
-/// Where the operands of a concatenation begin.
+/// The channel at which each operand of a concatenation begins.
 pub(super) fn first_channels(graph: &Network, shapes: &[Shape], concat: usize) -> Vec<usize> {
     let begins = graph.nodes[concat].inputs.iter().scan(0, |next, input| {
         let first = *next;

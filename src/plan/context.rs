@@ -21,7 +21,7 @@ pub(crate) struct Context<'a> {
     never_negative: Vec<bool>,
 }
 
-/// What a network is planned for, whatever it reads and writes.
+/// The target of a network's plan, without its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct PlanTarget<'a> {
     pub(crate) limits: &'a Limits,
@@ -32,27 +32,27 @@ pub(crate) struct PlanTarget<'a> {
 /// Nodes that one step would compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Match {
-    /// Name of the step: that of one of the nodes.
+    /// The name of the step, which is that of one of the nodes.
     pub(crate) name: String,
-    /// What it computes.
+    /// The operation that the step computes.
     pub(crate) op: StepOp,
-    /// Its kernel; none: the chosen one or the best.
+    /// The kernel; `None` for the kernel that the program chose, or else the best one.
     pub(crate) kernel: Option<Kernel>,
-    /// The node in whose place it is.
+    /// The node whose place in the order the step takes.
     pub(crate) place: NodeId,
-    /// The nodes.
+    /// The nodes that the step computes.
     pub(crate) covers: Vec<NodeId>,
     /// The nodes whose values it reads.
     pub(crate) reads: Vec<NodeId>,
-    /// Those of the nodes whose values it writes.
+    /// The covered nodes whose values the step writes.
     pub(crate) writes: Vec<NodeId>,
-    /// Clocks that it saves against the best kernels of each node.
+    /// The clocks that the step saves against the best kernel of each node.
     pub(crate) saved: f64,
 }
 
-/// What a match saves that somebody has chosen: more than any others together.
+/// The clocks that a match chosen by the program counts as saving: more than all other matches together.
 pub(crate) const CHOSEN: f64 = 1e15;
-/// What one saves that was faster wherever it was seen, and whose nodes have no model of their own.
+/// The clocks that a match counts as saving if it was faster in every measurement and its nodes have no prediction.
 pub(crate) const ALWAYS: f64 = 1e12;
 
 impl<'a> Context<'a> {
@@ -91,7 +91,7 @@ impl<'a> Context<'a> {
         &self.readers[id.0]
     }
 
-    /// A dense convolution of floats, and what it reads.
+    /// The dense convolution of floats at node `id`, and its inputs; `None` for any other operation.
     pub(crate) fn dense(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, scale: None, .. } if conv.groups == 1 => Some((conv, inputs)),
@@ -99,7 +99,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A dense convolution of bytes, what it reads, and the scale of its result.
+    /// The dense convolution of bytes at node `id`, its inputs, and the scale of its result; `None` for any other
+    /// operation.
     pub(crate) fn dense_in_bytes(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId], f32)> {
         match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } => Some((conv, inputs, *scale)),
@@ -107,7 +108,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A maximum over windows.
+    /// The maximum over windows at node `id`; `None` for any other operation.
     pub(crate) fn max_pool(&self, id: NodeId) -> Option<&'a Pool> {
         match self.node(id) {
             Node { op: Op::MaxPool(pool), .. } => Some(pool),
@@ -115,7 +116,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A depthwise convolution, and what it reads.
+    /// The depthwise convolution at node `id`, and its inputs; `None` for any other operation.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id) {
             Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
@@ -125,7 +126,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The kernel that somebody has chosen for a node.
+    /// The kernel that the program has chosen for a node.
     pub(crate) fn chosen(&self, id: NodeId) -> Option<Kernel> {
         self.target.choices.get(&self.node(id).name).copied()
     }
@@ -154,7 +155,7 @@ impl<'a> Context<'a> {
     /// A node by itself; none for a concatenation, a given value and rows that are read, which have no step of their own.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what no kernel computes.
+    /// [`Error::Unsupported`] for an operation that no kernel computes.
     pub(crate) fn single(&self, id: NodeId) -> Result<Option<Match>, Error> {
         let node = self.node(id);
         let op = match &node.op {
@@ -196,7 +197,7 @@ impl<'a> Context<'a> {
         Match { name: name.into(), op, kernel: None, place: id, covers: vec![id], reads, writes: vec![id], saved: 0.0 }
     }
 
-    /// What 1 of a value in bytes stands for.
+    /// The number that byte 1 of a node's value stands for; `None` for a value of floats.
     pub(crate) fn scale(&self, id: NodeId) -> Option<f32> {
         self.graph.nodes[id.0].scale
     }
@@ -227,13 +228,13 @@ impl<'a> Context<'a> {
         Ok(StepOp::Depthwise(conv.clone()))
     }
 
-    /// Clocks of the best kernel of a match, or of a node by itself, if there is a model of it.
+    /// The predicted clocks of a match's best kernel, if there is a prediction.
     pub(crate) fn clocks(&self, of: &Match) -> Option<f64> {
         kernels::best(&self.work(of), self.limits())?.clocks
     }
 
-    /// The best kernel of a match, and the clocks that it saves against those of its nodes by themselves; none where one has
-    /// no model.
+    /// The best kernel of a match, and the clocks that it saves against a separate step for each node. `None` if one of
+    /// these has no prediction.
     pub(crate) fn saved(&self, of: &Match) -> Result<Option<(Kernel, f64)>, Error> {
         let mut apart = 0.0;
         for &id in &of.covers {
@@ -245,8 +246,9 @@ impl<'a> Context<'a> {
         Ok(best.and_then(|best| Some((best.kernel, apart - best.clocks?))))
     }
 
-    /// Whether steps can come in an order with this one among them: it reads what is there in its place, whatever else is
-    /// computed together, what it writes is read behind that place, and nobody else reads what it keeps to itself.
+    /// Whether the steps can be ordered with this match among them, whatever other matches are taken. Its inputs are
+    /// computed before its place, its outputs are read after its place, and no other step reads the values that it does
+    /// not write.
     pub(super) fn is_sound(&self, of: &Match) -> bool {
         let is_inside = |id: &NodeId| of.covers.contains(id);
         let kept = of.covers.iter().filter(|id| !of.writes.contains(id));

@@ -1,4 +1,4 @@
-//! Convolutions of bytes: what they compute, the tiles of their kernel, and the order in which it wants filters.
+//! Convolutions of bytes: their sizes, the tiles of their kernel, and the order of the filters that it reads.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
 
-/// A dense convolution of bytes, its sums brought back to bytes by a scale of each output channel.
+/// A dense convolution of bytes. A scale of each output channel turns the sums back into bytes.
 ///
 /// ```
 /// use trefoil::{Shape, model::images::Window, plan::{Limits, S8Conv}};
@@ -20,17 +20,17 @@ use crate::tensor::Shape;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S8Conv {
-    /// Images.
+    /// The number of images.
     pub batch: usize,
-    /// H, W and C, a multiple of 16.
+    /// Height, width and channels of the input; the channels are a multiple of 16.
     pub input: Shape,
-    /// P, Q and K, a multiple of 16.
+    /// Height, width and channels of the output; the channels are a multiple of 16.
     pub output: Shape,
-    /// Size, stride, padding and dilation.
+    /// The window: size, stride, padding and dilation.
     pub window: Window,
 }
 
-/// The tile of the kernel: pixels x output channels of a block, and how many input channels it takes in a step.
+/// The tile of a thread block: output pixels x output channels, and the input channels of a step.
 ///
 /// ```
 /// use trefoil::plan::S8Tile;
@@ -38,15 +38,15 @@ pub struct S8Conv {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct S8Tile {
-    /// Output pixels.
+    /// The number of output pixels.
     pub pixels: usize,
-    /// Output channels.
+    /// The number of output channels.
     pub channels: usize,
-    /// Input channels of a step: bytes of a row in shared memory.
+    /// The number of input channels of a step, which are the bytes of a row in shared memory.
     pub row_bytes: usize,
 }
 
-/// The kernel that computes it.
+/// A kernel that computes convolutions of bytes.
 ///
 /// ```
 /// use trefoil::plan::{S8Kernel, S8Tile};
@@ -57,51 +57,52 @@ pub struct S8Tile {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum S8Kernel {
-    /// `kernels/sm90_conv2d_s8.cu`.
+    /// The kernel in `kernels/sm90_conv2d_s8.cu`.
     Tiled {
         /// The tile of a thread block.
         tile: S8Tile,
-        /// Blocks of a cluster, one of [`S8Tile::clusters`].
+        /// The number of blocks of a cluster, one of [`S8Tile::clusters`].
         cluster: usize,
     },
-    /// `kernels/sm90_conv2d_s8_halo.cu`: 3x3 windows of up to 64 channels.
+    /// The kernel in `kernels/sm90_conv2d_s8_halo.cu`, for 3x3 windows of up to 64 channels.
     Halo,
 }
 
-/// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_s8.cu` says.
+/// The division of a tile's work within a block, as in `kernels/sm90_conv2d_s8.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct S8Pipeline {
-    /// Warpgroups that divide the tile's channels.
+    /// The number of warpgroups among which the tile's channels are divided.
     pub(crate) channel_groups: usize,
-    /// Warpgroups that divide its pixels.
+    /// The number of warpgroups among which the tile's pixels are divided.
     pub(crate) pixel_groups: usize,
-    /// Times 64 channels of each.
+    /// The output channels of each warpgroup, in units of 64.
     pub(crate) slabs: usize,
-    /// Pixels of a product.
+    /// The number of pixels of a product.
     pub(crate) product_pixels: usize,
-    /// Stages in flight.
+    /// The number of stages in flight.
     pub(crate) stages: usize,
-    /// Blocks that a multiprocessor has room for.
+    /// The number of blocks that fit on a multiprocessor.
     pub(crate) blocks: usize,
 }
 
 impl S8Pipeline {
-    /// Warpgroups that multiply.
+    /// The number of warpgroups that multiply.
     pub(crate) const fn groups(&self) -> usize {
         self.channel_groups * self.pixel_groups
     }
 
-    /// Output channels of each of them.
+    /// The number of output channels of each warpgroup.
     pub(crate) const fn group_channels(&self) -> usize {
         self.slabs * 64
     }
 
-    /// Whether the tile is stored by the warpgroup that multiplies, and the blocks of a cluster share it.
+    /// Whether the warpgroup that multiplies also stores the tile, and the blocks of a cluster share each tile.
     pub(crate) const fn shares(&self) -> bool {
         self.groups() == 1
     }
 
-    /// Chunks of results that each of them has places for: as many as a tile has, and three at least.
+    /// The number of buffers that each warpgroup has for chunks of results: one for each chunk of a tile, but at least
+    /// three.
     const fn chunks(&self) -> usize {
         let of_tile = self.product_pixels / CHUNK_PIXELS;
         if of_tile < 3 { 3 } else { of_tile }
@@ -140,12 +141,13 @@ impl S8Tile {
         self.pipeline().is_some_and(|pipeline| pipeline.shares())
     }
 
-    /// Whether clusters of so many blocks compute a sum of so many steps: one of each block that shares a tile, at least.
+    /// Whether clusters of `cluster` blocks can compute a sum of `steps` steps. Each block that shares a tile needs a
+    /// step.
     pub(crate) fn takes(self, cluster: usize, steps: usize) -> bool {
         self.clusters().contains(&cluster) && (!self.shares() || cluster <= steps)
     }
 
-    /// How the kernel walks through this tile; `None` if it is not compiled for it.
+    /// The division of work for this tile; `None` if the kernel is not compiled for the tile.
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
         let (groups, slabs, product_pixels, stages, blocks) = match (self.pixels, self.channels, self.row_bytes) {
             (192, 256, 128) => ([2, 1], 2, 192, 3, 1),
@@ -164,8 +166,9 @@ impl S8Tile {
         Some(S8Pipeline { channel_groups, pixel_groups, slabs, product_pixels, stages, blocks })
     }
 
-    /// Threads of a block: the warpgroups that multiply, a warp that copies and, where there are several, one that stores;
-    /// these two are part of a warpgroup if they leave their registers to the others.
+    /// The number of threads of a block: the warpgroups that multiply, a warp that copies and, if several warpgroups
+    /// multiply, a warp that stores. For large tiles, these two warps get a whole warpgroup, which leaves its registers
+    /// to the others.
     #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
@@ -176,8 +179,8 @@ impl S8Tile {
         }
     }
 
-    /// Dynamic shared memory of a block: stages and each warpgroup's chunks of results, with two barriers each; or stages,
-    /// and what it gets of a shared tile's sums, with a barrier.
+    /// Bytes of dynamic shared memory of a block: its stages, and the chunks of results of each warpgroup, with two
+    /// barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let stage = (self.channels + self.pixels) * self.row_bytes;
         match self.pipeline() {
@@ -191,7 +194,7 @@ impl S8Tile {
     }
 }
 
-/// Pixels that a warpgroup stores at once.
+/// The number of pixels that a warpgroup stores at once.
 pub(crate) const CHUNK_PIXELS: usize = 32;
 
 impl fmt::Display for S8Tile {
@@ -212,7 +215,7 @@ impl fmt::Display for S8Kernel {
 }
 
 impl S8Conv {
-    /// Every kernel that computes it.
+    /// Every kernel that computes this convolution.
     pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
         let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(|bytes| bytes <= limits.shared_bytes);
         let is_one = limits.has_sm90_kernels() && self.check().is_ok();
@@ -224,28 +227,29 @@ impl S8Conv {
         tiled.chain(halo).collect()
     }
 
-    /// Products of an output value.
+    /// The number of products that an output value sums.
     pub(crate) fn products(&self) -> usize {
         self.taps() * self.input.channels
     }
 
-    /// Taps of its window.
+    /// The number of taps of the window.
     pub(crate) fn taps(&self) -> usize {
         self.window.size.iter().product()
     }
 
-    /// Steps of its sum in this tile.
+    /// The number of steps of the sum with this tile.
     pub(crate) fn steps(&self, tile: S8Tile) -> usize {
         self.taps() * self.input.channels.div_ceil(tile.row_bytes)
     }
 
-    /// The same in the kernels' terms.
+    /// The convolution's shape as the kernels' code has it.
     pub(crate) fn shape(&self) -> ConvShape {
         let Self { batch, input, output, window } = *self;
         ConvShape { batch, input, output, window }
     }
 
-    /// An error unless a kernel adds the sums of `second` to its own: they are of the same outputs, and fit 32 bits together.
+    /// An error unless a kernel can add the sums of `second` to its own: both have the same outputs, and the sums fit
+    /// 32 bits.
     pub(crate) fn check_sum(&self, second: &Self) -> Result<(), Error> {
         second.check()?;
         if (self.batch, self.output) != (second.batch, second.output) {
@@ -260,7 +264,7 @@ impl S8Conv {
         Ok(())
     }
 
-    /// An error that names what the kernel cannot do, if anything.
+    /// An error that names what the kernel cannot do, if there is anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_sm90(&self.shape())?;
         let sizes = [
@@ -278,11 +282,11 @@ impl S8Conv {
     }
 }
 
-/// So that sums of bytes fit 32 bits.
+/// The largest number of products of a sum of bytes that fits 32 bits.
 pub(super) const MOST_PRODUCTS: usize = 1 << 16;
 
-/// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of a row and of the one
-/// eight rows below, and wants two channels that follow each other.
+/// The output channel, of 16, at each place of the kernel's filters. A thread has the sums of a row and of the row
+/// eight below it; with this order they are two neighbouring channels.
 #[cfg(feature = "cuda")]
 pub(crate) const FILTER_ORDER: [usize; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
@@ -296,7 +300,7 @@ mod tests {
             let pipeline = tile.pipeline().unwrap();
             assert_eq!(pipeline.pixel_groups * pipeline.product_pixels, tile.pixels);
             assert_eq!(pipeline.channel_groups * pipeline.group_channels(), tile.channels);
-            // A block takes 1 KiB more than it asks for.
+            // The device reserves 1 KiB for each block beyond what the block asks for.
             let (granted, taken) = (Limits::h200().shared_bytes + 1024, tile.shared_bytes().unwrap() + 1024);
             assert!(pipeline.blocks * taken <= granted, "{tile}");
         }
@@ -311,7 +315,7 @@ mod tests {
         let conv = S8Conv { batch: 1, input: shape, output: shape, window: Window::square(1, 1, 0) };
         let shared: Vec<String> = conv.kernels(&Limits::h200()).iter().map(S8Kernel::to_string).collect();
         let of_tile = |tile: &str| shared.iter().filter(|name| name.contains(tile)).count();
-        assert_eq!([of_tile(" 64x64/128"), of_tile(" 32x64/128"), of_tile(" 64x128/128")], [2; 3]); // of two steps
+        assert_eq!([of_tile(" 64x64/128"), of_tile(" 32x64/128"), of_tile(" 64x128/128")], [2; 3]); // of 2 steps
     }
 
     #[cfg(feature = "cuda")]

@@ -5,10 +5,11 @@ use super::kernels::KERNELS;
 use crate::error::Error;
 use crate::model::NodeId;
 
-/// The steps of a graph, in order: every node is in one of them, but for concatenations, which are in none.
+/// The steps of a graph, in order. Every node is in one of them, except concatenations and given values, which have no
+/// step.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a node that no kernel computes, or a choice that cannot be had.
+/// [`Error::Unsupported`] for a node that no kernel computes, or for a chosen kernel that cannot compute its node.
 pub(super) fn cover(context: &Context<'_>) -> Result<Vec<Match>, Error> {
     let ids = (0..context.graph.nodes.len()).map(NodeId);
     let mut found = Vec::new();
@@ -28,12 +29,12 @@ pub(super) fn cover(context: &Context<'_>) -> Result<Vec<Match>, Error> {
     Ok(steps)
 }
 
-/// Those without a node in common that save the most together, the first ones of those that save as much.
+/// The matches without a common node that save the most clocks together. Of equal sets, the one found first.
 fn most_saving(found: Vec<Match>) -> Vec<Match> {
     groups(found).into_iter().flat_map(|group| Search::new(group).run()).collect()
 }
 
-/// Matches that have nodes in common, directly or by others.
+/// Groups of matches that have nodes in common, directly or through other matches.
 fn groups(found: Vec<Match>) -> Vec<Vec<Match>> {
     let mut groups: Vec<Vec<Match>> = Vec::new();
     for next in found {
@@ -49,13 +50,14 @@ fn overlap(a: &Match, b: &Match) -> bool {
     a.covers.iter().any(|id| b.covers.contains(id))
 }
 
-/// What is tried in a group of which the best would take too long to find; it begins with what is greedy.
+/// The largest number of steps of the search in a group. It begins with the greedy choice, so it always has a result.
 const MOST_TRIED: usize = 1 << 14;
 
-/// A search for those of a group that save the most: each is taken or not, the one that saves most first.
+/// A search for the matches of a group that save the most together. It takes or leaves each, the one that saves most
+/// first.
 struct Search {
     group: Vec<Match>,
-    /// What all from each on save together.
+    /// The clocks that all matches from each index on save together.
     rest: Vec<f64>,
     taken: Vec<usize>,
     best: (f64, Vec<usize>),
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_saves_the_most_together_is_taken() {
-        // The one in the middle saves more than each of its neighbours, and less than both.
+        // The match in the middle saves more than either neighbour, and in the first row less than both together.
         let row = |middle| vec![found("a", &[1, 2], 5.0), found("b", &[2, 3], middle), found("c", &[3, 4], 4.0)];
         assert_eq!(names(row(8.0)), ["a", "c"]);
         assert_eq!(names(row(10.0)), ["b"]);
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(names(vec![found("b", &[2, 3], 5.0), found("a", &[1, 2], 5.0)]), ["b"]);
     }
 
-    /// A row of 400 that overlap each other in pairs: the search ends, with no node in two of them.
+    /// In a row of 400 matches, each overlaps the next: the search ends, and no node is in two of the taken matches.
     #[test]
     fn a_search_that_would_take_long_ends() {
         let row = (0..400).map(|at| found(&at.to_string(), &[at, at + 1], 1.0 + (at * 7 % 13) as f64)).collect();

@@ -1,20 +1,20 @@
-//! A plan as a table: what runs, how, how much work it is, and where its result lies.
+//! A plan as a table of its steps, with kernels, work and the places of results.
 
 use std::fmt;
 use std::iter;
 
 use super::{Kernel, Place, Plan, Step, StepOp, Tensor};
 
-/// What [`Plan`] prints, as texts: for programs that lay a table out by themselves.
+/// The texts that [`Plan`] prints, for programs that lay out a table themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanTable {
-    /// What the plan is for: the line above the table.
+    /// The line above the table: the hardware, the batch and the formats of the rows.
     pub title: String,
-    /// The head of each column: the columns of a row, whose last one is empty where there is a single lane.
+    /// The heads of the columns. The last one is empty if there is a single lane.
     pub heads: [&'static str; 9],
     /// A row for each step, and one for the second result of a chain.
     pub rows: Vec<[String; 9]>,
-    /// Work and memory in all: the line below the table.
+    /// The line below the table: the total work and memory.
     pub totals: String,
 }
 
@@ -57,7 +57,7 @@ impl Plan {
         PlanTable { title, heads, rows, totals }
     }
 
-    /// The row of a step, and that of its second result, which has nothing of what is the step's.
+    /// The row of a step. A chain has another row for its second result, with its name, dimensions and place only.
     fn rows(&self, index: usize, step: &Step) -> Vec<[String; 9]> {
         let tensor = &self.tensors[step.outputs[0].0];
         let mut rows = vec![[
@@ -81,7 +81,7 @@ impl Plan {
     }
 }
 
-/// Where a tensor lies.
+/// The place of a tensor as text.
 fn place(tensor: &Tensor) -> String {
     match tensor.place {
         Place::Input(0) => "input".into(),
@@ -95,14 +95,14 @@ fn place(tensor: &Tensor) -> String {
 }
 
 impl Tensor {
-    /// Its dimensions as text: of one row of an image, of a whole value.
+    /// Dimensions as text: of one row of an image, or of a whole value.
     pub fn dims(&self) -> String {
         self.value.as_ref().map_or_else(|| self.shape.to_string(), ToString::to_string)
     }
 }
 
 impl Plan {
-    /// A step's lane and the steps of others that it waits for, where there are several lanes.
+    /// The lane of a step and the steps that it waits for as text; empty if the plan has a single lane.
     fn lane_of(&self, Step { lane, after, .. }: &Step) -> String {
         let after: Vec<String> = after.iter().map(usize::to_string).collect();
         match (self.lanes(), after.is_empty()) {

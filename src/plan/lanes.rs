@@ -1,14 +1,15 @@
-//! Independent branches side by side: each step's lane, what it waits for in other lanes, and the order that follows.
+//! Independent branches side by side: each step's lane, the steps of other lanes that it waits for, and the resulting
+//! order.
 //!
-//! The steps are cut into chains, each step reading what the one before it in the chain has made: the longest chain
-//! first, by the time that its steps are predicted to take, then the longest of what is left. The first chain is lane 0.
-//! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own: lanes
-//! put nothing in order that what steps read does not.
+//! The steps are cut into chains, in which each step reads a result of the one before it. The longest chain by
+//! predicted time comes first, then the longest chain of the remaining steps, and so on. The first chain is lane 0. The
+//! other chains are taken in the order of their first steps: a chain goes to the first lane whose last step has to end
+//! before the chain anyway, or else to a new lane. So lanes never make a step wait for one that it does not depend on.
 
 use super::{Family, Place, Plan, Step, TensorId};
 
-/// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
-/// nothing that is in order anyway; gives that order.
+/// Gives every step its lane, lane 0 unless there are to be `several`, and the steps of other lanes that it waits for,
+/// without those that have ended anyway. Returns the resulting order.
 pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
     let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
     let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
@@ -16,7 +17,7 @@ pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
     let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
     for (index, lane) in lane_of.into_iter().enumerate() {
         let mut before: Vec<usize> = last_of_lane[lane].replace(index).into_iter().collect();
-        // From the last source on: what comes before one is then known when its turn comes.
+        // From the last source on: once it is added, the sources that end before it are known to have ended.
         let mut after: Vec<usize> = Vec::new();
         for &source in sources[index].iter().rev() {
             if !before.iter().any(|&known| known == source || order.is_before(source, known)) {
@@ -34,13 +35,13 @@ pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
 fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     let mut lane_of = vec![0; plan.steps.len()];
     if plan.limits.family == Family::Cpu {
-        return lane_of; // it runs image by image, each on a thread
+        return lane_of; // a CPU runs image by image, each on one thread
     }
     let mut order = LaneOrder::default();
     sources.iter().for_each(|sources| order.push(sources));
     let mut others = chains(plan, sources).split_off(1);
     others.sort_unstable();
-    let mut last_of_lane: Vec<usize> = Vec::new(); // of lanes from 1 on
+    let mut last_of_lane: Vec<usize> = Vec::new(); // the last step of each lane, from lane 1 on
     for chain in others {
         let (first, last) = (chain[0], chain[chain.len() - 1]);
         let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
@@ -51,7 +52,7 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     lane_of
 }
 
-/// The steps that write what a step reads, and those that read the state that it overwrites.
+/// The steps that write what a step reads, and those that read the state that it overwrites, by index.
 fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
     let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.holder(input) == plan.holder(id));
     let place = |id: &TensorId| plan.tensors[id.0].place;
@@ -63,7 +64,7 @@ fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
     plan.steps.iter().enumerate().filter(is_source).map(|(index, _)| index).collect()
 }
 
-/// The steps in chains, the longest first.
+/// The steps in chains, the longest chain first.
 fn chains(plan: &Plan, sources: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let clocks: Vec<f64> = (0..plan.steps.len()).map(|step| clocks(plan, step)).collect();
     let mut left: Vec<usize> = (0..plan.steps.len()).collect();
@@ -89,7 +90,8 @@ fn chains(plan: &Plan, sources: &[Vec<usize>]) -> Vec<Vec<usize>> {
     chains
 }
 
-/// What a step takes: its launch, and its kernel's clocks, or those of moving its bytes.
+/// Clocks of a step for the choice of lanes: its launch, and its kernel's predicted clocks or those of moving its
+/// bytes.
 fn clocks(plan: &Plan, step: usize) -> f64 {
     const LAUNCH: f64 = 4000.0;
     const BYTES_A_CLOCK: f64 = 2400.0;
@@ -97,15 +99,15 @@ fn clocks(plan: &Plan, step: usize) -> f64 {
     LAUNCH + kernel.unwrap_or(plan.steps[step].bytes as f64 / BYTES_A_CLOCK)
 }
 
-/// Which steps come before which, by what comes directly before each.
+/// The order of steps: for any two, whether one ends before the other begins.
 #[derive(Debug, Default)]
 pub(super) struct LaneOrder {
-    /// For each step those before it.
+    /// For each step, whether each earlier step ends before it begins.
     before: Vec<Vec<bool>>,
 }
 
 impl LaneOrder {
-    /// The next step, with what comes directly before it.
+    /// Adds the next step. It begins after the steps `directly` have ended, and so after all that end before those.
     fn push(&mut self, directly: &[usize]) {
         let mut before = vec![false; self.before.len()];
         for &step in directly {

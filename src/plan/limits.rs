@@ -16,7 +16,7 @@ use crate::tensor::Dtype;
 pub enum Family {
     /// Host code: f32 activations.
     Cpu,
-    /// mma.sync and cp.async: f16 activations, compute capability 8.0 and up.
+    /// Kernels with mma.sync and cp.async: f16 activations, compute capability 8.0 and up.
     Sm80,
 }
 
@@ -32,13 +32,13 @@ pub enum Family {
 pub struct Limits {
     /// The device's name.
     pub name: String,
-    /// The kernels that it runs.
+    /// The family of kernels that the device runs.
     pub family: Family,
     /// Major and minor compute capability; zeros for a CPU.
     pub compute_capability: [u32; 2],
-    /// Streaming multiprocessors; for a CPU, compute threads.
+    /// The number of streaming multiprocessors; for a CPU, of compute threads.
     pub units: usize,
-    /// Shared memory that one block may ask for, in bytes.
+    /// Bytes of shared memory that one block may ask for.
     pub shared_bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! From a rewritten graph to steps: one launch for what is computed together, with its kernel and its tensors.
+//! From a rewritten graph to steps: one launch for nodes that are computed together, with its kernel and its tensors.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::model::images::Network;
 use crate::model::{self, Node, NodeId, Op};
 use crate::tensor::{Activation, Shape};
 
-/// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
+/// Rewrites `graph` and lowers it. The steps of the plan have no lanes yet, and the tensors no offsets.
 pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
     if !(1..=MAX_BATCH).contains(&request.batch) {
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
@@ -64,14 +64,14 @@ fn with_rows(graph: Network, request: &Request<'_>) -> Network {
 /// The steps of a network, added to a plan node by node.
 pub(super) struct Lowering<'a> {
     context: &'a Context<'a>,
-    /// The plan.
+    /// The plan to which steps are added.
     pub growing: Growing<'a>,
-    /// The steps that are not in it yet.
+    /// The steps that are not yet in the plan.
     steps: Peekable<vec::IntoIter<Match>>,
 }
 
 impl<'a> Lowering<'a> {
-    /// These steps, which [`cover`](cover::cover) gave, for a plan.
+    /// Begins to add `steps`, which [`cover`](cover::cover) has found, to a plan.
     pub fn new(context: &'a Context<'a>, steps: Vec<Match>, plan: Plan) -> Self {
         Self { context, growing: Growing::new(context, &steps, plan), steps: steps.into_iter().peekable() }
     }
@@ -79,7 +79,7 @@ impl<'a> Lowering<'a> {
     /// Adds what has its place at a node. All before it must be there, and be given what is given.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what no kernel computes.
+    /// [`Error::Unsupported`] for an operation that no kernel computes.
     pub fn at(&mut self, id: NodeId) -> Result<(), Error> {
         while let Some(step) = self.steps.next_if(|step| step.place == id) {
             push(self.context, &mut self.growing, step)?;
@@ -91,7 +91,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// The step of a match.
+/// Adds the step of a match.
 fn push(context: &Context<'_>, plan: &mut Growing<'_>, step: Match) -> Result<(), Error> {
     check_types(context, &step)?;
     let draft = draft(context, &step)?;
@@ -100,7 +100,7 @@ fn push(context: &Context<'_>, plan: &mut Growing<'_>, step: Match) -> Result<()
     Ok(())
 }
 
-/// The kernel of a match, and its work.
+/// The kernel of a match, and the work that the step does.
 fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     let work = context.work(step);
     let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.limits(), context.target.choices), Ok)?;
@@ -108,7 +108,7 @@ fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     Ok(Draft { op: step.op.clone(), kernel, outputs: work.outputs, flops, weight_bytes })
 }
 
-/// The operands of a concatenation are written into its tensor; what could not be is copied there.
+/// Adds the copies of a concatenation: of the operands that no step writes into its tensor directly.
 fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Result<(), Error> {
     let node = &context.graph.nodes[id.0];
     let of = plan.holder(id);
@@ -134,7 +134,8 @@ fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Res
     Ok(())
 }
 
-/// Every kernel but the last reads bytes or activations of the family's type; a linear layer's result is f32.
+/// Checks the types of inputs. Every step but the last one reads bytes or activations of the family's type; a linear
+/// layer's result is f32.
 fn check_types(context: &Context<'_>, step: &Match) -> Result<(), Error> {
     let wanted = context.limits().family.dtype();
     if step.writes.iter().any(|&id| matches!(context.node(id).op, Op::Emit(_))) {

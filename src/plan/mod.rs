@@ -154,7 +154,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan without steps, which reads and writes such rows.
+    /// A plan without steps, with these input and output rows.
     fn new(limits: &Limits, batch: usize, [input, output]: [RowSpec; 2]) -> Self {
         let (limits, states, steps) = (limits.clone(), Vec::new(), Vec::new());
         let (tensors, constants, arena_bytes, arena_bytes_without_reuse) = (Vec::new(), Vec::new(), 0, 0);
@@ -201,7 +201,7 @@ impl Plan {
         self.steps.iter().map(|step| step.lane + 1).max().unwrap_or(0)
     }
 
-    /// Whether loops and functions over values compute all of it, and no kernel for images.
+    /// Whether only loops and functions over values compute the plan, and no kernels for images.
     pub(crate) fn is_of_values(&self) -> bool {
         self.steps.iter().all(|step| matches!(step.op, StepOp::Loop(_) | StepOp::Hand(_)))
     }
@@ -212,7 +212,7 @@ impl Plan {
         arena::place(self, &order);
     }
 
-    /// The tensor that another one is in the end a part of; most are their own.
+    /// The tensor that holds another one's memory: the whole that it is a part of, or else the tensor itself.
     fn holder(&self, id: TensorId) -> TensorId {
         self.tensors[id.0].part_of.map_or(id, |part| self.holder(part.of))
     }
@@ -352,17 +352,17 @@ pub struct PartOf {
     pub first_channel: usize,
 }
 
-/// A value that is the same for all runs.
+/// A constant that steps read as a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Constant {
-    /// Its type and dimensions.
+    /// The type and dimensions of the constant.
     pub of: ValueType,
     /// The source of the value.
     pub source: graph::Constant,
 }
 
 impl Constant {
-    /// Its elements.
+    /// Reads the elements.
     pub(crate) fn read(&self, weights: &Weights) -> Result<graph::Tensor, Error> {
         match &self.source {
             graph::Constant::Weight(name) => weights.read_as(name, &self.of),

@@ -1,6 +1,8 @@
-//! The operations of steps, on operands of any shape: their names, their nodes with weights, their work.
+//! The operations of steps, on operands of any shape: their names, their layers with weights, their counts of
+//! operations.
 //!
-//! The file is long because each operation has its case in each function: who adds one sees here all that is asked of it.
+//! The file is long because each operation has a case in each function: so all cases of a new operation are in one
+//! place.
 
 use std::sync::Arc;
 
@@ -27,16 +29,16 @@ pub enum StepOp {
     Normalize {
         /// The format of the input rows.
         format: InputFormat,
-        /// Subtracted from each channel, in units of the input's full scale (0-1).
+        /// Subtracted from each channel of the input, in units of its full scale (0-1).
         mean: Vec<f32>,
-        /// Divides each channel after that.
+        /// Divides each channel after the mean is subtracted.
         std: Vec<f32>,
     },
     /// Normalisation, convolution and maximum in one: input rows → activations.
     Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
-    /// A convolution of images of few channels that lie in floats, and its epilogue.
+    /// A convolution of images of few channels in f32, with an epilogue.
     Few(FewOp),
     /// Dense convolution of bytes with bias, residual and activation.
     QuantizedConv(QuantizedConv),
@@ -44,9 +46,9 @@ pub enum StepOp {
     QuantizedStem(QuantizedStem),
     /// Mean over all pixels of a value in bytes with this scale.
     QuantizedMean(f32),
-    /// Floats → bytes of a scale.
+    /// Conversion of floats to bytes with this scale.
     Quantize(f32),
-    /// Bytes of a scale → floats.
+    /// Conversion of bytes with this scale to floats.
     Dequantize(f32),
     /// The sum of two dense convolutions with different inputs and the same output shape, then the activation of the
     /// first one.
@@ -107,11 +109,11 @@ pub enum StepOp {
 pub struct LoopOp {
     /// The kinds of the operations: `"conv+map"`.
     pub kinds: String,
-    /// The nodes' names, in their order.
+    /// The names of the nodes, in their order.
     pub nodes: Vec<String>,
     /// The loop.
     pub of: Arc<Loop>,
-    /// Arithmetic operations.
+    /// The number of arithmetic operations of a run.
     pub flops: u64,
 }
 
@@ -161,7 +163,7 @@ pub struct QuantizedConv {
     pub residual_scale: Option<f32>,
     /// The convolution whose products are added to the same sums, if there is one; then there is no residual.
     pub joined: Option<Box<JoinedBytes>>,
-    /// What 1 of the result stands for.
+    /// The number that 1 of the result stands for.
     pub output_scale: f32,
 }
 
@@ -185,17 +187,17 @@ pub struct JoinedBytes {
 }
 
 impl QuantizedConv {
-    /// A convolution alone, of values that are bytes.
+    /// A convolution alone, with all scales 1: for questions about kernels that do not depend on scales.
     pub(crate) fn plain(conv: &Conv2d) -> Self {
         Self { conv: conv.clone(), input_scale: 1.0, residual_scale: None, joined: None, output_scale: 1.0 }
     }
 
-    /// The factor of the residual, in units of the result.
+    /// The factor that brings the residual to units of the result; `None` without a residual.
     pub fn residual_factor(&self) -> Option<f32> {
         self.residual_scale.map(|scale| (f64::from(scale) / f64::from(self.output_scale)) as f32)
     }
 
-    /// The convolutions whose products go into its sums, in the order of the step's inputs.
+    /// The convolutions whose products are summed, in the order of the step's inputs, with the scales of these inputs.
     pub(crate) fn convs(&self) -> impl Iterator<Item = (&Conv2d, f32)> {
         let joined = self.joined.iter().map(|joined| (&joined.of.conv, joined.input_scale));
         [(&self.conv, self.input_scale)].into_iter().chain(joined)
@@ -226,7 +228,7 @@ impl QuantizedConv {
 pub struct QuantizedStem {
     /// The layers.
     pub stem: Stem,
-    /// What 1 of the result stands for.
+    /// The number that 1 of the result stands for.
     pub output_scale: f32,
 }
 
@@ -234,7 +236,7 @@ impl QuantizedStem {
     /// The bytes of a pixel outside of the photo.
     ///
     /// # Panics
-    /// If the mean is not of three channels.
+    /// If the mean has other than three channels.
     pub fn outside(&self) -> [u8; 3] {
         model::outside(self.stem.mean[..].try_into().expect("first layers of bytes have three channels"))
     }
@@ -246,7 +248,7 @@ impl QuantizedStem {
 }
 
 impl StepOp {
-    /// The same as far as its weights depend on it: for images of any size.
+    /// The operation for images of any size: only the parts on which its weights depend.
     pub(crate) fn of_any_size(&self) -> Self {
         match self {
             Self::Conv(conv) => Self::Conv(conv.for_weights()),
@@ -288,10 +290,10 @@ impl StepOp {
         }
     }
 
-    /// The weights in bytes of a step of bytes, of inputs with so many channels.
+    /// The weights in bytes of a step of bytes; `channels` has the channels of each input.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where they are not as the graph has them; [`Error::Unsupported`] if a scale exceeds f32.
+    /// [`Error::Tensor`] if weights are not as the graph describes them; [`Error::Unsupported`] if a scale exceeds f32.
     pub(crate) fn byte_filter(&self, weights: &model::Weights, channels: &[usize]) -> Result<ByteFilter, Error> {
         match self {
             Self::QuantizedConv(of) => of.filter(weights, channels),
@@ -362,7 +364,7 @@ impl StepOp {
         }
     }
 
-    /// The stem of its kernels' files, without the architecture.
+    /// The stem of the file names of the operation's kernels, without the architecture.
     pub(super) const fn stem(&self) -> &'static str {
         match self {
             Self::Normalize { .. } => "normalize",
@@ -389,7 +391,7 @@ impl StepOp {
         }
     }
 
-    /// What else decides how long it takes beside its operands, as text.
+    /// All that decides the time of a step besides its operands, as text.
     pub(super) fn detail(&self) -> String {
         match self {
             Self::Stem(stem) | Self::QuantizedStem(QuantizedStem { stem, .. }) => {
@@ -421,7 +423,7 @@ impl StepOp {
         }
     }
 
-    /// The nodes with weights that a step of this name computes of these operands: those that go into one sum together.
+    /// The layers with weights of a step named `name` with these operands, grouped by the sum that they go into.
     pub(super) fn sums<'a>(&'a self, name: &'a str, x: &[Operand], y: &[Operand]) -> Vec<Vec<Layer<'a>>> {
         let layer = |node, weights, input, output| Layer { node, weights, input, output };
         let conv = |node, conv, input, output| layer(node, Weights::Conv(conv), input, output);
@@ -476,7 +478,7 @@ impl StepOp {
         }
     }
 
-    /// Floating-point operations of a row beside the products of its layers.
+    /// Floating-point operations for a row besides the products of layers.
     pub(super) fn other_flops(&self, x: &[Operand], y: &[Operand]) -> usize {
         let window = |pool: &Pool| y[0].shape.elems() * pool.window.size.iter().product::<usize>();
         match self {
@@ -506,7 +508,8 @@ impl StepOp {
         }
     }
 
-    /// Floating-point operations of a run, where they do not go by its rows: those of tensor cores, and others.
+    /// Floating-point operations of a run if they are not counted by rows: those of tensor cores, and others. Zeros
+    /// otherwise.
     pub(super) const fn flops_of_run(&self) -> [usize; 2] {
         match self {
             Self::Attention(of) => [of.flops(), 0],
@@ -538,13 +541,13 @@ impl StepOp {
         }
     }
 
-    /// Whether its products are of bytes.
+    /// Whether the products of the operation are of bytes.
     pub(super) const fn is_of_bytes(&self) -> bool {
         matches!(self, Self::QuantizedConv(_) | Self::QuantizedStem(_))
     }
 
-    /// Whether a CPU computes it: one node of a graph, its output rows, or nodes that are computed together in bytes wherever
-    /// they are.
+    /// Whether a CPU computes the operation: one node of a graph, the output rows, or nodes that every device computes
+    /// together in bytes.
     pub(super) const fn is_for_cpus(&self) -> bool {
         match self {
             Self::Normalize { .. }
@@ -576,7 +579,7 @@ impl StepOp {
         }
     }
 
-    /// Whether its kernels can write pixels that have more channels than their own: a part of a concatenation.
+    /// Whether kernels of the operation can write a part of a concatenation, in pixels that have further channels.
     pub(super) fn writes_parts(&self) -> bool {
         match self {
             Self::Conv(_) | Self::ConvSum { .. } | Self::MaxPool(_) | Self::AvgPool(_) | Self::Add(_) => true,
@@ -602,7 +605,7 @@ impl StepOp {
     }
 }
 
-/// What the mean of bytes of this scale multiplies sums over all pixels by.
+/// The factor by which the mean over `image` multiplies sums of bytes with this scale.
 pub(crate) fn mean_factor(scale: f32, image: Shape) -> f32 {
     (f64::from(scale) / image.pixels() as f64) as f32
 }

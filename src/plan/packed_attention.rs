@@ -16,15 +16,15 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackedSizes {
-    /// Tokens of all rows, at most.
+    /// The largest number of tokens of all rows.
     pub tokens: usize,
-    /// Rows, at most.
+    /// The largest number of rows.
     pub rows: usize,
-    /// Tokens of a row, at most.
+    /// The largest number of tokens of a row.
     pub longest: usize,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Values of a query, a key and a value.
+    /// The number of elements of a query, a key or a value.
     pub dims: usize,
 }
 
@@ -43,7 +43,7 @@ pub struct PackedSizes {
 pub struct PackedAttentionOp {
     /// The sizes.
     pub sizes: PackedSizes,
-    /// Tiles of 64 rows that a block has at most: the blocks that the step reads are of so many.
+    /// The largest number of 64-row tiles of a block. The blocks that the step reads have to be made for it.
     pub block_tiles: usize,
     /// The factor of the scores; positive.
     pub scale: f32,
@@ -54,17 +54,17 @@ pub struct PackedAttentionOp {
 }
 
 impl AttentionTile {
-    /// Those that there are for rows that lie end to end.
+    /// The tiles of the kernels for rows that lie end to end.
     pub(crate) const PACKED: [Self; 2] = [Self { dims: 64, keys: 104 }, Self { dims: 128, keys: 112 }];
 
-    /// Dynamic shared memory for rows that lie end to end: a barrier more for each stage.
+    /// Bytes of dynamic shared memory for rows that lie end to end, which need one more barrier for each stage.
     pub(crate) const fn packed_shared_bytes(self) -> usize {
         self.shared_bytes() + (8 * self.stages()).next_multiple_of(16)
     }
 }
 
 impl PackedSizes {
-    /// The kernel with the least predicted time if all rows are as long as the longest may be.
+    /// The kernel with the least predicted time for rows that are all as long as the longest may be.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is none: on hardware without sm90 kernels, or for longer heads.
@@ -72,7 +72,8 @@ impl PackedSizes {
         best(self.kernels(limits), |kernel| self.clocks(kernel, limits), self, limits)
     }
 
-    /// Every kernel: the narrowest tile, and blocks of some numbers of tiles.
+    /// Every kernel that computes these sizes: with the narrowest possible tile, and blocks of 1 tile up to a tile for
+    /// each warpgroup.
     fn kernels(&self, limits: &Limits) -> Vec<AttentionKernel> {
         let is_one = limits.has_sm90_kernels() && self.dims.is_multiple_of(8) && self.dims > 0 && self.longest > 0;
         let fits = |tile: &AttentionTile| self.dims <= tile.dims && tile.packed_shared_bytes() <= limits.shared_bytes;
@@ -81,14 +82,15 @@ impl PackedSizes {
         (1..=most).map(|block_tiles| AttentionKernel { tile, block_tiles, tails: false }).collect()
     }
 
-    /// As [`AttentionSizes::clocks`] has it.
+    /// The predicted time for rows of the greatest length, in the unit of [`AttentionSizes::clocks`].
     pub(super) fn clocks(&self, kernel: AttentionKernel, limits: &Limits) -> f64 {
         let Self { tokens, longest, heads, dims, .. } = *self;
         let images = tokens.div_ceil(longest);
         AttentionSizes { images, heads, rows: longest, keys: longest, dims }.clocks(kernel, limits)
     }
 
-    /// The most blocks of a head that rows, and tokens in no row, can be: each may end within a block.
+    /// The largest number of blocks of a head, for rows and for tokens in no row: each run of tokens may end within a
+    /// block.
     pub(crate) fn most_blocks(&self, block_tiles: usize) -> usize {
         let Self { tokens, rows, .. } = *self;
         tokens / (block_tiles * TILE_ROWS) + tokens.min(2 * rows + 2)
@@ -96,23 +98,24 @@ impl PackedSizes {
 }
 
 impl PackedAttentionOp {
-    /// Floating-point operations of its products, at least, if rows of so many tokens fill it: of rows of one length.
+    /// Floating-point operations of the products for the largest number of tokens in rows of equal length. Other
+    /// lengths take more.
     pub const fn flops(&self) -> usize {
         let PackedSizes { tokens, rows, heads, dims, .. } = self.sizes;
         4 * heads * dims * tokens * tokens.div_ceil(if rows > 0 { rows } else { 1 })
     }
 
-    /// Its kernel, if there is one with blocks of so many tiles.
+    /// The kernel whose blocks have `block_tiles` tiles, if there is one.
     pub(super) fn kernel(&self, limits: &Limits) -> Option<AttentionKernel> {
         self.sizes.kernels(limits).into_iter().find(|kernel| kernel.block_tiles == self.block_tiles)
     }
 
-    /// Rows of a block.
+    /// The number of rows of a block.
     pub(crate) const fn block_rows(&self) -> usize {
         self.block_tiles * TILE_ROWS
     }
 
-    /// Whether heads are where a kernel can read and write them: at multiples of 16 bytes.
+    /// Whether all heads begin at multiples of 16 bytes, as the kernels need it.
     pub(super) fn is_aligned(&self) -> bool {
         let [q, k, v] = self.qkv;
         [q, k, v, self.out].into_iter().all(HeadsAt::is_aligned)
@@ -148,7 +151,8 @@ mod tests {
 
     #[test]
     fn there_is_room_for_every_block() {
-        // 3 rows of 1, 65 and 1 tokens with one token between and behind: 1 + 2 + 1 blocks, and 3 of tokens in no row.
+        // Rows of 1, 65 and 1 tokens have 1, 2 and 1 blocks; a token between rows or behind them, 3 in all, has a block
+        // too.
         let sizes = PackedSizes { tokens: 70, rows: 5, longest: 66, heads: 1, dims: 8 };
         assert!(sizes.most_blocks(1) >= 7);
         assert_eq!(PackedSizes { tokens: 2, ..sizes }.most_blocks(1), 2);

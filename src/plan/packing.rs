@@ -1,4 +1,4 @@
-//! Weights as kernels read them: how each filter's values follow one another, and what is added to the sums.
+//! Weights as kernels read them: the order of each filter's values, and the values that are added to sums.
 
 use super::kernels::{StemLayers, packed_channel, packed_channels};
 use super::work::{Layer, Weights, Work, taps};
@@ -7,55 +7,57 @@ use crate::tensor::Dtype;
 
 /// The weights that go into one sum.
 pub(crate) struct PackedSum<'a> {
-    /// A filter for each node.
+    /// The filter of each layer.
     pub(crate) filters: Vec<Packing<'a>>,
-    /// Type of the sum of their biases, one value for each stored output channel, if it is read beside the filters.
+    /// The type of the biases' sum, one value for each stored output channel; `None` if it is not stored beside the
+    /// filters.
     pub(crate) bias: Option<Dtype>,
 }
 
-/// A node's filter as a kernel reads it.
+/// A layer's filter as a kernel reads it.
 pub(crate) struct Packing<'a> {
-    /// The node.
+    /// The layer.
     pub(crate) layer: Layer<'a>,
-    /// How its values follow one another.
+    /// The order of the values.
     pub(crate) order: FilterOrder,
-    /// Their type.
+    /// The type of the values.
     pub(crate) dtype: Dtype,
-    /// How they are rounded to bytes, if they are.
+    /// How the values are rounded to bytes; `None` if they are not bytes.
     pub(crate) bytes: Option<ByteWeights<'a>>,
 }
 
-/// One of the filters of a step of bytes: how it is rounded depends on all that goes into the step's sums.
+/// One of the filters of a step of bytes. Its rounding depends on all filters that go into the step's sums.
 #[derive(Clone, Debug)]
 pub(crate) struct ByteWeights<'a> {
-    /// What the step computes.
+    /// The operation of the step.
     pub(crate) op: &'a StepOp,
-    /// Channels of what each filter reads.
+    /// The number of input channels of each filter.
     pub(crate) channels: Vec<usize>,
-    /// Which one it is; the first has the sums' biases and scales behind it.
+    /// The index of this filter. The first filter is followed by the biases and scales of the sums.
     pub(crate) index: usize,
 }
 
-/// How a filter's values follow one another.
+/// The order of a filter's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FilterOrder {
-    /// `[K][taps][C]`, of a convolution or a linear layer, with the stored channels; zeros where others than its group's
-    /// would be.
+    /// `[K][taps][C]` with the stored channels, for a convolution or a linear layer; zeros for input channels outside
+    /// of the output channel's group.
     Dense,
-    /// As [`Dense`](Self::Dense) with the channels of a Hopper convolution's steps, zeros between.
+    /// As [`Dense`](Self::Dense), with input channels at the places of the sm90 convolution's steps, and zeros at other
+    /// places.
     Taps,
     /// `[taps][K]`.
     Depthwise,
-    /// As [`Dense`](Self::Dense), the output channels of each sixteen in the order in which the kernels of bytes take them;
-    /// behind those of a sum's first filter a bias in i32 for each output channel, and a scale in f32.
+    /// As [`Dense`](Self::Dense), with each 16 output channels in the order of the kernels of bytes. After the first
+    /// filter of a sum follow a bias in i32 and a scale in f32 for each output channel.
     Bytes,
-    /// As the kernel of a network's first layers of bytes reads them; behind them biases and scales, too.
+    /// The order of the kernel of a network's first layers in bytes; biases and scales follow the filter.
     StemBytes,
-    /// As the kernel of a network's first layers reads them, with the bias in f32 behind.
+    /// The order of the kernel of a network's first layers; the bias in f32 follows the filter.
     Stem(StemLayers),
 }
 
-/// Filters in the type of what they multiply, bf16 or else f16; biases in f32.
+/// The usual weights of a step: filters in bf16 for inputs of bf16, else in f16; biases in f32.
 pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     let packing = |layer: Layer<'a>| {
         let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
@@ -69,7 +71,7 @@ pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     work.sums().into_iter().map(sum).collect()
 }
 
-/// The filters of a step of bytes in this order, with biases and scales behind the first.
+/// The filters of a step of bytes in this order; biases and scales follow the first filter.
 pub(super) fn in_bytes<'a>(work: &Work<'a>, order: FilterOrder) -> Vec<PackedSum<'a>> {
     let layers: Vec<Layer<'a>> = work.sums().into_iter().flatten().collect();
     let channels: Vec<usize> = layers.iter().map(|layer| layer.input.shape.channels).collect();
@@ -81,7 +83,7 @@ pub(super) fn in_bytes<'a>(work: &Work<'a>, order: FilterOrder) -> Vec<PackedSum
 }
 
 impl Packing<'_> {
-    /// Output channels, input channels that each has weights of, and taps.
+    /// The numbers of output channels, of input channels for each output channel, and of taps.
     pub(crate) fn dims(&self) -> [usize; 3] {
         let channels = self.layer.input.shape.channels;
         match self.layer.weights {
@@ -90,17 +92,17 @@ impl Packing<'_> {
         }
     }
 
-    /// Output channels as they are stored.
+    /// The number of stored output channels.
     pub(crate) fn k_stored(&self) -> usize {
         self.layer.output.stored_channels
     }
 
-    /// Of each output channel's weights, the input channels as they are stored.
+    /// The number of stored input channels for each output channel.
     pub(crate) fn c_stored(&self) -> usize {
         if self.layer.is_depthwise() { 1 } else { self.layer.input.stored_channels }
     }
 
-    /// Bytes of the filter, padding included, and of what lies behind it.
+    /// Bytes of the filter, with padding, and of the biases and scales after it.
     pub(crate) fn bytes(&self) -> usize {
         match self.order {
             FilterOrder::Stem(layers) => layers.weight_bytes(),
@@ -128,7 +130,7 @@ impl Packing<'_> {
         }
     }
 
-    /// The input channel that an output channel's first weight is of.
+    /// The input channel of an output channel's first weight.
     fn first_channel(&self, k: usize) -> usize {
         match self.layer.weights {
             Weights::Conv(conv) => conv.first_channel(k, self.layer.input.shape.channels),
@@ -136,7 +138,8 @@ impl Packing<'_> {
         }
     }
 
-    /// Where the weights of an output channel lie, in values: by one of the input channels that it has weights of, and a tap.
+    /// A function that gives the index of a weight of output channel `k` from the weight's input channel, counted from
+    /// the first of its group, and tap.
     pub(crate) fn places(&self, k: usize) -> impl Fn(usize, usize) -> usize {
         let [_, _, taps] = self.dims();
         let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
@@ -162,7 +165,7 @@ impl Packing<'_> {
         }
     }
 
-    /// Where the bias lies that is read with the filter, in bytes.
+    /// The byte offset of the bias that is stored after the filter; `None` if there is none.
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
             FilterOrder::Dense | FilterOrder::Taps | FilterOrder::Depthwise => None,
@@ -173,7 +176,7 @@ impl Packing<'_> {
         }
     }
 
-    /// Whether the weights lie as a checkpoint has them.
+    /// Whether the weights are in the order of a checkpoint.
     pub(crate) fn is_in_order(&self) -> bool {
         let [_, c, taps] = self.dims();
         self.order == FilterOrder::Dense && taps == 1 && c == self.c_stored()

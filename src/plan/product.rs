@@ -1,4 +1,4 @@
-//! Matrix products with a transformer's epilogues: what they compute, their kernels, and which is taken.
+//! Matrix products with a transformer's epilogues: their sizes, their kernels, and the choice among them.
 
 #[cfg(feature = "cuda")]
 use std::f64::consts::LOG2_E;
@@ -18,18 +18,18 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSizes {
-    /// Rows of X and Y.
+    /// The number of rows of X and Y.
     pub m: usize,
-    /// Rows of W, columns of Y; a multiple of 8.
+    /// The number of rows of W and columns of Y; a multiple of 8.
     pub n: usize,
-    /// Columns of X and W; a multiple of 8.
+    /// The number of columns of X and W; a multiple of 8.
     pub k: usize,
 }
 
 /// The activation of a product, applied to the sums and biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProductActivation {
-    /// Nothing.
+    /// No activation.
     #[default]
     None,
     /// max(x, 0).
@@ -50,7 +50,7 @@ pub enum ProductActivation {
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ActivationKind {
-    /// A lower bound.
+    /// max(x, bound).
     Clamped,
     /// x / (1 + 2^(x * (linear + cubic x^2))).
     Sigmoid,
@@ -63,9 +63,9 @@ pub(crate) enum ActivationKind {
 /// The tile of a product: the part of Y that one thread block computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductTile {
-    /// Columns of Y.
+    /// The number of columns of Y.
     pub n: usize,
-    /// Rows of Y.
+    /// The number of rows of Y.
     pub m: usize,
     /// The way in which it is computed.
     pub way: ProductWay,
@@ -96,7 +96,7 @@ pub enum ProductWay {
 pub struct ProductKernel {
     /// The kernel's tile.
     pub tile: ProductTile,
-    /// Parts of k.
+    /// The number of parts into which k is divided.
     pub parts: usize,
 }
 
@@ -105,7 +105,7 @@ impl ProductActivation {
     pub const ALL: [Self; 7] =
         [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu, Self::HardSwish];
 
-    /// The activation's value, exactly.
+    /// The exact value of the activation at `x`.
     pub(super) fn of(self, x: f64) -> f64 {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match self {
@@ -119,7 +119,7 @@ impl ProductActivation {
         }
     }
 
-    /// What it adds to the name of an operation.
+    /// The suffix of an operation's name for this activation.
     pub(super) const fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -132,7 +132,7 @@ impl ProductActivation {
         }
     }
 
-    /// How a kernel computes it, with the two numbers that this leaves open.
+    /// The way in which a kernel computes the activation, with its two parameters.
     #[cfg(feature = "cuda")]
     pub(crate) fn kind(self) -> (ActivationKind, [f32; 2]) {
         let sigmoid = |linear: f64, cubic: f64| {
@@ -161,7 +161,8 @@ impl ProductTile {
         Self { n: 64, m: 32, way: ProductWay::Split },
     ];
 
-    /// Stages of shared memory that its operands come through. As `kernels/sm90_product.cu` has it, like what follows.
+    /// The number of stages of shared memory for operands. This function and those below agree with
+    /// `kernels/sm90_product.cu`.
     pub(crate) const fn stages(self) -> usize {
         match (self.way, self.n, self.m) {
             (ProductWay::Together, ..) => 3,
@@ -172,7 +173,7 @@ impl ProductTile {
         }
     }
 
-    /// Warpgroups that multiply.
+    /// The number of warpgroups that multiply.
     const fn groups(self) -> usize {
         match self.way {
             ProductWay::InTurns => 2,
@@ -180,14 +181,14 @@ impl ProductTile {
         }
     }
 
-    /// Threads of a block: its warpgroups that multiply, and a warpgroup or a warp that loads.
+    /// The number of threads of a block: its warpgroups that multiply, and a warpgroup or a warp that loads.
     #[cfg(feature = "cuda")]
     pub(crate) const fn threads(self) -> usize {
         self.groups() * 128 + if self.is_split() { 32 } else { 128 }
     }
 
-    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup, or sums and residuals of a tile;
-    /// barriers.
+    /// Bytes of dynamic shared memory of a block: stages, barriers, and three chunks of the result for each warpgroup.
+    /// With a split tile, the sums and residuals of a tile take the place of the chunks.
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
         let chunks = 3 * self.groups();
@@ -196,17 +197,18 @@ impl ProductTile {
         stages + results + 8 * (2 * self.stages() + barriers)
     }
 
-    /// The parts that k may be in.
+    /// The numbers of parts into which k may be divided.
     pub(crate) const fn part_counts(self) -> &'static [usize] {
         if self.is_split() { &[1, 2, 4] } else { &[1] }
     }
 
-    /// Whether a cluster of blocks has a tile.
+    /// Whether the blocks of a cluster compute a tile together.
     pub(crate) const fn is_split(self) -> bool {
         matches!(self.way, ProductWay::Split)
     }
 
-    /// What a step takes: its products, or the way of its operands into and out of shared memory, 128 bytes a clock.
+    /// Clocks of a step: of its products, or of copying its operands into and out of shared memory at 128 bytes a
+    /// clock.
     fn step_clocks(self) -> f64 {
         let (products, slabs) = (self.n * self.m / 32, self.n / SLAB);
         let operands = self.n + self.m + 4 * slabs * (16 + self.m / 4);
@@ -217,23 +219,23 @@ impl ProductTile {
 /// The factor of x^3 in GELU by tanh, and that of x in QuickGELU.
 const TANH_CUBIC: f64 = 0.044_715;
 const QUICK: f64 = 1.702;
-/// Channels of a warpgroup's product.
+/// The number of channels of a warpgroup's product.
 pub(crate) const SLAB: usize = 64;
-/// Columns of X and W that a stage has.
+/// The number of columns of X and W in a stage.
 pub(crate) const STEP_K: usize = 64;
-/// Rows of the result that are stored together, 64 channels of them.
+/// The number of rows of the result that are stored together, with 64 channels each.
 pub(crate) const CHUNK_ROWS: usize = 64;
-/// Clocks that a block takes to store a value of its tile, by one warpgroup or by three.
+/// Clocks that a block takes to store a value of its tile, with one warpgroup or with three.
 const STORE: f64 = 0.15;
-/// Clocks of the copy engine for a row that ends within a box: filling the rest with zeros takes several times as long as
-/// copying a whole one.
+/// Clocks of the copy engine for a row that ends within a box. To fill the rest with zeros takes several times as long
+/// as to copy a whole row.
 pub(in crate::plan) const CUT_ROW: f64 = 23.0;
-/// How much longer a split tile's step takes, the clocks of a round of its blocks besides, and those of adding up twice as
-/// many parts.
+/// The factor of a split tile's step, additional clocks of a round of its blocks, and clocks of the exchange of sums
+/// each time that the number of parts doubles.
 const SPLIT_STEP: f64 = 1.35;
 const SPLIT_ROUND: f64 = 1500.0;
 const EXCHANGE: f64 = 1000.0;
-/// Bytes of a row of a stage.
+/// Bytes of a row in a stage.
 const ROW_BYTES: usize = 2 * STEP_K;
 
 impl fmt::Display for ProductKernel {
@@ -257,7 +259,7 @@ impl ProductSizes {
         })
     }
 
-    /// Every kernel that computes it, in the order of predicted time.
+    /// Every kernel that computes this product, in the order of predicted time.
     pub fn kernels(&self, limits: &Limits) -> Vec<ProductKernel> {
         let tiles = ProductTile::ALL.into_iter();
         let tiles = tiles.filter(|tile| limits.has_sm90_kernels() && tile.shared_bytes() <= limits.shared_bytes);
@@ -267,7 +269,7 @@ impl ProductSizes {
         kernels
     }
 
-    /// An error where the kernel does not compute it.
+    /// An error unless the kernel computes this product.
     pub(crate) fn check(&self, kernel: ProductKernel) -> Result<(), Error> {
         let eights = |columns: usize| columns > 0 && columns.is_multiple_of(8);
         let ProductKernel { tile, parts } = kernel;
@@ -279,24 +281,24 @@ impl ProductSizes {
         Err(Error::Unsupported { what: format!("a matrix product of {self:?} by {kernel}"), instead })
     }
 
-    /// What copies of those rows of a tile's operands take that end within a step.
+    /// Clocks of the copies of a tile's operands in the one step in which their rows end; 0 if rows end with a step.
     fn cut_clocks(&self, tile: ProductTile) -> f64 {
         let rows = tile.n.min(self.n) + tile.m.min(self.m);
         if self.k.is_multiple_of(STEP_K) { 0.0 } else { rows as f64 * CUT_ROW }
     }
 
-    /// Of the multiprocessor that has the most tiles, as 22 products on an H200 have it.
+    /// Predicted clocks of the multiprocessor with the most tiles, fitted to 22 products on an H200.
     pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;
         let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
         let units = limits.units.max(1);
         let rounds = tiles.div_ceil(units) as f64;
         let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
-        // The parts of k share the one step that is cut.
+        // Only one of the parts of k has the step in which rows end.
         let copies = self.cut_clocks(tile) / parts as f64;
         let store = STORE * (tile.n * tile.m) as f64;
         match tile.way {
-            // One stores while the other multiplies.
+            // One warpgroup stores while the other one multiplies.
             ProductWay::InTurns => rounds * products.max(store / 2.0).max(copies) + store,
             ProductWay::Together => rounds * (products + store).max(copies),
             ProductWay::Split => {
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 2, 1, 4].map(|parts| (64, 32, parts)));
     }
 
-    /// Each row of x and of w is copied for every tile: where rows end within a step, larger tiles are sooner done.
+    /// Each row of x and of w is copied again for every tile. If rows end within a step, larger tiles are faster.
     #[test]
     fn rows_that_end_within_a_step_have_large_tiles() {
         let rows = |m, n, k| sizes(m, n, k).kernel(&Limits::h200()).unwrap().tile.m;

@@ -12,7 +12,7 @@ use super::{Limits, Plan, kernels};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Clocks of the multiprocessors.
+    /// Clock frequency of the multiprocessors, in Hz.
     pub clock_hz: f64,
     /// Floating-point operations a second of the tensor cores, on f16 with f32 sums.
     pub flops: f64,
@@ -32,12 +32,14 @@ impl Rates {
         KNOWN.iter().find(same).map(|(_, _, rates)| *rates)
     }
 
-    /// Multiply-adds of halves that a multiprocessor's tensor cores do in a clock, of `units` of them.
+    /// Multiply-adds of halves that the tensor cores of one multiprocessor do in a clock, if the GPU has `units` of
+    /// them.
     pub(super) fn products_a_clock(&self, units: usize) -> f64 {
         self.flops / (2.0 * self.clock_hz * units.max(1) as f64)
     }
 
-    /// Of a data sheet the rate is that without sparsity, with f32 sums, and the clock the one at which it is reached.
+    /// Rates from a data sheet. `tflops` is the rate without sparsity, with f32 sums, and `clock_mhz` the clock at
+    /// which it is reached.
     const fn new(clock_mhz: f64, tflops: f64, memory_gb: f64, source: &'static str) -> Self {
         let [clock_hz, flops, memory_bytes] = [clock_mhz * 1e6, tflops * 1e12, memory_gb * 1e9];
         Self { clock_hz, flops, memory_bytes, cache_bytes: None, source }
@@ -51,7 +53,7 @@ impl Rates {
 const A100: &str = "NVIDIA's A100 data sheet and white paper";
 const H100: &str = "NVIDIA's H100 data sheet";
 
-/// Name, multiprocessors and rates.
+/// The known GPUs: name, number of multiprocessors and rates.
 const KNOWN: [(&str, usize, Rates); 12] = [
     ("NVIDIA H200", 132, Rates::new(1830.0, 780.0, 4350.0, "measured").with_cache(7.8)),
     ("NVIDIA A100-SXM4-80GB", 108, Rates::new(1410.0, 312.0, 2039.0, A100).with_cache(7.2)),
@@ -85,14 +87,14 @@ pub struct Roofline {
     /// every 256 output channels, since blocks share reads of up to 256 output channels (or once for all taps, if the
     /// kernel reads it so), and the filters once for every multiprocessor. Zero if the cache's rate is not known.
     pub cache: f64,
-    /// The time of its launch.
+    /// The time allowed for a launch.
     pub launch: f64,
 }
 
-/// How many times faster tensor cores multiply bytes than halves, at most: they take less power.
+/// The largest ratio of the tensor cores' rates for bytes and halves: above 2, as products of bytes take less power.
 const BYTES: f64 = 2.4;
 
-/// What a launch is allowed, in seconds.
+/// The time allowed for a launch, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
 
 impl Roofline {
@@ -101,7 +103,7 @@ impl Roofline {
         self.tensor.max(self.memory).max(self.cache) + self.launch
     }
 
-    /// Which of the three is the largest: `"tensor"`, `"memory"` or `"cache"`.
+    /// The name of the longest of the three times: `"tensor"`, `"memory"` or `"cache"`.
     pub fn bound(&self) -> &'static str {
         let bounds = [("memory", self.memory), ("tensor", self.tensor), ("cache", self.cache)];
         bounds.into_iter().fold(bounds[0], |most, next| if next.1 > most.1 { next } else { most }).0
@@ -157,8 +159,8 @@ mod tests {
         plan(graph, &Request { limits, batch, input, preprocessing, output, choices }).unwrap()
     }
 
-    /// 3x3 with 72 channels at 56x56, batch 128: what an H200 reads from its L2 cache takes longer than its products,
-    /// unless pixels are copied once for all taps.
+    /// A layer of 3x3 windows with 72 channels at 56x56, batch 128: an H200 takes longer to read from its L2 cache than
+    /// to multiply, unless pixels are copied once for all taps.
     #[test]
     fn the_roofline_of_a_convolution_is_what_its_parts_say() {
         let limits = Limits::h200();
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!((roofline.bound(), roofline.seconds()), ("cache", roofline.cache + 2.5e-6));
         let (_, once) = of_channels(64);
         assert!(once.cache < 0.2 * roofline.cache && once.bound() == "tensor", "{once:?}");
-        // Rows are copied, not multiplied.
+        // The step of the output rows copies, and multiplies nothing.
         let last = plan.roofline(plan.steps.len() - 1, &rates);
         assert_eq!((last.tensor, last.cache, last.bound()), (0.0, 0.0, "memory"));
     }
@@ -204,7 +206,7 @@ mod tests {
         ];
         for limits in &known {
             let rates = Rates::of(limits).unwrap();
-            // What a multiprocessor of this generation does in a clock, or what was measured of it.
+            // The data sheet's multiply-adds of a multiprocessor in a clock; for the H200 the measured ones.
             let products = match (limits.compute_capability, limits.name.contains("GeForce")) {
                 ([8 | 12, _], true) => 256.0,
                 ([8, 9], _) => 512.0,
@@ -217,7 +219,7 @@ mod tests {
             assert!((found / products - 1.0).abs() < 0.01, "{limits}: {found}");
         }
         assert_eq!(Rates::of(&Limits::cpu(8)), None);
-        // A part of one, or one of a like name, has not what another one has.
+        // A part of a GPU, or a GPU with a similar name, does not have the GPU's rates.
         let other = |name, capability, units| Rates::of(&Limits::gpu(name, capability, units, 101_376));
         assert_eq!(other("NVIDIA H200 MIG 1g.18gb", [9, 0], 16), None);
         assert_eq!(other("NVIDIA H200", [9, 0], 16), None);
@@ -228,7 +230,7 @@ mod tests {
         assert!(sxm.unwrap().memory_bytes > 1.2 * pcie.unwrap().memory_bytes);
     }
 
-    /// Of a GPU whose cache's rate nobody tells, the cache bounds nothing.
+    /// If a GPU's cache rate is unknown, the cache does not bound the roofline.
     #[test]
     fn what_is_not_known_bounds_nothing() {
         let graph = Network::of(&crate::model::architecture("resnet18", 10, None).unwrap()).unwrap();

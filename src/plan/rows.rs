@@ -1,4 +1,4 @@
-//! The rows that a program reads and writes: they follow from the graph and what is asked for, without a plan.
+//! The rows that a program reads and writes. They depend on the graph and the requested formats, not on a plan.
 
 use super::{Family, Limits};
 use crate::error::Error;
@@ -20,12 +20,12 @@ pub(crate) fn specs(
     Ok((input(graph.input, format), output(shapes[graph.output.0], kind)))
 }
 
-/// The rows of images of a shape.
+/// The input rows for images of a shape.
 pub(super) fn input(image: Shape, format: InputFormat) -> RowSpec {
     RowSpec::image("image", format.dtype(), image)
 }
 
-/// The rows of results of a shape.
+/// The output rows for results of a shape.
 pub(super) fn output(shape: Shape, kind: OutputKind) -> RowSpec {
     let name = match kind {
         OutputKind::Logits => "logits",
@@ -36,7 +36,7 @@ pub(super) fn output(shape: Shape, kind: OutputKind) -> RowSpec {
     RowSpec::image(name, Dtype::F32, kind.of(shape))
 }
 
-/// The type in which a node's value is kept.
+/// The type in which a node's value is stored.
 pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
     match op {
         Op::Rows(_, dtype) => *dtype,
@@ -45,10 +45,11 @@ pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
     }
 }
 
-/// Whether the graph's result can be written out as is asked for.
+/// Checks that the graph's result can be written as this kind of output.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for classes of what is no vector of f32, [`Error::Option`] for more or fewer than there are.
+/// [`Error::Unsupported`] for classes of a result that is no vector of f32; [`Error::Option`] for a number of top
+/// classes that is zero or too large.
 pub(super) fn check(graph: &Network, shapes: &[Shape], family: Family, kind: OutputKind) -> Result<(), Error> {
     let shape = shapes[graph.output.0];
     let is_vector = dtype(&graph.nodes[graph.output.0].op, family) == Dtype::F32 && shape.pixels() == 1;
@@ -67,5 +68,5 @@ pub(super) fn check(graph: &Network, shapes: &[Shape], family: Family, kind: Out
     }
 }
 
-/// The most classes that a top-k output gives.
+/// The largest number of classes of a top-k output.
 const MAX_TOP_K: usize = 64;

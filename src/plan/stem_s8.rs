@@ -1,4 +1,5 @@
-//! A network's first layers of bytes: what they compute, the tiles of their kernel, and the order in which it wants filters.
+//! A network's first layers in bytes: their sizes, the tiles of their kernel, and the order of the filter that it
+//! reads.
 
 use super::work::Work;
 use super::{Limits, StemTile, StepOp};
@@ -17,9 +18,9 @@ use crate::tensor::Shape;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S8Stem {
-    /// Images.
+    /// The number of images.
     pub batch: usize,
-    /// H, W and three channels.
+    /// The height, the width and three channels of an image.
     pub input: Shape,
     /// The padding above and to the left of the image, in pixels.
     pub pad: [usize; 2],
@@ -30,7 +31,7 @@ pub struct S8Stem {
 }
 
 impl S8Stem {
-    /// Those of a step; none if it computes something else.
+    /// The first layers of a step; `None` for any other step.
     pub(crate) fn of(work: &Work<'_>) -> Option<Self> {
         let StepOp::QuantizedStem(of) = work.op else { return None };
         let (pad, output) = (of.stem.conv.window.pad, work.outputs[0].stored());
@@ -38,7 +39,7 @@ impl S8Stem {
         Some(Self { batch: work.batch, input: work.inputs[0].shape, pad: [pad.top, pad.left], conv, output })
     }
 
-    /// Every tile that gives different bands of rows.
+    /// Every tile that divides the rows into different bands.
     pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
         if !limits.has_sm90_kernels() || self.check().is_err() {
             return Vec::new();
@@ -46,7 +47,7 @@ impl S8Stem {
         StemTile::rows_of(self.output.height).map(|rows| StemTile { columns: COLUMNS, rows }).collect()
     }
 
-    /// An error that names what the kernel cannot do, if anything.
+    /// An error that names what the kernel cannot do, if there is anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { batch, input, pad, conv, output } = *self;
         let halves = |conv: usize, output: usize| output == conv / 2 || output == conv.div_ceil(2);
@@ -78,10 +79,10 @@ impl S8Stem {
     }
 }
 
-/// Of the convolution, in a tile.
+/// The number of columns of the convolution in a tile.
 const COLUMNS: usize = 112;
 
-/// What all sizes stay below.
+/// The limit below which all sizes stay.
 const MOST_PIXELS: usize = 1 << 14;
 
 /// Taps of the filter along each axis.
@@ -92,11 +93,12 @@ pub(crate) const STEM_TAPS: usize = 7;
 #[cfg(feature = "cuda")]
 pub(crate) const STEM_FILTER_BYTES: usize = PRODUCTS * GROUP_THREADS * 16;
 
-/// Where in the filter a weight of an output channel lies: of tap row `r` and column `s`, channel `c`.
+/// The index in the filter of the weight of an output channel at row `r` and column `s` of the window and input channel
+/// `c`.
 #[cfg(feature = "cuda")]
 pub(crate) const fn stem_filter_index([r, s, c]: [usize; 3], channel: usize) -> usize {
     let at = 3 * s + c;
-    // The line of the products' ten, and the term in it.
+    // The line, of the ten that the products have, and the term in it.
     let (line, term) = match (at < 16, r) {
         (true, 0) => (6, at),
         (true, _) => (r - 1, at),
@@ -109,16 +111,17 @@ pub(crate) const fn stem_filter_index([r, s, c]: [usize; 3], channel: usize) -> 
     ((line / 2 * GROUP_THREADS + thread) * 4 + register) * 4 + term % 4
 }
 
-/// The term of what is left of one of three rows: four of each, then the last of each.
+/// The term of a weight in a line that collects the last weights of three rows: four of each row, then the last of
+/// each.
 #[cfg(feature = "cuda")]
 const fn left(row: usize, at: usize) -> usize {
     if at < 20 { 4 * row + at - 16 } else { 12 + row }
 }
 
-/// Of a row of the convolution, with two lines each.
+/// The number of products of a row of the convolution. Each has two lines of the filter.
 #[cfg(feature = "cuda")]
 const PRODUCTS: usize = 5;
-/// Threads of a block that multiply.
+/// The number of threads of a block that multiply.
 #[cfg(feature = "cuda")]
 const GROUP_THREADS: usize = 128;
 

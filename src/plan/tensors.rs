@@ -1,4 +1,5 @@
-//! The tensors of a plan: which one each step writes, which one holds each node's value, and what is a part of what.
+//! The tensors of a plan: which tensor each step writes, which tensor holds each node's value, and the parts of
+//! tensors.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +9,22 @@ use super::work::Operand;
 use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::model::{NodeId, Op};
 
-/// A step without its name, and without tensors.
+/// A step without its name and its tensors.
 pub(super) struct Draft {
     pub(super) op: StepOp,
     pub(super) kernel: Kernel,
-    /// One, or two.
+    /// One result, or two.
     pub(super) outputs: Vec<Operand>,
     pub(super) flops: u64,
     pub(super) weight_bytes: u64,
 }
 
-/// A plan that grows by a step at a time, each with the tensors that it writes.
+/// A plan to which steps are added one at a time, each with the tensors that it writes.
 pub(super) struct Growing<'a> {
     context: &'a Context<'a>,
-    /// The part of a concatenation that each node writes, if its step can.
+    /// The part of a concatenation that each node writes; `None` if the kernels of its step cannot write parts.
     parts: Vec<Option<ConcatPart>>,
-    /// The tensors of concatenations that something has been written to.
+    /// The tensors of those concatenations into which a step writes so far.
     of_concat: BTreeMap<NodeId, TensorId>,
     /// The tensors that hold nodes' values.
     of_node: BTreeMap<NodeId, TensorId>,
@@ -31,7 +32,7 @@ pub(super) struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    /// A plan to which these steps will be added.
+    /// Begins to add `steps` to a plan.
     pub(super) fn new(context: &'a Context<'a>, steps: &[Match], plan: Plan) -> Self {
         let mut parts = context.parts.clone();
         for node in steps.iter().filter(|step| !step.op.writes_parts()).flat_map(|step| &step.writes) {
@@ -47,12 +48,12 @@ impl<'a> Growing<'a> {
         self.of_node[&node]
     }
 
-    /// Lets a tensor hold a node's value.
+    /// Records that a tensor holds a node's value.
     pub(super) fn bind(&mut self, node: NodeId, value: TensorId) {
         self.of_node.insert(node, value);
     }
 
-    /// Whether a node writes its part of a concatenation by itself.
+    /// Whether a node's own step writes its part of a concatenation.
     pub(super) fn is_part(&self, node: NodeId, concat: NodeId) -> bool {
         self.parts[node.0].is_some_and(|part| part.of == concat)
     }
@@ -72,7 +73,7 @@ impl<'a> Growing<'a> {
         }
     }
 
-    /// A step whose first result is a part of another tensor, if it says so.
+    /// Adds a step. Its first result is a part of another tensor if `part_of` is given.
     pub(super) fn push_into(&mut self, name: &str, draft: Draft, inputs: Vec<TensorId>, part_of: Option<PartOf>) {
         let mut results: Vec<Tensor> = draft.outputs.iter().map(|&output| self.activations(output)).collect();
         results[0].part_of = part_of;
@@ -94,7 +95,7 @@ impl<'a> Growing<'a> {
         });
     }
 
-    /// The tensor of a concatenation.
+    /// The tensor of a concatenation, which is added if it is not there yet.
     pub(super) fn holder(&mut self, concat: NodeId) -> TensorId {
         if let Some(&there) = self.of_concat.get(&concat) {
             return there;
@@ -106,13 +107,14 @@ impl<'a> Growing<'a> {
         id
     }
 
-    /// The part of a concatenation's tensor that a node's value is.
+    /// The part of a concatenation's tensor into which a node writes its value; `None` if it writes a tensor of its
+    /// own.
     fn part_of(&mut self, node: NodeId) -> Option<PartOf> {
         let ConcatPart { of, first_channel } = (*self.parts.get(node.0)?)?;
         Some(PartOf { of: self.holder(of), first_channel })
     }
 
-    /// A tensor in the arena.
+    /// A tensor in the arena for an operand. It has no offset yet.
     fn activations(&self, of: Operand) -> Tensor {
         tensor(of, self.plan.batch * of.stored().elems() * of.dtype.bytes())
     }

@@ -24,19 +24,19 @@ use crate::model::Conv2d;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductOp {
-    /// The matrix, as the filter of a convolution: of one tap, or of the taps whose pixels a row has.
+    /// The matrix as the filter of a convolution: with one tap, or with the taps whose pixels lie in a row.
     pub weights: Conv2d,
-    /// Rows of the result for each row of a batch.
+    /// The number of result rows for each row of a batch.
     pub rows: usize,
     /// The number of products in each value of the result.
     pub terms: usize,
     /// The place of the rows in the operand.
     pub x: RowsAt,
-    /// The activation of sums and biases.
+    /// The activation, applied after the biases are added.
     pub activation: ProductActivation,
-    /// Whether a number for each column is added to the sums.
+    /// Whether a bias for each column is added to the sums.
     pub bias: bool,
-    /// Whether the activations are multiplied by a number for each column.
+    /// Whether the activations are multiplied by a factor for each column.
     pub scale: bool,
     /// Whether a residual is added at the end.
     pub residual: bool,
@@ -63,7 +63,7 @@ pub struct AttentionOp {
     pub qkv: [HeadsAt; 3],
     /// The place of the result in the output.
     pub out: HeadsAt,
-    /// Values from one head, row and image of the mask to the next, if there is one.
+    /// The distances from one head, row and image of the mask to the next, in values; `None` without a mask.
     pub mask: Option<[usize; 3]>,
 }
 
@@ -76,11 +76,11 @@ pub struct AttentionOp {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNormOp {
-    /// Rows of a run.
+    /// The number of rows of a run.
     pub rows: usize,
-    /// Values of each.
+    /// The number of values of each row.
     pub columns: usize,
-    /// Whether the mean is subtracted: LayerNorm.
+    /// Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
     pub centred: bool,
     /// The number that is added to the variance; positive.
     pub epsilon: f32,
@@ -92,7 +92,7 @@ impl ProductOp {
         ProductSizes { m: batch * self.rows, n: self.weights.out_channels, k: self.terms }
     }
 
-    /// What it computes, in short.
+    /// A short text of the operation.
     pub(super) fn label(&self) -> String {
         let activation = self.activation.suffix();
         let scale = if self.scale { "+scale" } else { "" };
@@ -102,13 +102,13 @@ impl ProductOp {
 }
 
 impl AttentionOp {
-    /// Floating-point operations of its products in a run.
+    /// Floating-point operations of the products of a run.
     pub const fn flops(&self) -> usize {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         4 * images * heads * rows * keys * dims
     }
 
-    /// Whether heads are where a kernel can read and write them: at multiples of 16 bytes.
+    /// Whether all heads begin at multiples of 16 bytes, as the kernels need it.
     pub(super) fn is_aligned(&self) -> bool {
         let [q, k, v] = self.qkv;
         [q, k, v, self.out].into_iter().all(HeadsAt::is_aligned)
@@ -116,7 +116,7 @@ impl AttentionOp {
 }
 
 impl RowNormOp {
-    /// Whether the kernel takes it.
+    /// Whether the kernel can compute the norm.
     pub(super) fn has_kernel(&self) -> bool {
         let is_positive = self.epsilon.is_finite() && self.epsilon > 0.0;
         self.rows > 0 && self.columns.is_multiple_of(8) && (1..=MOST_COLUMNS).contains(&self.columns) && is_positive
@@ -128,5 +128,5 @@ impl RowNormOp {
     }
 }
 
-/// Values of a row that a kernel has in registers, at most.
+/// The largest number of values of a row, which a kernel keeps in registers.
 const MOST_COLUMNS: usize = 2048;

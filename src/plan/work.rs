@@ -1,4 +1,4 @@
-//! A launch by its operation and operands, on which the choice of its kernel depends.
+//! The work of a launch: an operation and operands, on which the choice of its kernel depends.
 
 use super::{Family, Plan, Step, StepOp};
 use crate::model::{Conv2d, Linear};
@@ -7,9 +7,9 @@ use crate::tensor::{Activation, Dtype, Shape};
 /// A tensor as a kernel sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operand {
-    /// Logical shape of one row.
+    /// The logical shape of one row.
     pub(crate) shape: Shape,
-    /// Channels stored.
+    /// The number of stored channels.
     pub(crate) stored_channels: usize,
     /// Element type.
     pub(crate) dtype: Dtype,
@@ -18,29 +18,29 @@ pub(crate) struct Operand {
 /// An operation of a step on operands of known shapes and types.
 #[derive(Clone, Debug)]
 pub(crate) struct Work<'a> {
-    /// Name of the step, and of the node that it is named after.
+    /// The name of the step.
     pub(crate) name: &'a str,
-    /// What is computed.
+    /// The operation.
     pub(crate) op: &'a StepOp,
-    /// Rows.
+    /// The number of rows.
     pub(crate) batch: usize,
-    /// What it reads.
+    /// The operands that the step reads.
     pub(crate) inputs: Vec<Operand>,
-    /// What it writes.
+    /// The operands that the step writes.
     pub(crate) outputs: Vec<Operand>,
 }
 
-/// A node with weights, of a step that computes one or more.
+/// A layer with weights, one of those that a step computes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layer<'a> {
-    /// Name of the graph's node.
+    /// The name of the graph's node.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "no weights are packed by node"))]
     pub(crate) node: &'a str,
-    /// What it computes.
+    /// The operation of the layer.
     pub(crate) weights: Weights<'a>,
-    /// What it reads, which a step that computes several nodes may keep to itself.
+    /// The input of the layer. A step that computes several nodes may not write it to memory.
     pub(crate) input: Operand,
-    /// What it writes or adds to.
+    /// The operand that the layer writes or adds to.
     pub(crate) output: Operand,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Weights<'a> {
 }
 
 impl Operand {
-    /// Activations of a family.
+    /// Activations in the layout of a family of kernels.
     pub(super) fn activations(shape: Shape, dtype: Dtype, family: Family) -> Self {
         Self { shape, stored_channels: shape.channels.next_multiple_of(family.channel_align()), dtype }
     }
@@ -64,14 +64,15 @@ impl Operand {
         Self { shape, stored_channels: shape.channels, dtype }
     }
 
-    /// Its shape with the channels that are stored.
+    /// The shape with the stored channels.
     pub(crate) fn stored(&self) -> Shape {
         Shape { channels: self.stored_channels, ..self.shape }
     }
 }
 
 impl<'a> Layer<'a> {
-    /// Products of an output value, those with the zeros that stand for weights of other groups too.
+    /// The number of products for each output value, including those with the zeros that stand for weights of other
+    /// groups.
     pub(crate) fn terms(&self) -> usize {
         let channels = if self.is_depthwise() { 1 } else { self.input.shape.channels };
         match self.weights {
@@ -80,7 +81,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// The convolution, if it is computed as one of one group.
+    /// The convolution, unless it is depthwise: dense kernels compute convolutions of other groups too, with zeros.
     pub(crate) fn dense_conv(&self) -> Option<&'a Conv2d> {
         match self.weights {
             Weights::Conv(conv) if !self.is_depthwise() => Some(conv),
@@ -88,25 +89,25 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Whether each output channel reads one input channel alone.
+    /// Whether each output channel reads only one input channel.
     pub(crate) fn is_depthwise(&self) -> bool {
         matches!(self.weights, Weights::Conv(conv) if conv.is_depthwise(self.input.shape.channels))
     }
 
-    /// Multiply-adds of a row, as two operations each, without those of zeros.
+    /// Floating-point operations for a row: two for each multiply-add, without those with zeros.
     fn flops(&self) -> usize {
         let groups = self.dense_conv().map_or(1, |conv| conv.groups);
         2 * self.output.shape.elems() * self.terms() / groups
     }
 }
 
-/// Taps of a convolution's window.
+/// The number of taps of a convolution's window.
 pub(crate) fn taps(conv: &Conv2d) -> usize {
     conv.window.size.iter().product()
 }
 
 impl<'a> Work<'a> {
-    /// The nodes with weights: those that go into one sum together.
+    /// The layers with weights, grouped by the sum that they go into.
     pub(crate) fn sums(&self) -> Vec<Vec<Layer<'a>>> {
         self.op.sums(self.name, &self.inputs, &self.outputs)
     }
@@ -115,7 +116,7 @@ impl<'a> Work<'a> {
         self.sums().into_iter().flatten()
     }
 
-    /// The activations that are applied, by layers or to a sum.
+    /// The activations of the layers, or of an addition.
     pub(super) fn activations(&self) -> impl Iterator<Item = Activation> {
         let of_sum = if let StepOp::Add(activation) = self.op { Some(*activation) } else { None };
         let of_layer = |layer: Layer<'_>| match layer.weights {
@@ -132,14 +133,15 @@ impl<'a> Work<'a> {
         (self.batch * (products + self.op.other_flops(&self.inputs, &self.outputs)) + of_run) as u64
     }
 
-    /// Those that tensor cores do: the products of dense layers and of attention.
+    /// Floating-point operations of a run on tensor cores: the products of dense layers and of attention.
     pub(super) fn products(&self) -> u64 {
         let products: usize = self.layers().filter(|layer| !layer.is_depthwise()).map(|layer| layer.flops()).sum();
         let [of_run, _] = self.op.flops_of_run();
         (self.batch * products + of_run) as u64
     }
 
-    /// Bytes of filters of this type, and of a bias in f32 for each sum; or of filters in bytes, with a scale too.
+    /// Bytes of the filters in type `dtype`, with a bias in f32 for each sum. Filters in bytes have a bias in i32 and a
+    /// scale in f32.
     pub(super) fn weight_bytes(&self, dtype: Dtype) -> u64 {
         let (of_term, of_channel) = match self.op {
             op if op.is_of_bytes() => (Dtype::I8.bytes(), size_of::<i32>() + size_of::<f32>()),
@@ -152,23 +154,23 @@ impl<'a> Work<'a> {
         self.sums().iter().map(of_sum).sum::<usize>() as u64
     }
 
-    /// Whether all that it reads is of one type, and all that it writes of another.
+    /// Whether all inputs have the type `read`, and all outputs the type `written`.
     pub(crate) fn is_in(&self, read: Dtype, written: Dtype) -> bool {
         self.inputs.iter().all(|input| input.dtype == read) && self.writes(written)
     }
 
-    /// The type of what its rows are read and written in, if that is f16 or bf16: of its first operand and its results.
+    /// The type of the first input and of all outputs, if it is f16 or bf16 and the same; else `None`.
     pub(crate) fn half(&self) -> Option<Dtype> {
         let dtype = self.inputs.first()?.dtype;
         (matches!(dtype, Dtype::F16 | Dtype::Bf16) && self.writes(dtype)).then_some(dtype)
     }
 
-    /// Whether all that it writes is of this type.
+    /// Whether all outputs have this type.
     pub(crate) fn writes(&self, dtype: Dtype) -> bool {
         self.outputs.iter().all(|output| output.dtype == dtype)
     }
 
-    /// What decides how long it takes in each of its kernels, as text.
+    /// All that decides the time of the work in each of its kernels, as text.
     pub(super) fn key(&self) -> String {
         let operand = |operand: &Operand| format!("{} {}", operand.stored(), operand.dtype);
         let all = |operands: &[Operand]| operands.iter().map(operand).collect::<Vec<_>>();
@@ -179,14 +181,14 @@ impl<'a> Work<'a> {
 }
 
 impl super::Tensor {
-    /// As a kernel sees it.
+    /// The tensor as a kernel sees it.
     pub(super) const fn operand(&self) -> Operand {
         Operand { shape: self.shape, stored_channels: self.stored_channels, dtype: self.dtype }
     }
 }
 
 impl Plan {
-    /// A step by its operation and operands.
+    /// The work of a step: its operation and operands.
     pub(crate) fn work<'a>(&self, step: &'a Step) -> Work<'a> {
         let operand = |id: &super::TensorId| self.tensors[id.0].operand();
         Work {

@@ -1,4 +1,5 @@
-//! ONNX files of a few nodes, made of decisions: any operators with any attributes, of operands of all types and ranks.
+//! ONNX files of a few nodes, made from decisions: any operators with any attributes, and operands of all types and
+//! ranks.
 
 use super::source::Source;
 use super::write::{attribute, bytes, int, message, model};
@@ -20,19 +21,19 @@ pub fn file(source: &mut Source<'_>) -> Vec<u8> {
 
 struct Writer<'s, 'a> {
     source: &'s mut Source<'a>,
-    /// Fields of the graph.
+    /// The fields of the graph.
     graph: Vec<Vec<u8>>,
-    /// What a node may read.
+    /// The names of the values that a node may read.
     names: Vec<String>,
     made: usize,
-    /// Bodies around it.
+    /// The number of graphs around the present one.
     depth: usize,
 }
 
-/// Types by their numbers, the usual ones more often.
+/// The numbers of element types; usual types occur more often.
 const DTYPES: [i64; 22] = [1, 1, 1, 1, 7, 7, 7, 6, 9, 10, 11, 2, 3, 4, 5, 12, 13, 16, 17, 21, 22, 8];
 
-/// Attributes that are graphs.
+/// The names of attributes that are graphs.
 const BODIES: [&str; 3] = ["body", "then_branch", "else_branch"];
 
 const DIMS: [usize; 12] = [0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 7];
@@ -43,7 +44,7 @@ impl Writer<'_, '_> {
         format!("v{}", self.made)
     }
 
-    /// An input or an initializer.
+    /// Adds an input or an initializer.
     fn operand(&mut self) {
         let (name, dtype) = (self.fresh(), self.source.pick(&DTYPES));
         let dims = self.source.some(5, |source| source.pick(&DIMS));
@@ -125,7 +126,7 @@ impl Writer<'_, '_> {
         attribute(name, &[value])
     }
 
-    /// The fields of a graph that a node has, which reads what is around it.
+    /// The fields of a graph that a node has as an attribute. Its nodes can read the values around it.
     fn body(&mut self) -> Vec<u8> {
         if self.depth == 2 {
             return Vec::new();

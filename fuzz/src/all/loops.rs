@@ -1,4 +1,5 @@
-//! The loops of graphs of any operators as PTX, which the stand-in for the driver runs, against the CPU.
+//! Runs the loops of graphs of any operators as PTX in the stand-in for the driver, and compares the results with the
+//! CPU.
 
 use trefoil::graph::{Constant, Graph, Origin, Tensor, ValueId};
 use trefoil::loops::ptx::{PtxTarget, kernel, module};
@@ -23,7 +24,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// What no node writes.
+/// The values that no node writes: inputs and constants.
 fn sources(graph: &Graph, file: &File) -> Vec<Option<Tensor>> {
     let inputs = inputs(graph);
     let of = |(id, value): (usize, &trefoil::graph::Value)| match &value.origin {
@@ -63,7 +64,7 @@ fn adds_bools(of: &Loop) -> bool {
     of.terms.iter().any(|term| term.dtype == trefoil::Dtype::Bool)
 }
 
-/// A value's bytes at an address that kernels take, with zeros behind.
+/// The bytes of a value in words of 16 bytes, as kernels read them, with zeros after the last byte.
 fn words(of: &Tensor) -> Vec<u128> {
     let word = |bytes: &[u8]| {
         let mut padded = [0; 16];
@@ -73,7 +74,7 @@ fn words(of: &Tensor) -> Vec<u128> {
     of.bytes().chunks(16).map(word).collect()
 }
 
-/// The largest finite number of the operands, which sums are as large as.
+/// The largest magnitude of a finite number in these values, at least 1.
 fn largest(of: &[Tensor]) -> f64 {
     let all = of.iter().flat_map(Tensor::to_f64s).filter(|number| number.is_finite());
     all.fold(1.0, |most, number| most.max(number.abs()))

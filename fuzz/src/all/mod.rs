@@ -1,6 +1,6 @@
-//! What is fuzzed: functions of any bytes, none of which may panic, hang, or take memory that the bytes do not pay for.
+//! The fuzz targets: functions of any bytes, none of which may panic, hang, or take more memory than the bytes justify.
 //!
-//! Each target has inputs in `corpus/`, which the tests run too, on any compiler.
+//! Each target has inputs in `corpus/`, which the tests also run, with any compiler.
 
 #[cfg(feature = "ffi")]
 #[path = "../../../tests/support/calls.rs"]
@@ -22,7 +22,7 @@ mod write;
 
 use std::path::PathBuf;
 
-/// Its name, and what is done with a file.
+/// The name of a target, and its function of the bytes of a file.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target by its name.
@@ -41,17 +41,18 @@ pub const TARGETS: &[Target] = &[
     }),
 ];
 
-/// Most characters of an error, whatever a file says.
+/// The largest number of bytes of an error's text, whatever a file contains.
 const MOST_OF_AN_ERROR: usize = 1 << 20;
 
-/// An error can be shown: it is no longer than that, and steers no terminal.
+/// Checks that an error can be shown: its text is not too long and contains no control characters.
 fn check_error(error: &trefoil::Error) {
     let said = error.to_string();
     assert!(said.len() <= MOST_OF_AN_ERROR, "an error of {} bytes", said.len());
     assert!(said.chars().all(|character| !character.is_control()), "{said:?}");
 }
 
-/// The path of a file or folder of this thread, with such an end; in memory where there is a folder for that.
+/// The path of a file or folder of this thread with this end of its name. It is in memory if the system has a folder
+/// for that.
 fn scratch(end: &str) -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };

@@ -4,7 +4,7 @@ use trefoil::onnx::{AttributeValue, File, GraphProto, NodeProto, Sizes, Tensor};
 
 use super::check_error;
 
-/// Bytes of a tensor that is read.
+/// The largest number of bytes of a tensor that is read.
 const MOST_BYTES: usize = 1 << 20;
 
 pub fn run(bytes: &[u8]) {

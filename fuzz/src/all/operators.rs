@@ -9,7 +9,7 @@ use super::graphs;
 use super::source::Source;
 use super::support::loops::signed;
 
-/// Elements that a value may have in a graph that is computed.
+/// The largest number of elements of a value in a graph that is computed.
 const MOST_ELEMS: usize = 1 << 10;
 
 pub fn run(bytes: &[u8]) {
@@ -24,7 +24,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// The graph that bytes stand for, if it can be imported and is small.
+/// The graph that is made from these bytes, if it can be imported and is small.
 pub fn imported(bytes: &[u8]) -> Option<(Graph, File)> {
     let file = File::from_bytes(graphs::file(&mut Source(bytes))).map_err(|error| check_error(&error)).ok()?;
     let graph = file.graph(&Sizes::new()).map_err(|error| check_error(&error)).ok()?;
@@ -32,7 +32,7 @@ pub fn imported(bytes: &[u8]) -> Option<(Graph, File)> {
     (small && graph.nodes.iter().all(|node| is_quick(&node.op))).then_some((graph, file))
 }
 
-/// Whether a window takes no longer than its elements say.
+/// Whether the time of an operation is bounded by its elements: a pooling window must not be too large.
 fn is_quick(op: &Op) -> bool {
     match op {
         Op::Pool(pool) => pool.window.size.iter().product::<usize>() <= MOST_ELEMS,

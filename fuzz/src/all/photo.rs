@@ -6,7 +6,7 @@ use trefoil::model::Preprocessing;
 
 use super::check_error;
 
-/// The most pixels of a photo that is decoded: others take their time, as their size says.
+/// The largest number of pixels of a photo that is decoded. Larger photos take long, as their size lets expect.
 const MOST_PIXELS: u32 = 1 << 16;
 
 pub fn run(bytes: &[u8]) {
@@ -22,7 +22,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Whether its first header says so: that of a PNG, or any of a JPEG's frames.
+/// Whether a header gives a large size: that of a PNG, or of any frame of a JPEG.
 fn is_large(bytes: &[u8]) -> bool {
     let of = |sides: Option<[u32; 2]>| sides.is_some_and(|[a, b]| a.saturating_mul(b) > MOST_PIXELS);
     if bytes.starts_with(b"\x89PNG") {

@@ -1,9 +1,9 @@
-//! Decisions made of bytes, so that a fuzzer that changes bytes changes decisions.
+//! Decisions made from bytes, so that a fuzzer that changes bytes changes decisions.
 
-/// The bytes that are left; behind the last one there are zeros.
+/// The bytes that are left. After the last one follow zeros.
 pub struct Source<'a>(pub &'a [u8]);
 
-/// Integers at which something may change.
+/// Integers at which behaviour may change.
 const EDGES: [i64; 16] = [
     i64::MAX,
     i64::MIN,
@@ -34,7 +34,7 @@ impl Source<'_> {
         usize::from(self.byte()) % bound
     }
 
-    /// True one time in so many.
+    /// True for one in `count` decisions.
     pub fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == count - 1
     }
@@ -43,12 +43,12 @@ impl Source<'_> {
         choices[self.below(choices.len())]
     }
 
-    /// A small integer, or seldom one of any size.
+    /// A small integer, or rarely one of any size.
     pub fn int(&mut self) -> i64 {
         if self.one_in(12) { self.pick(&EDGES) } else { self.below(12) as i64 - 3 }
     }
 
-    /// A small number, or seldom one that is none.
+    /// A small number, or rarely an extreme one, an infinity or a NaN.
     pub fn float(&mut self) -> f32 {
         match self.one_in(16) {
             true => self.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -0.0, 1e-42, 1e30, -1e9]),
@@ -56,7 +56,7 @@ impl Source<'_> {
         }
     }
 
-    /// Up to `most` of something.
+    /// A list of up to `most` elements.
     pub fn some<T>(&mut self, most: usize, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
         (0..self.below(most + 1)).map(|_| one(self)).collect()
     }

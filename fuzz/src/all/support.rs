@@ -1,4 +1,4 @@
-//! Loops and their comparison, as the tests have them.
+//! The tests' support code for loops and their comparison.
 #![allow(dead_code, reason = "the tests use all of it")]
 
 #[path = "../../../tests/support/loops.rs"]

@@ -1,4 +1,4 @@
-//! Bytes as a file among the answers of tuning: they are counted, or passed over.
+//! Bytes as a file among the answers of tuning: it is counted or ignored.
 
 use std::fs;
 
@@ -22,11 +22,11 @@ pub fn run(bytes: &[u8]) {
     fs::write(folder.join(file_name(bytes)), bytes).expect("the folder is writable");
     let TuningCache { answers, outdated, unreadable, .. } = TuningCache::in_folder(&info, &root);
     fs::remove_dir_all(&root).expect("it was written");
-    // It lies in a folder of no driver.
+    // The file is in a folder of no driver.
     assert!(answers == 0 && outdated + unreadable.len() <= 1, "{outdated} and {unreadable:?}");
 }
 
-/// The name that the file of an answer has, if it is one: a hash of its shape.
+/// The file name of an answer, a hash of its shape. Bytes that are no answer count as one with an empty shape.
 fn file_name(bytes: &[u8]) -> String {
     let entry = serde_json::from_slice::<serde_json::Value>(bytes).unwrap_or_default();
     let shape = entry["shape"].as_str().unwrap_or_default().as_bytes();

@@ -1,4 +1,5 @@
-//! Attention within rows that lie end to end, by the tiles of products: row by row, so that what is in no row takes no time.
+//! Attention within rows that lie end to end, by the tiles of products. It is computed row by row, so that tokens in no
+//! row take no time.
 //!
 //! Each sum goes over the keys of the row in their order, so that a row's result does not depend on where it lies.
 
@@ -13,10 +14,10 @@ use crate::graph::{PackedAttention, Tensor};
 use crate::loops::Isa;
 use crate::loops::team::{Lines, Team};
 
-/// Queries whose scores are there at a time: they fit a core's caches.
+/// The number of queries for which scores are computed at a time: the scores fit a core's caches.
 const QUERIES: usize = 48;
 
-/// What the operation writes of these operands.
+/// The result of packed attention of these operands.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -53,7 +54,8 @@ pub fn packed_attention(of: &PackedAttention, inputs: &[Option<&Tensor>], team: 
     Ok(result)
 }
 
-/// The rows that numbers separate: those from 0 to `tokens`, in whatever order they are; longer rows end at the longest.
+/// The rows between neighbouring numbers from 0 to `tokens`, which may be in any order. Longer rows are cut to
+/// `longest` tokens.
 fn rows(starts: &[i64], tokens: usize, longest: usize) -> Vec<Range<usize>> {
     let place = |&start: &i64| usize::try_from(start).ok().filter(|&start| start <= tokens);
     let mut places: Vec<usize> = starts.iter().filter_map(place).collect();
@@ -62,20 +64,20 @@ fn rows(starts: &[i64], tokens: usize, longest: usize) -> Vec<Range<usize>> {
     places.windows(2).map(|row| row[0]..row[1].min(row[0] + longest)).collect()
 }
 
-/// Attention of these operands.
+/// Attention with its operands.
 struct Attention<'a> {
     of: PackedAttention,
     qkv: [&'a [f32]; 3],
-    /// With the heads that it is of.
+    /// The table of biases, with the number of its heads.
     bias: Option<(&'a [f32], usize)>,
     heads: usize,
     features: usize,
-    /// Values of a head.
+    /// The number of values of a head.
     values: usize,
 }
 
 impl Attention<'_> {
-    /// Writes what a head of some tokens of a row is to y `[queries, heads, values]`.
+    /// Writes the results of one head for the tokens `queries` of a row to y `[queries, heads, values]`.
     fn head(&self, row: &Range<usize>, queries: Range<usize>, head: usize, y: &mut [f32]) {
         let &Self { heads, features, values, .. } = self;
         let keys = row.len();
@@ -98,7 +100,7 @@ impl Attention<'_> {
         }
     }
 
-    /// Makes weights of the products of a query, at this place of its row, with all keys.
+    /// Turns the products of a query with all keys into weights. `place` is the position of the query in its row.
     fn weigh(&self, place: usize, head: usize, scores: &mut [f32]) {
         let scale = self.of.scale as f32;
         scores.iter_mut().for_each(|score| *score *= scale);
@@ -114,7 +116,7 @@ impl Attention<'_> {
     }
 }
 
-/// The product of rows of so many elements, which begin at these places, with a matrix of so many columns.
+/// The product of rows of `terms` elements, which begin at the places `at`, with a matrix of `columns` columns.
 fn product(
     from: &[f32],
     at: impl ExactSizeIterator<Item = usize>,

@@ -1,12 +1,12 @@
-//! Blocks of values side by side.
+//! Values of a term at a block of points.
 
 use crate::graph::Element;
 use crate::tensor::Dtype;
 
-/// Points that are computed side by side.
+/// The number of points in a block, which are computed side by side.
 pub(super) const LANES: usize = 512;
 
-/// What a term is at each point of a block.
+/// The values of a term at all points of a block.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     words: Vec<u64>,
@@ -17,7 +17,7 @@ impl Column {
         Self { words: vec![0; LANES * dtype.bytes() / size_of::<u64>()] }
     }
 
-    /// One that nothing is written to.
+    /// A column without room, for a term that is not computed.
     pub const fn empty() -> Self {
         Self { words: Vec::new() }
     }
@@ -34,7 +34,7 @@ impl Column {
         bytemuck::cast_slice(&self.words)
     }
 
-    /// Writes the first element to every lane.
+    /// Copies the first element to every lane.
     pub fn splat(&mut self, dtype: Dtype) {
         fn fill<T: Element>(elems: &mut [T]) {
             elems.fill(elems[0]);
@@ -47,7 +47,7 @@ impl Column {
         }
     }
 
-    /// Writes the element of these bits to every lane.
+    /// Writes the element with these bits to every lane.
     pub fn fill(&mut self, dtype: Dtype, bits: u64) {
         self.bytes_mut()[..dtype.bytes()].copy_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
         self.splat(dtype);

@@ -1,24 +1,25 @@
-//! Products of a few rows and a panel of columns, whose sums stay in registers.
+//! Products of a few rows with a panel of columns. The sums stay in registers.
 
 use crate::graph::Element;
 
-/// Rows of a tile.
+/// The number of rows of a tile.
 pub(super) const ROWS: usize = 6;
 
-/// Columns of a panel: with AVX the sums of six rows of f32 fill 12 of 16 registers. The last panel may have half of them.
+/// The number of columns of a panel. With AVX, the sums of six rows of f32 fill 12 of 16 registers. Only half of the
+/// last panel's columns may be in use.
 pub(super) const COLUMNS: usize = 16;
-/// Halves of a panel, of which each row's sums fill a register.
+/// The number of halves of a panel. The sums of a row in a half fill one register.
 pub(super) const HALVES: usize = 2;
-/// Columns of a half.
+/// The number of columns of a half.
 pub(super) const HALF: usize = COLUMNS / HALVES;
 
-/// A type of products.
+/// A type in which products are computed.
 pub(super) trait Factor: Element + Default + Send + Sync {
-    /// self + a x b, in one rounding if `FMA` and the type has roundings.
+    /// The sum self + a x b, with one rounding if `FMA` and the type rounds.
     fn plus<const FMA: bool>(self, a: Self, b: Self) -> Self;
 
-    /// Adds to the sums of M rows, in the first H halves, what their first elements give with those of a panel, in their
-    /// order.
+    /// Adds to the sums of M rows, in the first H halves, the products of the rows' first elements with those of a
+    /// panel, in the order of the elements.
     ///
     /// # Panics
     /// If a row is shorter than the panel.
@@ -73,7 +74,7 @@ fn add_products<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     panel: &[[T; COLUMNS]],
     to: &mut [[T; COLUMNS]; M],
 ) {
-    let (rows, mut sums) = (rows.map(|row| &row[..panel.len()]), *to); // nothing may take the address of these sums
+    let (rows, mut sums) = (rows.map(|row| &row[..panel.len()]), *to); // no code may take the address of `sums`
     for (i, factors) in panel.iter().enumerate() {
         for (sums, row) in sums.iter_mut().zip(rows) {
             let value = row[i];
@@ -85,7 +86,8 @@ fn add_products<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     *to = sums;
 }
 
-/// The same of f32 by named instructions: of plain loops within loops over taps the compiler keeps some sums in memory.
+/// The code of `add_products` for f32 in AVX instructions. From plain loops within loops over taps the compiler makes
+/// code that keeps some sums in memory.
 #[cfg(target_arch = "x86_64")]
 mod avx {
     use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
@@ -134,7 +136,8 @@ mod avx {
 mod tests {
     use super::*;
 
-    /// Products of M rows of k elements, by named instructions where the processor has them and by plain ones.
+    /// Compares the products of M rows of k elements, computed by AVX instructions if the processor has them, with
+    /// those of plain loops.
     fn compare<const M: usize, const H: usize>(k: usize) {
         let number = |i: usize| ((i * 37 + 11) % 64) as f32 / 32.0 - 1.0;
         let elems: Vec<f32> = (0..M * k).map(number).collect();

@@ -1,4 +1,4 @@
-//! Reductions, over blocks of values.
+//! Reductions over blocks of values.
 
 use super::column::Column;
 use crate::graph::Element;
@@ -6,7 +6,7 @@ use crate::loops::ir::Monoid;
 use crate::loops::scalar::integers;
 use crate::tensor::Dtype;
 
-/// A type whose values are combined. Bools are bytes, of which only the extremes are looked for.
+/// A type in which values are combined. Bools are bytes, which have only a minimum and a maximum.
 trait Fold: Element + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
@@ -50,7 +50,7 @@ folds! {
     f64: add, mul, f64::NEG_INFINITY, f64::INFINITY, f64::is_nan;
 }
 
-/// Runs `$body` with `$T` as the host's type that values of `$dtype` are combined in.
+/// Runs `$body` with `$T` as the host's type in which values of `$dtype` are combined.
 macro_rules! folded {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -79,7 +79,7 @@ macro_rules! folded {
     };
 }
 
-/// Writes what a reduction of nothing is to every lane; `of` is the type that is combined.
+/// Writes the result of a reduction of no values to every lane; `of` is the type of the values.
 pub(super) fn start(op: Monoid, of: Dtype, to: &mut Column) {
     fn value<T: Fold>(op: Monoid, of: Dtype) -> T {
         match op {
@@ -98,7 +98,7 @@ pub(super) fn start(op: Monoid, of: Dtype, to: &mut Column) {
     }
 }
 
-/// Combines each lane of `to` with that of `from`.
+/// Combines the values of each lane of `from` into the same lane of `to`.
 pub(super) fn across(op: Monoid, of: Dtype, from: &Column, to: &mut Column, n: usize) {
     fn all<T: Fold>(from: &Column, to: &mut Column, n: usize, with: impl Fn(T, T) -> T) {
         to.elems_mut::<T>()[..n].iter_mut().zip(from.elems::<T>()).for_each(|(to, &from)| *to = with(*to, from));
@@ -112,10 +112,10 @@ pub(super) fn across(op: Monoid, of: Dtype, from: &Column, to: &mut Column, n: u
     })
 }
 
-/// Combines the first of `to` with the first `n` of `from`.
+/// Combines the first `n` values of `from` into the first value of `to`.
 pub(super) fn along(op: Monoid, of: Dtype, from: &Column, to: &mut Column, n: usize) {
     fn all<T: Fold>(from: &Column, to: &mut Column, n: usize, with: impl Fn(T, T) -> T, neutral: T) {
-        const SIDE: usize = 16; // so many partial results, which a compiler computes side by side
+        const SIDE: usize = 16; // the number of partial results, which the compiler computes side by side
         let mut partial = [neutral; SIDE];
         let chunks = from.elems::<T>()[..n].chunks_exact(SIDE);
         let rest = chunks.remainder();
@@ -133,7 +133,7 @@ pub(super) fn along(op: Monoid, of: Dtype, from: &Column, to: &mut Column, n: us
     })
 }
 
-/// The extreme so far and its index, at each lane.
+/// The extreme value so far and its index, in each lane.
 pub(super) struct Extreme<'c> {
     pub largest: bool,
     pub last: bool,
@@ -151,12 +151,12 @@ impl Extreme<'_> {
         }
     }
 
-    /// Takes the values and indices of one more point at each lane; `first` if there was none before.
+    /// Takes the values and indices of one more point in each lane; `first` if it is the first point.
     pub fn across(&mut self, of: Dtype, [value, index]: [&Column; 2], n: usize, first: bool) {
         folded!(of, T => (0..n).for_each(|lane| self.take::<T>([lane, lane], value, index, first)));
     }
 
-    /// The same of all lanes for the first.
+    /// Takes the values and indices of all lanes into the first lane; `first` if there was no point before.
     pub fn along(&mut self, of: Dtype, [value, index]: [&Column; 2], n: usize, first: bool) {
         folded!(of, T => (0..n).for_each(|lane| self.take::<T>([0, lane], value, index, first && lane == 0)));
     }

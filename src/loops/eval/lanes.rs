@@ -1,32 +1,32 @@
-//! Points side by side: how indices run over them.
+//! The values of indices over points that lie side by side.
 
 use std::ops::Range;
 
-/// How an index runs over the lanes of a block of consecutive points of axes.
+/// The values of an index over the lanes of a block of consecutive points.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Lanes {
-    /// It is the same in each.
+    /// The index is the same in all lanes.
     Same,
-    /// The number of the point, times this.
+    /// The index is this stride times the number of the point.
     Linear(i64),
-    /// As the table of this number has it.
+    /// The index is in the table of this number.
     Table(usize),
-    /// It runs by ones, again and again.
+    /// The index rises by one in each of several runs.
     Runs(RunsOfLanes),
 }
 
-/// An index that is the next whole number at each lane of a run, and elsewhere in the next one.
+/// The runs of an index that rises by one from lane to lane within a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RunsOfLanes {
-    /// Lanes of a run.
+    /// The number of lanes of a run.
     run: usize,
-    /// The axes of runs.
+    /// The extents and strides of the axes that number the runs.
     extents: Vec<usize>,
     strides: Vec<i64>,
 }
 
 impl RunsOfLanes {
-    /// The runs of a sum of these strides over axes of these extents, if it has any.
+    /// The runs of an index with these strides over axes of these extents; `None` if no run has several lanes.
     pub fn of(extents: &[usize], strides: &[i64]) -> Option<Self> {
         let (mut outer, mut run) = (extents.len(), 1);
         while outer > 0 && strides[outer - 1] == run as i64 {
@@ -36,8 +36,8 @@ impl RunsOfLanes {
         (run > 1).then(|| Self { run, extents: extents[..outer].to_vec(), strides: strides[..outer].to_vec() })
     }
 
-    /// Calls `each` with the lanes of each run of a block, whose first lane is the point of number `start`, and with the
-    /// index of the first of them.
+    /// Calls `each` for each run of a block with the run's lanes and the index in its first lane. The block's first
+    /// lane is the point of number `start`.
     pub fn each(&self, start: usize, lanes: usize, mut each: impl FnMut(Range<usize>, i64)) {
         let (mut first, mut at) = (start % self.run, point(&self.extents, start / self.run));
         let mut lane = 0;
@@ -51,7 +51,7 @@ impl RunsOfLanes {
     }
 }
 
-/// What the sums of strides are at consecutive points of axes, from the point of this number on.
+/// Writes the values of an index with these strides at consecutive points, from the point of number `start` on.
 pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: &mut [i64]) {
     let [.., inner_extent] = extents else { return table.fill(0) };
     let (outer, inner) = (extents.len() - 1, strides[extents.len() - 1]);
@@ -67,7 +67,7 @@ pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: 
     }
 }
 
-/// The indices of the point of this number, the last axis running fastest.
+/// The indices along all axes of the point of this number. The last axis runs fastest.
 pub(super) fn point(extents: &[usize], mut number: usize) -> Vec<usize> {
     let mut at = vec![0; extents.len()];
     for (at, extent) in at.iter_mut().zip(extents).rev() {
@@ -76,7 +76,7 @@ pub(super) fn point(extents: &[usize], mut number: usize) -> Vec<usize> {
     at
 }
 
-/// Goes to the next point, the last axis running fastest; false behind the last one.
+/// Moves to the next point. The last axis runs fastest. Returns false after the last point.
 pub(super) fn step(extents: &[usize], at: &mut [usize]) -> bool {
     for (i, &extent) in at.iter_mut().zip(extents).rev() {
         *i += 1;

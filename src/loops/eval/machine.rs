@@ -1,4 +1,4 @@
-//! Running a prepared loop.
+//! The evaluation of a prepared loop.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::graph::Element;
 use crate::loops::ir::{Guard, Monoid, TermId, TermKind};
 use crate::loops::team::Team;
 
-/// Writes the elements of a loop, whose points a team shares out where they follow each other.
+/// Writes the elements of a loop. A team shares out the points if their results follow one another.
 pub(super) fn run(program: &Program, operands: &[View<'_>], to: &mut [u8], team: &dyn Team) {
     match program.lines() {
         Some((band, lines)) => lines.share(team, to, &|_, points, to| {
@@ -25,19 +25,19 @@ pub(super) fn run(program: &Program, operands: &[View<'_>], to: &mut [u8], team:
     }
 }
 
-/// What is computed of a loop so far.
+/// The state of a loop's evaluation.
 pub(super) struct Machine<'a> {
     program: &'a Program<'a>,
     operands: &'a [View<'a>],
     near: Option<Near>,
-    /// What each term is.
+    /// The values of each term.
     columns: Vec<Column>,
-    /// The extreme values of reductions that look for their indices.
+    /// The extreme values of those reductions whose result is an index.
     best: Vec<Column>,
     tables: Vec<Vec<i64>>,
-    /// Where each axis is that runs point by point.
+    /// The index along each axis that runs point by point.
     at: Vec<usize>,
-    /// Lanes of the block, and the number of the first among the points of its band.
+    /// The number of lanes in the block, and the number of the first lane among the points of its band.
     len: usize,
     start: usize,
 }
@@ -45,7 +45,7 @@ pub(super) struct Machine<'a> {
 /// Neighbouring elements of an operand that is not in memory as a whole.
 struct Near {
     operand: usize,
-    /// The number of the first.
+    /// The index of the first element.
     first: i64,
     words: Vec<u64>,
 }
@@ -74,8 +74,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Writes the elements at these points of a band of the result, `pitch` bytes for each; the bands around it have a
-    /// point each.
+    /// Writes the elements at these points of a band of the result; each point has `pitch` bytes. The bands around it
+    /// have one point each.
     fn write_points(&mut self, band: usize, points: Range<usize>, pitch: usize, to: &mut [u8]) {
         let of = self.program.of;
         let (bands, size) = (&self.program.scopes[0], of.dtype().bytes());
@@ -91,7 +91,8 @@ impl<'a> Machine<'a> {
         self.some_points(&bands[band], points, &mut |machine| machine.points(&bands[band + 1..], &mut write));
     }
 
-    /// Goes through the points of these bands, computes what belongs to each, and calls `then` at each of the innermost.
+    /// Goes through the points of these bands, computes the terms of each, and calls `then` at each innermost point or
+    /// block.
     fn points(&mut self, bands: &'a [Band], then: &mut dyn FnMut(&mut Self)) {
         match bands.split_first() {
             Some((band, inner)) => {
@@ -102,7 +103,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Goes through some points of a band.
+    /// Goes through these points of a band.
     fn some_points(&mut self, band: &'a Band, points: Range<usize>, then: &mut dyn FnMut(&mut Self)) {
         if band.lanes {
             return self.blocks(band, points, then);
@@ -119,7 +120,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Goes through some points of a band of lanes, in blocks.
+    /// Goes through these points of a band of lanes, block by block.
     fn blocks(&mut self, band: &'a Band, points: Range<usize>, then: &mut dyn FnMut(&mut Self)) {
         let outside = (self.len, self.start);
         for start in points.clone().step_by(band.block()) {
@@ -135,8 +136,8 @@ impl<'a> Machine<'a> {
         (self.len, self.start) = outside;
     }
 
-    /// Room for the elements `first..first + count` of the operand behind the others, which the caller computes. Until the
-    /// next call loads of this operand read these elements alone.
+    /// Room for the elements `first..first + count` of the last operand, which follows the given ones. The caller
+    /// computes the elements. Until the next call, loads of this operand can read only these.
     pub fn near<T: Element>(&mut self, first: usize, count: usize) -> &mut [T] {
         let near = self.near.get_or_insert(Near { operand: self.operands.len(), first: 0, words: Vec::new() });
         near.first = first as i64;
@@ -144,7 +145,7 @@ impl<'a> Machine<'a> {
         &mut bytemuck::cast_slice_mut(&mut near.words)[..count]
     }
 
-    /// Writes the elements of these numbers of a loop that has no reductions, so that all its points are side by side.
+    /// Writes the elements at these points of a loop without reductions, all of whose points are side by side.
     pub fn part(&mut self, points: Range<usize>, to: &mut [u8]) {
         let first = points.start;
         for band in &self.program.scopes[0] {
@@ -155,14 +156,14 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Writes the results of a block, from the element of this number on.
+    /// Writes the results of a block to `to`, from element `at` on.
     fn write(&self, at: usize, to: &mut [u8]) {
         let size = self.program.of.dtype().bytes();
         let result = &self.columns[self.program.of.result.0].bytes()[..self.len * size];
         to[at * size..][..result.len()].copy_from_slice(result);
     }
 
-    /// Writes the tables of a band that are the same in each of its blocks, or the others.
+    /// Writes those tables of a band that are the same in each of its blocks (`repeated`), or the others.
     fn tabulate(&mut self, band: &Band, repeated: bool) {
         for (table, strides) in band.tables.iter().filter(|(_, strides)| band.repeats(strides) == repeated) {
             tabulate(&band.extents, strides, self.start, &mut self.tables[*table][..self.len]);
@@ -192,7 +193,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The part of a sum that is the same in all lanes.
+    /// The part of an index that is the same in all lanes.
     fn base(&self, place: &Place) -> i64 {
         place
             .scalars
@@ -315,8 +316,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Reads neighbours, from the one of number `at` on, for the lanes from `lane` on; where a guard does not hold, its other
-/// values.
+/// Reads neighbouring elements, from element `at` on, for the lanes from `lane` on. Lanes whose guard is false get the
+/// guard's other value.
 fn copy<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, mut lane: usize, at: i64) {
     let Some((condition, otherwise)) = guard else {
         let to = &mut to[lane..];
@@ -335,7 +336,7 @@ fn copy<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, mut lan
     }
 }
 
-/// Reads an element for each lane; where a guard does not hold, its other value.
+/// Reads an element for each lane. Lanes whose guard is false get the guard's other value.
 fn read<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, at: impl Fn(usize) -> i64) {
     match guard {
         None => to.iter_mut().enumerate().for_each(|(lane, to)| *to = from[at(lane) as usize]),

@@ -1,4 +1,4 @@
-//! Evaluating loops on the CPU, in blocks of points side by side.
+//! The evaluation of loops on the CPU, in blocks of points side by side.
 
 mod attention;
 mod column;
@@ -21,11 +21,11 @@ use super::team::Team;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 
-/// A value in somebody's memory.
+/// A value in memory that the caller owns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub of: &'a ValueType,
-    /// Its elements, dense and aligned.
+    /// The elements, dense and aligned.
     pub bytes: &'a [u8],
 }
 
@@ -35,13 +35,13 @@ impl<'a> From<&'a Tensor> for View<'a> {
     }
 }
 
-/// Writes what a loop writes, every element of it, by a team.
+/// Writes every element of a loop's result; the threads of a team share the work.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] if there is no room for what is computed in between.
+/// [`Error::OutOfMemory`] if there is no room for intermediate results.
 ///
 /// # Panics
-/// If operands are of other types than the loop's, or `to` has not the bytes that the loop writes.
+/// If operands have other types than those of the loop, or `to` does not have the size of the result in bytes.
 pub(super) fn run(of: &Loop, operands: &[View<'_>], to: &mut [u8], team: &dyn Team) -> Result<(), Error> {
     assert!(of.operands.iter().eq(operands.iter().map(|operand| operand.of)), "operands of a loop");
     assert!(operands.iter().all(|operand| operand.bytes.len() == operand.of.bytes()), "bytes of operands");

@@ -1,4 +1,4 @@
-//! Functions of numbers, over blocks of them.
+//! Functions of numbers, over blocks of numbers.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -19,7 +19,7 @@ fn zip<T: Copy, U>([a, b]: [&[T]; 2], to: &mut [U], of: impl Fn(T, T) -> U) {
     to.iter_mut().zip(a).zip(b).for_each(|((to, &a), &b)| *to = of(a, b));
 }
 
-/// Converts the first `n` elements.
+/// Converts the first `n` elements from the first type to the second.
 pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize) {
     match [from, to] {
         [Dtype::F16, Dtype::F32] => x.elems::<f16>()[..n].convert_to_f32_slice(&mut y.elems_mut()[..n]),
@@ -113,7 +113,7 @@ macro_rules! float_functions {
 float_functions!([unary_f32, unary_f32_body], [binary_f32, binary_f32_body], f32, libm::erff);
 float_functions!([unary_f64, unary_f64_body], [binary_f64, binary_f64_body], f64, libm::erf);
 
-/// What an integer can do that its type's name has a function for.
+/// The functions of an integer type that unary and binary operations need.
 trait Int: Copy + Ord + Eq + Sized {
     const ZERO: Self;
     const ONE: Self;
@@ -155,13 +155,13 @@ ints! {
     i8: i8::wrapping_abs, i16: i16::wrapping_abs, i32: i32::wrapping_abs, i64: i64::wrapping_abs
 }
 
-/// What is left of a / b rounded down.
+/// The remainder of a / b rounded down.
 fn modulo<T: Int>(a: T, b: T) -> T {
     let rest = a.rem(b);
     if rest == T::ZERO || (rest < T::ZERO) == (b < T::ZERO) { rest } else { rest.add(b) }
 }
 
-/// a to the power of b; below 0 it is 1 / a^-b, truncated.
+/// a to the power of b. For negative b it is 1 / a^-b, truncated.
 fn power<T: Int>(a: T, b: T) -> T {
     if b < T::ZERO {
         return if a == T::ONE {
@@ -242,7 +242,7 @@ fn compare<T: Copy + PartialOrd>(op: Binary, of: [&[T]; 2], y: &mut [u8]) {
     }
 }
 
-/// A function of the first `n` elements, which are of this type.
+/// Computes a function of the first `n` elements, which have type `dtype`.
 pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usize) {
     match dtype {
         Dtype::F32 => unary_f32(Isa::detect(), op, &x.elems()[..n], y),
@@ -252,7 +252,7 @@ pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usiz
     }
 }
 
-/// A function of the first `n` elements of two, which are of this type.
+/// Computes a function of the first `n` elements of two columns, which have type `dtype`.
 pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], y: &mut Column, n: usize) {
     fn both<T: crate::graph::Element>([a, b]: [&Column; 2], n: usize) -> [&[T]; 2] {
         [&a.elems()[..n], &b.elems()[..n]]
@@ -269,7 +269,8 @@ pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], y: &mut Col
     }
 }
 
-/// The second where the first holds, else the third, of `n` elements.
+/// For the first `n` elements: that of the first column where the condition holds, else that of the second. An element
+/// has `bytes` bytes.
 pub(super) fn select(bytes: usize, condition: &Column, [a, b]: [&Column; 2], y: &mut Column, n: usize) {
     fn of<T: crate::graph::Element>(condition: &[u8], [a, b]: [&Column; 2], y: &mut Column) {
         let both = a.elems::<T>().iter().zip(b.elems::<T>());

@@ -1,9 +1,9 @@
 //! Sums of products, in tiles.
 //!
-//! A sum of products whose sides depend on different axes is a matrix product. Its right side is computed once, by a loop of
-//! its own, and packed. The rows of the left side are read where they lie, if they are runs of an operand, as those of a
-//! convolution are; else a loop computes some of them at a time. A sum whose sides share the innermost axis, as that of a
-//! depthwise convolution, goes through the channels of such rows side by side.
+//! A sum of products whose sides depend on different axes is a matrix product. Its right side is computed once, by a
+//! loop of its own, and packed. If the rows of the left side are runs of an operand, as those of a convolution are,
+//! they are read in place; otherwise a loop computes some of them at a time. If both sides depend on the innermost
+//! axis, as in a depthwise convolution, the channels of such rows are computed side by side.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -23,15 +23,16 @@ use crate::loops::rewrite::Copier;
 use crate::loops::team::{Lines, Team};
 use crate::tensor::Dtype;
 
-/// Fewer rows or columns than these are not worth tiles.
+/// The number of rows or columns from which on tiles pay.
 const FEW: usize = 4;
 
-/// Elements of rows between two visits of a panel: they fit a core's caches. And rows, whose places are noted.
+/// The largest numbers of elements and of rows that are multiplied with all panels at a time: the elements fit a core's
+/// caches, and the rows' places are recorded.
 const BLOCK_ELEMS: usize = 1 << 16;
 const BLOCK_ROWS: usize = 16 * ROWS;
 
-/// A sum of products in a loop: `[batch, rows, summed]` by `[batch, summed, columns]`. Where its columns are few, the batch is
-/// innermost: `[rows, summed, batch]` by `[summed, batch]`.
+/// A sum of products in a loop: `[batch, rows, summed]` by `[batch, summed, columns]`. If there are few columns, the
+/// batch is innermost: `[rows, summed, batch]` by `[summed, batch]`.
 #[derive(Debug)]
 pub(super) struct Product<'l> {
     of: &'l Loop,
@@ -45,7 +46,7 @@ pub(super) struct Product<'l> {
 }
 
 impl<'l> Product<'l> {
-    /// The first sum of products of a loop that is worth tiles.
+    /// The first sum of products of a loop for which tiles pay; `None` if there is none.
     pub fn find(of: &'l Loop) -> Option<Self> {
         let (deps, reduces) = (of.dependencies(), reduces(of));
         (0..of.terms.len()).find_map(|id| Self::at(of, &deps, &reduces, id))
@@ -57,7 +58,7 @@ impl<'l> Product<'l> {
         let typed = matches!(of.terms[id].dtype, Dtype::F32 | Dtype::F64 | Dtype::I32);
         let alone = deps[id].iter().all(|&axis| axis < of.rank) && ![left, right].iter().any(|side| reduces[side.0]);
         if !(typed && alone) {
-            return None; // its factors are of other axes, too
+            return None; // the factors depend on further axes
         }
         let long = |axis: &usize| *axis < of.rank && of.axes[*axis] != 1;
         let of_side = |side: TermId, other: TermId| -> Vec<usize> {
@@ -77,7 +78,7 @@ impl<'l> Product<'l> {
         (worth && batch > 0 && k > 0).then_some(product)
     }
 
-    /// Sizes of batch, rows, columns, sums.
+    /// The sizes of batch, rows, columns and sums.
     fn sizes(&self) -> [usize; 4] {
         [&self.batch[..], &self.rows, &self.columns, self.summed].map(|axes| self.extents(axes).iter().product())
     }
@@ -86,7 +87,7 @@ impl<'l> Product<'l> {
         axes.iter().map(|&axis| self.of.axes[axis]).collect()
     }
 
-    /// The axes of the sums, in the order in which they lie.
+    /// The axes of the sums, in their order in memory.
     fn axes(&self) -> Vec<usize> {
         match self.by_channel {
             true => [&self.rows[..], &self.batch].concat(),
@@ -94,7 +95,7 @@ impl<'l> Product<'l> {
         }
     }
 
-    /// Whether there is a sum for each element that the loop writes, in their order.
+    /// Whether the sums are in the order of the loop's elements, one for each.
     fn in_order(&self) -> bool {
         let axes = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1);
         axes.eq(self.axes())
@@ -117,7 +118,7 @@ impl<'l> Product<'l> {
         }
     }
 
-    /// Writes the sums, or what a program makes of each.
+    /// Writes the sums, or the results of the program `rest` from each sum.
     fn sums(&self, of: &[View<'_>], rest: Option<&Program>, to: &mut [u8], team: &dyn Team) -> Result<(), Error> {
         match (self.of.term(self.sum).dtype, self.by_channel) {
             (Dtype::F64, false) => self.tiles::<f64>(of, rest, to, team),
@@ -129,7 +130,7 @@ impl<'l> Product<'l> {
         }
     }
 
-    /// Zeros of the type of the sums.
+    /// A tensor of zeros with the type of the sums.
     fn zeros(&self, dims: &[usize]) -> Result<Tensor, Error> {
         Tensor::zeros(ValueType::new(self.of.term(self.sum).dtype, dims))
     }
@@ -165,7 +166,7 @@ impl<'l> Product<'l> {
         Ok(())
     }
 
-    /// The left side by channels, and how many of its axes are those of its rows.
+    /// The left side in the order of channels, and the number of its first axes that number its rows.
     fn rows_of_channels(&self) -> (Loop, usize) {
         (self.side(self.sides[0], &[&self.rows[..], self.summed, &self.batch].concat()), self.rows.len())
     }
@@ -201,7 +202,7 @@ impl<'l> Product<'l> {
         Ok(())
     }
 
-    /// A loop that writes one side.
+    /// A loop that writes one side with these axes.
     fn side(&self, root: TermId, axes: &[usize]) -> Loop {
         let mut b = LoopBuilder::new(&self.of.operands, &self.extents(axes));
         let at: Vec<TermId> = b.point();
@@ -210,7 +211,7 @@ impl<'l> Product<'l> {
         b.finish(root)
     }
 
-    /// The loop that reads the sums, as one more operand.
+    /// The rest of the loop, which reads the sums as an additional operand.
     fn rest(&self) -> Loop {
         let sums = ValueType::new(self.of.term(self.sum).dtype, &self.extents(&self.axes()));
         let operands = [&self.of.operands[..], &[sums]].concat();
@@ -225,7 +226,7 @@ impl<'l> Product<'l> {
     }
 }
 
-/// Whether each term is a reduction or computed from one.
+/// For each term, whether it is a reduction or depends on one.
 fn reduces(of: &Loop) -> Vec<bool> {
     let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
     for term in &of.terms {
@@ -235,11 +236,11 @@ fn reduces(of: &Loop) -> Vec<bool> {
     all
 }
 
-/// Where the sums of a part go.
+/// The destination of a part's sums.
 struct Sink<'p> {
-    /// What is made of them, if they are not what is written, and the bytes of an element of that.
+    /// The loop that reads the sums, and the bytes of an element that it writes; `None` if the sums are the result.
     rest: Option<(Machine<'p>, usize)>,
-    /// The number of the part's first element.
+    /// The index of the part's first element.
     first: usize,
 }
 
@@ -248,7 +249,7 @@ impl<'p> Sink<'p> {
         Self { rest: rest.map(|rest| (Machine::new(rest, operands), rest.of.dtype().bytes())), first }
     }
 
-    /// Writes some elements of the part, whose sums `of` computes.
+    /// Writes some elements of the part; `of` computes their sums.
     fn write<T: Factor>(&mut self, elems: Range<usize>, to: &mut [u8], of: impl FnOnce(&mut [T])) {
         let Some((rest, size)) = &mut self.rest else {
             return of(&mut bytemuck::cast_slice_mut(to)[elems]);
@@ -259,17 +260,17 @@ impl<'p> Sink<'p> {
     }
 }
 
-/// The rows of a left side, where they lie or as they are computed.
+/// The rows of a left side, which are read in place or computed.
 struct Rows<'p> {
     program: Program<'p>,
     runs: Option<Runs>,
     operands: &'p [View<'p>],
-    /// Elements of a row.
+    /// The number of elements of a row.
     k: usize,
 }
 
 impl Rows<'_> {
-    /// Calls `of` with the places of the rows of this part, some at a time, and which they are of the part.
+    /// Calls `of` with the places of some rows of this part at a time, and with the rows' numbers within the part.
     fn blocks<T: Factor>(&self, part: Range<usize>, mut of: impl FnMut(&Places<'_, T>, Range<usize>)) {
         let most = (BLOCK_ELEMS / self.k.max(1)).clamp(ROWS, BLOCK_ROWS) / ROWS * ROWS;
         let blocks = part.clone().step_by(most).map(|first| first..part.end.min(first + most));
@@ -297,7 +298,7 @@ impl Rows<'_> {
     }
 }
 
-/// `[k, n]` as panels of some columns: `[ceil(n / COLUMNS), k, COLUMNS]`, with zeros behind the last one.
+/// A matrix `[k, n]` as panels of columns: `[ceil(n / COLUMNS), k, COLUMNS]`, with zeros after the last column.
 pub(super) fn packed<T: Factor>(of: &[T], n: usize) -> Vec<[T; COLUMNS]> {
     let k = of.len() / n;
     let mut panels = vec![[T::default(); COLUMNS]; n.div_ceil(COLUMNS) * k];

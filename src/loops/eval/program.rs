@@ -1,4 +1,4 @@
-//! A loop as it is evaluated: what is computed when, and over which points side by side.
+//! A loop in the form in which it is evaluated: when each term is computed, and over which points side by side.
 
 use std::collections::BTreeSet;
 
@@ -9,32 +9,32 @@ use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 use crate::loops::team::Lines;
 use crate::loops::work::rows;
 
-/// Fewer points than these are not worth being computed side by side, where something else is.
+/// The number of points below which it does not pay to compute them side by side if other points can be.
 const FEW: usize = 16;
 
-/// So many points side by side are worth being computed apart from others.
+/// The number of points side by side from which on it pays to separate them from others.
 const MANY: usize = 64;
 
-/// A loop that is prepared.
+/// A prepared loop.
 ///
-/// Points run through nested bands: some axes one point after the other, the axes of some bands in blocks of lanes. A
-/// term is computed in the outermost band where all that it depends on is known. No term depends on lanes of two bands.
+/// Points run through nested bands. Some bands run point by point, others in blocks of lanes. A term is computed in the
+/// outermost band where all that it depends on is known. No term depends on the lanes of two bands.
 #[derive(Debug)]
 pub(super) struct Program<'l> {
     pub of: &'l Loop,
-    /// How each term is computed; none of those that nobody reads.
+    /// The step that computes each term; `None` for a term that is not read.
     pub steps: Vec<Option<Step>>,
-    /// Whether each term differs between lanes.
+    /// For each term, whether it differs between lanes.
     pub varies: Vec<bool>,
-    /// Whether each term is the same for all lanes, and read where there are many.
+    /// For each term, whether it is the same in all lanes and is read where there are many.
     pub splat: Vec<bool>,
-    /// The points of the result, then those of each reduction; what is within another one comes later.
+    /// The bands of the result's points, then those of each reduction. A reduction within another one comes later.
     pub scopes: Vec<Vec<Band>>,
-    /// Tables of all bands.
+    /// The number of tables of all bands.
     pub tables: usize,
 }
 
-/// Axes that run together.
+/// A band: axes that run together.
 #[derive(Debug, Default)]
 pub(super) struct Band {
     pub axes: Vec<usize>,
@@ -43,40 +43,40 @@ pub(super) struct Band {
     pub lanes: bool,
     /// The number of first axes that `repeated` terms do not depend on; 0 if there are no such terms.
     pub outer: usize,
-    /// What is the same in each block of lanes: what depends on the inner axes alone.
+    /// The terms that are the same in each block of lanes, because they depend only on the inner axes.
     pub repeated: Vec<usize>,
-    /// What else is computed at each point or block, in this order.
+    /// The other terms that are computed at each point or block, in this order.
     pub terms: Vec<usize>,
-    /// Tables that are written for each block: their numbers, and strides of the axes.
+    /// The tables that are written for each block: their numbers, and the strides of the axes.
     pub tables: Vec<(usize, Vec<i64>)>,
 }
 
 impl Band {
-    /// How many lanes are a block: as often the points of the inner axes as there is room for.
+    /// The number of lanes of a block: the points of the inner axes, as many times as there is room for.
     pub fn block(&self) -> usize {
         let inner: usize = self.extents[self.outer..].iter().product();
         if self.outer == 0 { LANES } else { LANES / inner * inner }
     }
 
-    /// Whether a sum of these strides is the same in each block.
+    /// Whether an index with these strides is the same in each block.
     pub fn repeats(&self, strides: &[i64]) -> bool {
         self.outer > 0 && strides[..self.outer].iter().all(|&by| by == 0)
     }
 }
 
-/// How a term is computed.
+/// The step that computes a term.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It is these bits.
+    /// A constant with these bits.
     Const(u64),
-    /// It is a sum of multiples of axes.
+    /// A sum of multiples of axes.
     Affine(Place),
     Load {
         operand: usize,
         at: Address,
         guard: Option<Guard>,
     },
-    /// A cast, a function, a choice: as the term says.
+    /// A cast, a function or a selection, as in the term itself.
     Function,
     Reduce {
         op: Monoid,
@@ -85,14 +85,14 @@ pub(super) enum Step {
     },
 }
 
-/// Where a load reads.
+/// The address of a load.
 #[derive(Debug)]
 pub(super) enum Address {
     Affine(Place),
     Term(usize),
 }
 
-/// A sum of multiples of axes: those that run one by one, and those of lanes.
+/// A sum of multiples of axes: of those that run point by point, and of those of lanes.
 #[derive(Debug)]
 pub(super) struct Place {
     pub base: i64,
@@ -105,20 +105,20 @@ impl<'l> Program<'l> {
         Planner::new(of).program(false)
     }
 
-    /// The same of a loop that has no reductions, with all points of its axes side by side.
+    /// The program of a loop without reductions, with all points of its axes side by side.
     pub fn flat(of: &'l Loop) -> Self {
         Planner::new(of).program(true)
     }
 
-    /// The same of any loop, unless it has reductions, or functions that are better computed once for many points.
+    /// The program with all points side by side; `None` if reductions or expensive functions are better without that.
     pub fn if_flat(of: &'l Loop) -> Option<Self> {
         let planner = Planner::new(of);
         let is_flat = planner.reductions().next().is_none() && planner.outer().is_empty();
         is_flat.then(|| planner.program(true))
     }
 
-    /// The first band of the result that has several points, and how they can be shared out: by bytes of what they write. None
-    /// where what points write does not follow each other.
+    /// The first band of the result that has several points, and how its points can be shared out, in bytes of the
+    /// result. `None` if the results of points do not follow one another.
     pub fn lines(&self) -> Option<(usize, Lines)> {
         let (of, bands) = (self.of, &self.scopes[0]);
         let points = |band: &Band| band.extents.iter().product::<usize>();
@@ -138,7 +138,7 @@ impl<'l> Program<'l> {
 struct Planner<'l> {
     of: &'l Loop,
     affine: Vec<Option<Affine>>,
-    /// The axes that each term depends on, without those that it reduces.
+    /// The axes that each term depends on, without those over which it reduces.
     deps: Vec<BTreeSet<usize>>,
     needed: Vec<bool>,
     scopes: Vec<Vec<Band>>,
@@ -195,8 +195,8 @@ impl<'l> Planner<'l> {
         self.scopes.push(bands);
     }
 
-    /// The first axes of a band of lanes that some loads do not depend on, where a block has room for all points of its
-    /// other axes.
+    /// The number of first axes of a band of lanes that some loads do not depend on, if a block has room for all points
+    /// of the other axes; else 0.
     fn outer_axes(&self, band: &Band) -> usize {
         let first = |sum: &Affine| band.axes.iter().position(|&axis| sum.stride(axis) != 0);
         let fits = |&outer: &usize| (1..=LANES).contains(&band.extents[outer..].iter().product());
@@ -208,7 +208,7 @@ impl<'l> Planner<'l> {
         self.deps[id].iter().filter_map(|&axis| self.home[axis]).max().unwrap_or((0, 0))
     }
 
-    /// Whether each term is the same in each block of its band of lanes.
+    /// For each term, whether it is the same in each block of its band of lanes.
     fn repeated(&self) -> Vec<bool> {
         let mut all: Vec<bool> = Vec::with_capacity(self.of.terms.len());
         for (id, term) in self.of.terms.iter().enumerate() {
@@ -223,18 +223,18 @@ impl<'l> Planner<'l> {
         all
     }
 
-    /// The band whose lanes these axes are of.
+    /// The band of lanes in which one of these axes runs; `None` if there is none.
     fn lane_band(&self, axes: &BTreeSet<usize>) -> Option<(usize, usize)> {
         axes.iter().filter_map(|&axis| self.home[axis]).find(|&(scope, band)| self.scopes[scope][band].lanes)
     }
 
-    /// The axes of the result that have points side by side.
+    /// The axes of the result that have several points.
     fn result_axes(&self) -> Vec<usize> {
         (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1).collect()
     }
 
-    /// The result's points: those that reductions depend on run outside of the others, so that no reduction is computed
-    /// twice for the same. The innermost axes of one kind are lanes.
+    /// The bands of the result's points. Axes on which reductions depend run outside of the others, so that no
+    /// reduction is computed again. The innermost axes of one of these two kinds are lanes.
     fn main_bands(&self) -> Vec<Band> {
         let (axes, outer) = (self.result_axes(), self.outer());
         let last = axes.last().is_some_and(|axis| outer.contains(axis));
@@ -254,7 +254,8 @@ impl<'l> Planner<'l> {
         }
     }
 
-    /// The axes of the result that run outside of the others; none for dear functions alone where the others are short.
+    /// The axes of the result that run outside of the others. If the others have few points, these are only the axes on
+    /// which reductions depend, without those of expensive functions.
     fn outer(&self) -> BTreeSet<usize> {
         let rows = rows(self.of, &self.deps, &self.needed);
         let inner: usize =
@@ -265,7 +266,8 @@ impl<'l> Planner<'l> {
         self.reductions().flat_map(|id| self.deps[id].range(..self.of.rank).copied()).collect()
     }
 
-    /// The innermost of these axes, as many as are worth it, and those around them over which all indices run on.
+    /// The innermost of these axes that are worth running side by side, together with axes around them as long as all
+    /// indices continue over them.
     fn side_by_side<'a>(&self, axes: &'a [usize]) -> &'a [usize] {
         let mut first = axes.len();
         while first > 0 {
@@ -278,7 +280,7 @@ impl<'l> Planner<'l> {
         &axes[first..]
     }
 
-    /// Whether each index has one stride over all points of these axes, or is the same again after as many as a block has.
+    /// Whether each index has one stride over all points of these axes, or repeats within a block's number of points.
     fn runs_on(&self, axes: &[usize]) -> bool {
         let repeats = |sum: &Affine| {
             let inner = axes.iter().skip_while(|axis| sum.stride(**axis) == 0);
@@ -292,7 +294,7 @@ impl<'l> Planner<'l> {
             .filter(|&id| self.needed[id] && matches!(self.of.terms[id].kind, TermKind::Reduce { .. }))
     }
 
-    /// The axes that a reduction runs over.
+    /// The axes over which a reduction runs.
     fn reduced(&self, id: usize) -> &'l [usize] {
         match &self.of.terms[id].kind {
             TermKind::Reduce { axes, .. } => axes,
@@ -300,8 +302,8 @@ impl<'l> Planner<'l> {
         }
     }
 
-    /// Whether it is better to have the points of reductions side by side than these of the result: they are few, or
-    /// memory runs along the reductions.
+    /// Whether it is better to run the points of reductions side by side than these points of the result, because the
+    /// latter are few, or because memory is contiguous along the reductions.
     fn rows_are_better(&self, lanes: &[usize]) -> bool {
         let points: usize = lanes.iter().map(|&axis| self.of.axes[axis]).product();
         let innermost = *lanes.last().expect("axes of lanes");
@@ -317,7 +319,7 @@ impl<'l> Planner<'l> {
         (points < FEW && longest > points) || (longest >= FEW && along && !across)
     }
 
-    /// Affine indices of all loads.
+    /// The indices of all loads that are sums.
     fn loads(&self) -> impl Iterator<Item = &Affine> {
         let index = |(id, term): (usize, &Term)| match term.kind {
             TermKind::Load { index, .. } if self.needed[id] => Some(index),
@@ -326,7 +328,7 @@ impl<'l> Planner<'l> {
         self.of.terms.iter().enumerate().filter_map(index).filter_map(|index| self.affine[index.0].as_ref())
     }
 
-    /// The points of a reduction: one by one where its result differs between lanes, else side by side.
+    /// The bands of a reduction's points: point by point if its result differs between lanes, else side by side.
     fn reduction_bands(&self, axes: &[usize], one_by_one: bool) -> Vec<Band> {
         match one_by_one {
             true => axes.iter().map(|&axis| self.band(vec![axis], false)).collect(),
@@ -353,7 +355,7 @@ impl<'l> Planner<'l> {
         }
     }
 
-    /// A sum of multiples of axes, of an address if it is said.
+    /// A sum of multiples of axes as a place; `of_address` if it is the address of a load.
     fn place(&mut self, affine: &Affine, of_address: bool) -> Place {
         let axes: BTreeSet<usize> = affine.strides.keys().copied().collect();
         let band = self.lane_band(&axes);

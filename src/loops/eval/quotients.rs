@@ -1,5 +1,5 @@
-//! Indices that are whole quotients of an axis, as those of a picture that is enlarged by a whole factor. With the axis in
-//! parts they are sums of multiples of axes, and what is read there lies in runs.
+//! Indices that are whole quotients of an axis, as in a picture that is enlarged by a whole factor. If the axis is
+//! divided into parts, these indices are sums of multiples of axes, and the elements at them lie in runs.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use crate::loops::rewrite::{Copier, Quotient, with_parts};
 use crate::loops::team::Alone;
 use crate::tensor::Dtype;
 
-/// The loop with its axes in parts, if some of its terms are quotients of one.
+/// The loop with its axes divided into parts; `None` if none of its terms is a quotient of an axis.
 pub(crate) fn in_parts(of: &Loop) -> Option<Loop> {
     let found = quotients(of);
     let mut in_place = HashMap::new();
@@ -23,7 +23,8 @@ pub(crate) fn in_parts(of: &Loop) -> Option<Loop> {
     (!found.is_empty()).then(|| with_parts(of, in_place, &found))
 }
 
-/// Parts of an axis such that the points of the last ones are as many as each of the divisors says.
+/// Parts of an axis, such that each divisor is the number of points of the last parts; `None` if the divisors do not
+/// divide one another.
 fn parts(extent: usize, divisors: &BTreeSet<usize>) -> Option<Vec<usize>> {
     let mut parts = Vec::new();
     let mut inner = 1;
@@ -35,11 +36,11 @@ fn parts(extent: usize, divisors: &BTreeSet<usize>) -> Option<Vec<usize>> {
     Some(parts)
 }
 
-/// The terms that are a whole quotient of one of the result's axes, and no sums of multiples of axes.
+/// The terms that are whole quotients of one of the result's axes, without those that are sums of multiples of axes.
 fn quotients(of: &Loop) -> Vec<Quotient> {
     let sums = affine(of);
     let (needed, deps) = (needed(of, &sums), of.dependencies());
-    let mut indices: Vec<bool> = Vec::with_capacity(of.terms.len()); // of numbers and axes alone
+    let mut indices: Vec<bool> = Vec::with_capacity(of.terms.len()); // whether each reads no operand
     for term in &of.terms {
         let reads = matches!(term.kind, TermKind::Load { .. } | TermKind::Reduce { .. });
         indices.push(!reads && term.reads().iter().all(|read| indices[read.0]));
@@ -53,7 +54,7 @@ fn quotients(of: &Loop) -> Vec<Quotient> {
     of.terms.iter().enumerate().filter_map(candidate).collect()
 }
 
-/// What a term is at each point of the axis that it depends on.
+/// The values of a term at all points of the axis that it depends on.
 fn values(of: &Loop, term: TermId, axis: usize) -> Vec<i64> {
     let mut b = LoopBuilder::new(&[], &[of.axes[axis]]);
     let at = b.axis(0);
@@ -63,7 +64,8 @@ fn values(of: &Loop, term: TermId, axis: usize) -> Vec<i64> {
     values
 }
 
-/// The number of which values are the quotients of their places, if there is one that divides their number.
+/// The divisor of which these values are the quotients of their places; `None` if there is none that divides their
+/// number.
 fn divisor(values: &[i64]) -> Option<usize> {
     let divisor = values.iter().position(|&value| value != 0)?;
     let whole = divisor > 1 && values.len().is_multiple_of(divisor);
@@ -76,7 +78,7 @@ mod tests {
     use crate::graph::{Tensor, Unary, ValueType};
     use crate::loops::eval::View;
 
-    /// Two pictures `[rows, 2]`, one larger than the other by 3, the other by 6.
+    /// The sum of two pictures `[rows, 2]`, enlarged by 3 and by 6.
     fn enlarged(rows: usize) -> Loop {
         let types = [ValueType::new(Dtype::F32, &[rows * 2, 2]), ValueType::new(Dtype::F32, &[rows, 2])];
         let mut b = LoopBuilder::new(&types, &[rows * 6, 2]);
@@ -105,7 +107,7 @@ mod tests {
             machine::run(&Program::new(of), &views, bytemuck::cast_slice_mut(to), &Alone(0));
         }
         assert_eq!(written[0], written[1]);
-        assert_eq!(written[0][37], 13.0 * 13.0 + 7.0 * 7.0); // row 18, column 1: of rows 6 and 3
+        assert_eq!(written[0][37], 13.0 * 13.0 + 7.0 * 7.0); // row 18, column 1: from rows 6 and 3
     }
 
     #[test]

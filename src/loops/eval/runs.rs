@@ -1,4 +1,4 @@
-//! Operands of products that are read where they lie.
+//! Operands of products that are read in place.
 
 use std::ops::Range;
 
@@ -9,48 +9,48 @@ use crate::loops::affine::{Affine, affine};
 use crate::loops::ir::{Guard, Loop, Term, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// More taps of single elements than these are better copied first.
+/// The number of taps of single elements up to which it pays to read them in place, without a copy.
 const MOST_SINGLE: usize = 64;
 
-/// A loop that writes elements of an operand as they are: rows, of taps, of runs of neighbours. Taps that a guard does not let
-/// be read are a number, as padding is.
+/// A loop that only copies elements of an operand: rows of taps of runs of neighbouring elements. Taps that a guard
+/// excludes are a constant, as padding is.
 #[derive(Debug)]
 pub(super) struct Runs {
     operand: usize,
     base: i64,
-    /// Points along each axis of the rows, and how far they are apart.
+    /// The extents of the rows' axes, and the distances along them in elements.
     extents: Vec<usize>,
     rows: Vec<i64>,
-    /// How far each tap is from the row.
+    /// The distance of each tap from its row, in elements.
     taps: Vec<i64>,
-    /// Elements of a run.
+    /// The number of elements of a run.
     pub run: usize,
     bounds: Vec<Bound>,
     otherwise: u64,
 }
 
-/// A sum that has to be at least 0 and less than a size.
+/// The bound of a sum: it has to be at least 0 and less than `size`.
 #[derive(Debug)]
 struct Bound {
     base: i64,
-    /// Along each axis of the rows.
+    /// The strides along each axis of the rows.
     rows: Vec<i64>,
     taps: Vec<i64>,
-    /// The least and the most of those.
+    /// The least and the largest of `taps`.
     ends: [i64; 2],
     size: u64,
 }
 
-/// Where the runs of some rows begin: of each row its taps.
+/// The places where the runs of some rows begin: for each row, those of its taps.
 pub(super) struct Places<'a, T> {
     pub from: &'a [T],
-    /// What is read elsewhere.
+    /// The run that is read outside of the operand.
     pub outside: &'a [T],
     pub at: &'a [usize],
     pub taps: usize,
 }
 
-/// The place of a run that is elsewhere.
+/// The place of a run outside of the operand.
 pub(super) const OUTSIDE: usize = usize::MAX;
 
 impl<T> Places<'_, T> {
@@ -65,7 +65,8 @@ impl<T> Places<'_, T> {
 }
 
 impl Runs {
-    /// A loop as runs, if it is some. Its first axes, so many, are those of rows; those of runs begin at `from` or later.
+    /// The runs of a loop that only copies elements; `None` if it does more. The first `rows` axes are those of rows;
+    /// the axes of runs begin at axis `from` or later.
     pub fn of(of: &Loop, rows: usize, from: usize) -> Option<Self> {
         let TermKind::Load { operand, index, guard } = of.term(of.result).kind else { return None };
         let sums = affine(of);
@@ -100,24 +101,24 @@ impl Runs {
         self.taps.len()
     }
 
-    /// The operand that is read, of these.
+    /// The elements of the operand that is read.
     pub fn operand<'t, T: Element>(&self, operands: &[View<'t>]) -> &'t [T] {
         bytemuck::cast_slice(operands[self.operand].bytes)
     }
 
-    /// A run outside.
+    /// A run outside of the operand, which repeats one constant.
     pub fn outside<T: Element>(&self) -> Vec<T> {
         vec![bytemuck::pod_read_unaligned(&self.otherwise.to_le_bytes()[..size_of::<T>()]); self.run]
     }
 
-    /// Writes where the runs of these rows begin.
+    /// Writes the places where the runs of these rows begin.
     pub fn places(&self, rows: Range<usize>, to: &mut Vec<usize>) {
         to.clear();
         let mut at = point(&self.extents, rows.start);
         let mut sums = vec![0; self.bounds.len()];
         for _ in rows {
             let first = self.base + along(&self.rows, &at);
-            let mut holds = true; // at all taps
+            let mut holds = true; // whether the bounds hold at all taps
             for (sum, bound) in sums.iter_mut().zip(&self.bounds) {
                 *sum = bound.base + along(&bound.rows, &at);
                 holds &= bound.ends.iter().all(|end| bound.holds(*sum + end));
@@ -145,7 +146,7 @@ fn along(strides: &[i64], at: &[usize]) -> i64 {
     strides.iter().zip(at).map(|(by, &i)| by * i as i64).sum()
 }
 
-/// The sums that a condition bounds, if it does nothing else.
+/// The sums and sizes that a condition bounds; `None` if it does anything else.
 fn bounds<'s>(of: &Loop, sums: &'s [Option<Affine>], condition: TermId) -> Option<Vec<(&'s Affine, u64)>> {
     match &of.term(condition).kind {
         TermKind::Binary(Binary::And, [a, b]) => {
@@ -182,7 +183,7 @@ fn first_of_run(of: &Loop, at: &Affine, bounds: &[(&Affine, u64)], from: usize) 
     first
 }
 
-/// What a sum is at each point of these axes alone, without its base.
+/// The values of a sum without its base at all points of these axes.
 fn offsets(of: &Loop, sum: &Affine, axes: Range<usize>) -> Vec<i64> {
     let (extents, mut at) = (&of.axes[axes.clone()], vec![0; axes.len()]);
     let mut all = Vec::new();

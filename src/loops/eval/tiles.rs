@@ -1,11 +1,11 @@
-//! Sums of products of rows, whose sums stay in registers.
+//! Products of rows with panels of columns. The sums stay in registers.
 
 use super::factor::{COLUMNS, Factor, HALF, HALVES, ROWS};
 use super::runs::Places;
 use crate::loops::vectorized;
 
 vectorized! {
-    /// Writes the product of rows and of `panels`, of all sums of [`COLUMNS`] columns each, to y `[rows, n]`.
+    /// Writes the product of `rows` and `panels`, which have [`COLUMNS`] columns each, to y `[rows, n]`.
     pub(super) fn multiply<T: Factor>(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) = multiply_body
 }
 
@@ -20,7 +20,7 @@ fn multiply_body<T: Factor, const FMA: bool>(rows: &Places<'_, T>, panels: &[[T;
     }
 }
 
-/// The columns of a panel, of which H halves are computed.
+/// Computes the columns of a panel, only the first H halves of them.
 #[inline(always)]
 fn of_panel<T: Factor, const H: usize, const FMA: bool>(
     rows: &Places<'_, T>,
@@ -40,7 +40,7 @@ fn of_panel<T: Factor, const H: usize, const FMA: bool>(
     }
 }
 
-/// The sums of a tile, in the order of taps and their runs.
+/// The sums of a tile. Products are added in the order of taps, and within a tap in the order of its run.
 #[inline(always)]
 fn sums<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     rows: &Places<'_, T>,
@@ -55,7 +55,7 @@ fn sums<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     sums
 }
 
-/// Some neighbouring columns of a few rows.
+/// Some neighbouring columns of a few rows of y.
 struct Columns<'y, T> {
     y: &'y mut [T],
     n: usize,
@@ -75,12 +75,12 @@ impl<T: Copy> Columns<'_, T> {
 }
 
 vectorized! {
-    /// Writes to y `[rows, channels]` for each channel the sum over taps of what rows have there times `factors`
-    /// `[taps, channels]`.
+    /// Writes to y `[rows, channels]`, for each channel, the sum over taps of the row's element at the tap times that
+    /// of `factors` `[taps, channels]`.
     pub(super) fn channelwise<T: Factor>(rows: &Places<'_, T>, factors: &[T], y: &mut [T]) = channelwise_body
 }
 
-/// Rows that share the loads of factors.
+/// The number of rows that share the loads of factors.
 const TOGETHER: usize = 4;
 
 #[inline(always)]
@@ -141,20 +141,21 @@ mod tests {
     use super::*;
     use crate::loops::Isa;
 
-    /// Taps of a row, and elements of a run.
+    /// The number of taps of a row.
     const TAPS: usize = 3;
 
-    /// Whole numbers from -8 to 8, whose sums floats add exactly.
+    /// Whole numbers from -8 to 8. The sums of their products are exact in f32.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 37 + seed * 11) % 17) as f32 - 8.0).collect()
     }
 
-    /// Where the runs of so many rows begin, one of them elsewhere.
+    /// The places where the runs of `rows` rows begin; one run is outside.
     fn places(rows: usize) -> Vec<usize> {
         (0..rows * TAPS).map(|i| if i == 1 { OUTSIDE } else { (i * 5) % 7 }).collect()
     }
 
-    /// Each count of rows beside each count of columns: the tiles of fewer rows, and the panel of fewer columns.
+    /// Every number of rows with every number of columns, so that tiles with fewer rows and panels with fewer columns
+    /// occur.
     #[test]
     fn products_of_every_count_of_rows_and_columns() {
         const RUN: usize = 4;
@@ -179,7 +180,8 @@ mod tests {
         }
     }
 
-    /// Each count of rows beside each count of channels: rows by themselves, and channels by eights and one by one.
+    /// Every number of rows with every number of channels, so that single rows, groups of eight channels and single
+    /// channels occur.
     #[test]
     fn sums_by_channel_of_every_count_of_rows_and_channels() {
         for (m, channels) in (1..=2 * TOGETHER + 1).flat_map(|m| (1..=2 * COLUMNS + 9).map(move |n| (m, n))) {

@@ -1,4 +1,4 @@
-//! Operations that move elements to places that an operand has.
+//! Operations that read elements at indices in another operand.
 
 use super::Operation;
 use crate::graph::Binary;
@@ -42,7 +42,8 @@ impl Operation<'_> {
     }
 }
 
-/// The index that the second operand has at a point, for an axis of this size.
+/// The index in the second operand at a point, for an axis of this size. A negative one counts from the end; the result
+/// is within the axis.
 fn place(b: &mut LoopBuilder, point: &[TermId], size: usize) -> TermId {
     let index = b.load(1, point);
     let index = b.cast(Dtype::I64, index);

@@ -1,4 +1,4 @@
-//! Each operation as loops.
+//! The loops of each operation.
 
 mod index;
 mod place;
@@ -23,8 +23,8 @@ pub enum Lowered {
 }
 
 /// The way in which an operation is computed that reads values of the types `inputs` and writes values of the types
-/// `outputs`. The factors of a convolution or contraction may have fewer bits than the result: they are multiplied in its
-/// type.
+/// `outputs`. The factors of a convolution or contraction may have fewer bits than the result; they are multiplied in
+/// the result's type.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Op, TopK, ValueType}, loops::{Lowered, lower}};
@@ -67,7 +67,7 @@ pub fn lower(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> L
     }])
 }
 
-/// What an operation reads, and its first output.
+/// The types of an operation's operands and of its first output.
 struct Operation<'a> {
     inputs: &'a [Option<&'a ValueType>],
     to: &'a ValueType,
@@ -78,23 +78,24 @@ impl<'a> Operation<'a> {
         self.inputs.get(number).copied().flatten()
     }
 
-    /// An operand that is there.
+    /// The type of an operand that exists.
     fn operand(&self, number: usize) -> &'a ValueType {
         self.input(number).expect("an operand that was checked to be there")
     }
 
-    /// A loop over these extents.
+    /// A builder of a loop over these extents.
     fn over(&self, extents: &[usize]) -> LoopBuilder {
         let operands: Vec<ValueType> = self.inputs.iter().copied().flatten().cloned().collect();
         LoopBuilder::new(&operands, extents)
     }
 
-    /// A loop over the elements that it writes.
+    /// A builder of a loop over the elements of the first output.
     fn each(&self) -> LoopBuilder {
         self.over(&self.to.dims)
     }
 
-    /// The element of an operand of this number, whose axes of 1 and missing outer axes stay where they are, at a point.
+    /// The element at a point of operand `number`, which is broadcast: its axes of size 1 have the index 0, and outer
+    /// axes may be missing.
     fn broadcast_load(&self, b: &mut LoopBuilder, number: usize, point: &[TermId]) -> TermId {
         let dims = &self.operand(number).dims;
         let zero = b.index(0);
@@ -119,7 +120,7 @@ fn lowest(dtype: Dtype) -> Number {
     }
 }
 
-/// 0 of a type.
+/// The 0 of a type.
 fn zero(dtype: Dtype) -> Number {
     if dtype.is_float() { Number::Float(0.0) } else { Number::Int(0) }
 }

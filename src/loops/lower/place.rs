@@ -1,4 +1,4 @@
-//! Operations that move elements to places known beforehand.
+//! Operations that move elements to places that do not depend on values.
 
 use super::{Operation, zero};
 use crate::graph::{Binary, Pad, PadMode, Slice, Unary};
@@ -81,7 +81,7 @@ impl Operation<'_> {
     }
 }
 
-/// Which element stands for one outside, along an axis of this size.
+/// The index of the element that replaces one at an index outside of an axis of this size.
 fn padded(b: &mut LoopBuilder, mode: PadMode, index: TermId, size: usize) -> TermId {
     let last = b.index(size as i64 - 1);
     match mode {

@@ -1,4 +1,4 @@
-//! Operations whose elements are computed one from one.
+//! Operations that compute each element from one element of each operand.
 
 use super::{Operation, wide};
 use crate::graph::{Binary, Expr, Unary};
@@ -16,7 +16,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// round(x / scale) + zero point, saturated. Sums that f32 does not hold are in f64.
+    /// round(x / scale) + zero point, saturated. Sums that f32 cannot represent are in f64.
     pub fn quantize(&self, dtype: Dtype, axis: Option<usize>) -> Loop {
         let mut b = self.each();
         let point = b.point();
@@ -39,7 +39,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// (x - zero point) x scale. The difference is a whole number.
+    /// (x - zero point) x scale. The difference is computed in integers.
     pub fn dequantize(&self, axis: Option<usize>) -> Loop {
         let mut b = self.each();
         let point = b.point();
@@ -61,7 +61,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// The scale or zero point at a point.
+    /// The scale or zero point, operand `number`, at a point.
     fn scaling(&self, b: &mut LoopBuilder, number: usize, axis: Option<usize>, point: &[TermId]) -> TermId {
         let at: Vec<TermId> = axis.map(|axis| point[axis]).into_iter().collect();
         b.load(number, &at)

@@ -8,17 +8,17 @@ use crate::loops::build::LoopBuilder;
 use crate::loops::ir::{Loop, Monoid, TermId};
 use crate::tensor::Dtype;
 
-/// An axis that is interpolated, at one point.
+/// An axis along which elements are interpolated, at one point of the result.
 struct Axis {
     axis: usize,
     size: usize,
-    /// The place, and the whole number that is not above it.
+    /// The place, and the largest whole number that is not above it.
     place: TermId,
     floor: TermId,
-    /// Taps, and the number of the first from the whole number on.
+    /// The number of taps, and the distance of the first one from `floor`.
     taps: usize,
     first: i64,
-    /// Distances between taps are so much shorter to the filter.
+    /// The factor by which the filter shortens distances between taps.
     scale: f64,
 }
 
@@ -54,7 +54,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// The weighted sum over the taps of all axes, the weights of each adding up to 1.
+    /// The weighted sum over the taps of all axes. The weights along each axis add up to 1.
     fn weighted(&self, b: &mut LoopBuilder, of: &Resize, axes: &[Axis], point: &[TermId]) -> TermId {
         let dtype = self.operand(0).dtype;
         let inner = if dtype.is_integer() { Dtype::F64 } else { wide(&[dtype]) };
@@ -89,13 +89,13 @@ impl Operation<'_> {
     }
 }
 
-/// Whether each element along an axis is that of the operand.
+/// Whether each element along an axis is the operand's element at the same index.
 fn stays(of: &Resize, axis: usize, size: usize) -> bool {
     let whole = of.coordinates != ResizeCoordinates::Crop || of.crop[axis] == [0.0, 1.0];
     of.dims[axis] == size && of.scales[axis] == 1.0 && whole
 }
 
-/// The place along an axis that an index of the result stands for: (index + shift) x times / over + offset.
+/// The place along an axis of the operand for an index of the result: (index + shift) x times / over + offset.
 fn place(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, index: TermId) -> TermId {
     let (scale, size, dim) = (of.scales[axis], size as f64, of.dims[axis]);
     let (last, resized) = (size - 1.0, scale * size);
@@ -118,7 +118,7 @@ fn place(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, index: Term
     b.binary(Binary::Add, scaled, offset)
 }
 
-/// Whether a place is before the first element or behind the last.
+/// Whether a place is before the first element or after the last.
 fn leaves(b: &mut LoopBuilder, place: TermId, size: usize) -> TermId {
     let [first, last] = [0.0, size as f64 - 1.0].map(|bound| b.float(Dtype::F64, bound));
     let before = b.binary(Binary::Less, place, first);
@@ -141,7 +141,7 @@ fn rounded(b: &mut LoopBuilder, nearest: Nearest, place: TermId, size: usize) ->
     b.clamped(index, size)
 }
 
-/// The taps around a place of a filter that reaches so far on either side.
+/// The taps around a place, for a filter that reaches `reach` elements to either side.
 fn taps(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, place: TermId, reach: i64) -> Axis {
     let scale = if of.antialias { of.scales[axis].min(1.0) } else { 1.0 };
     let first = (-reach as f64 / scale).floor() as i64 + 1;
@@ -150,7 +150,7 @@ fn taps(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, place: TermI
     Axis { axis, size, place, floor, taps: (2 - 2 * first) as usize, first, scale }
 }
 
-/// The weight of a tap, and the index of its element, which may be outside.
+/// The weight of a tap, and the index of its element, which may be outside of the operand.
 fn weight(b: &mut LoopBuilder, of: &Resize, along: &Axis, tap: TermId) -> (TermId, TermId) {
     let index = b.binary(Binary::Add, along.floor, tap);
     let index = b.shifted(index, along.first);
@@ -172,14 +172,14 @@ fn weight(b: &mut LoopBuilder, of: &Resize, along: &Axis, tap: TermId) -> (TermI
     }
 }
 
-/// 1 - x, but not below 0.
+/// max(1 - x, 0).
 fn linear(b: &mut LoopBuilder, x: TermId) -> TermId {
     let [zero, one] = [0.0, 1.0].map(|number| b.float(Dtype::F64, number));
     let weight = b.binary(Binary::Sub, one, x);
     b.binary(Binary::Max, weight, zero)
 }
 
-/// (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5a x^2 + 8a x - 4a up to 2, then 0.
+/// The cubic filter: (a + 2) x^3 - (a + 3) x^2 + 1 for x up to 1, a x^3 - 5a x^2 + 8a x - 4a up to 2, then 0.
 fn cubic(b: &mut LoopBuilder, a: f64, x: TermId) -> TermId {
     let [one, two, zero] = [1.0, 2.0, 0.0].map(|number| b.float(Dtype::F64, number));
     let near = polynomial(b, x, &[a + 2.0, -(a + 3.0), 0.0, 1.0]);
@@ -189,7 +189,7 @@ fn cubic(b: &mut LoopBuilder, a: f64, x: TermId) -> TermId {
     b.select(is_near, near, beyond)
 }
 
-/// A polynomial of these coefficients, the highest first.
+/// The polynomial with these coefficients, the highest first, at x.
 fn polynomial(b: &mut LoopBuilder, x: TermId, coefficients: &[f64]) -> TermId {
     let mut sum = b.float(Dtype::F64, coefficients[0]);
     for &coefficient in &coefficients[1..] {

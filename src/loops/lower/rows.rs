@@ -111,7 +111,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// The index along each axis of the operand, 0 along those that are reduced.
+    /// The index along each axis of the operand: 0 along reduced axes, else that of the result.
     fn kept(&self, b: &mut LoopBuilder, axes: &[usize], keep: bool) -> Vec<TermId> {
         let mut left = b.point().into_iter();
         let mut at = Vec::new();
@@ -124,7 +124,7 @@ impl Operation<'_> {
     }
 }
 
-/// Indices with those along some axes replaced.
+/// Indices in which those along some axes are replaced.
 fn merged(kept: &[TermId], axes: &[usize], at: &[TermId]) -> Vec<TermId> {
     let mut all = kept.to_vec();
     axes.iter().zip(at).for_each(|(&axis, &index)| all[axis] = index);

@@ -56,7 +56,7 @@ impl Operation<'_> {
         self.with_bias(b, sum, grouped.channel)
     }
 
-    /// The element at y is the sum over taps r of the element x with x * stride + r * dilation - padding = y.
+    /// The element at y is the sum of weighted elements x over taps r with x * stride + r * dilation - padding = y.
     pub fn conv_transpose(&self, of: &Conv) -> Loop {
         let (x, window) = (self.operand(0), &of.window);
         if are_apart(window, &x.dims[1..], &self.to.dims[1..]) {
@@ -77,7 +77,8 @@ impl Operation<'_> {
         self.with_bias(b, sum, grouped.channel)
     }
 
-    /// The same where each element of y has one tap: the axes of elements of x, each with that of its taps behind it.
+    /// The transposed convolution if each element of y has only one tap. The loop has an axis for the elements of x
+    /// along each spatial axis, followed by one for the taps.
     fn conv_transpose_apart(&self, of: &Conv) -> Loop {
         let x = self.operand(0);
         let [images, sizes @ .., channels] = &x.dims[..] else { unreachable!("[N, spatial…, C]") };
@@ -117,8 +118,8 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// Where the first maximum is. Padding never wins: where all is as low as padding, the first tap does, which stands
-    /// for the first one that is not padding.
+    /// The index of the first maximum. Padding never wins: if all elements are as low as padding, the first tap wins,
+    /// which stands for the first one that is not padding.
     fn pool_index(&self, window: &Window) -> Loop {
         let x = self.operand(0);
         let mut b = self.each();
@@ -159,7 +160,7 @@ impl Operation<'_> {
         b.finish(result)
     }
 
-    /// The element at a tap, `padding` where there is none; and the tap's place along each spatial axis.
+    /// The element at a tap, or `padding` outside of the operand; and the tap's index along each spatial axis.
     fn pooled(
         &self,
         b: &mut LoopBuilder,
@@ -175,7 +176,7 @@ impl Operation<'_> {
         (b.load_if(0, &index, inside, otherwise), at)
     }
 
-    /// How many taps are no padding.
+    /// The number of taps that are not in padding.
     fn taps_inside(&self, b: &mut LoopBuilder, window: &Window, point: &[TermId], inner: Dtype) -> TermId {
         let mut count = b.float(inner, 1.0);
         for axis in 0..window.size.len() {
@@ -192,7 +193,7 @@ impl Operation<'_> {
         count
     }
 
-    /// The loop of a convolution's result, whose channels are groups of channels.
+    /// A builder of a loop over a convolution's result, whose channels are divided into groups.
     fn over_groups(&self, groups: usize) -> (LoopBuilder, Grouped) {
         let [outer @ .., channels] = &self.to.dims[..] else { unreachable!("[N, spatial…, K]") };
         let mut b = self.over(&[outer, &[groups, channels / groups]].concat());
@@ -204,7 +205,7 @@ impl Operation<'_> {
         (b, grouped)
     }
 
-    /// The first operand where that is inside, else 0.
+    /// The element of the first operand at these indices, or 0 if they are not inside.
     fn tap(&self, b: &mut LoopBuilder, at: &[TermId], inside: Option<TermId>) -> TermId {
         let dtype = self.operand(0).dtype;
         let padding = b.number(dtype, zero(dtype));
@@ -233,18 +234,18 @@ struct Grouped {
     image: TermId,
     spatial: Vec<TermId>,
     group: TermId,
-    /// The channel within its group.
+    /// The channel, counted within its group.
     in_group: TermId,
-    /// The channel.
+    /// The channel, counted in all groups.
     channel: TermId,
 }
 
-/// The type in which products of this type are summed.
+/// The type in which products of elements of this type are summed.
 fn inner(dtype: Dtype) -> Dtype {
     if dtype.is_float() { wide(&[dtype]) } else { dtype }
 }
 
-/// Where a tap of a window is along an axis.
+/// The index of a window's tap along an axis.
 fn slid_along(b: &mut LoopBuilder, window: &Window, axis: usize, at: TermId, tap: TermId) -> TermId {
     let start = b.scaled(at, window.stride[axis] as i64);
     let start = b.shifted(start, -(window.pad[axis][0] as i64));
@@ -252,7 +253,7 @@ fn slid_along(b: &mut LoopBuilder, window: &Window, axis: usize, at: TermId, tap
     b.binary(Binary::Add, start, offset)
 }
 
-/// Where a tap is along each spatial axis of `x`, and whether that is inside.
+/// The indices of a tap along all spatial axes of `x`, and the condition that they are inside.
 fn slid(
     b: &mut LoopBuilder,
     window: &Window,
@@ -265,7 +266,8 @@ fn slid(
     (at, b.all(inside))
 }
 
-/// From which element of a transposed convolution's operand, of these sizes, a tap comes, and whether there is one.
+/// The indices of the element of a transposed convolution's operand, of these sizes, that contributes at a tap, and the
+/// condition that there is one.
 fn unslid(
     b: &mut LoopBuilder,
     window: &Window,
@@ -290,7 +292,7 @@ fn unslid(
     (all, b.all(inside))
 }
 
-/// Whether a transposed convolution from these sizes to those has one tap for each element that it writes.
+/// Whether a transposed convolution between these sizes has only one tap for each element of its result.
 fn are_apart(window: &Window, from: &[usize], to: &[usize]) -> bool {
     let along = |axis: usize| {
         let size = window.size[axis];
@@ -300,7 +302,8 @@ fn are_apart(window: &Window, from: &[usize], to: &[usize]) -> bool {
     (0..window.size.len()).all(along)
 }
 
-/// The first tap from the same window that is not before the axis, and not behind it.
+/// The index of the window's first tap that is not before the axis, if `index` is before it. The result is not after
+/// the axis.
 fn nearest_tap(b: &mut LoopBuilder, index: TermId, dilation: usize, size: usize) -> TermId {
     if b.within(index, size).is_none() {
         return index;

@@ -1,12 +1,12 @@
-//! Choices between the same function of different numbers, made choices between the numbers: the function, if it is dear,
-//! is computed once then.
+//! Selections between two calls of one function become one call of a selection between the arguments, if the function
+//! is expensive: then it is computed only once.
 
 use std::collections::HashMap;
 
 use crate::graph::{Binary, Unary};
 use crate::loops::ir::{Loop, Term, TermId, TermKind};
 
-/// The loop with choices inside the innermost dear functions, and no more of them than it takes for that.
+/// The loop with selections moved into the innermost expensive functions, and no other selections changed.
 pub(super) fn inside(of: &Loop) -> Loop {
     let mut new = Chooser::default();
     let mut ids: Vec<TermId> = Vec::with_capacity(of.terms.len());
@@ -20,7 +20,7 @@ pub(super) fn inside(of: &Loop) -> Loop {
     Loop { terms: new.terms, result: ids[of.result.0], ..of.clone() }
 }
 
-/// Terms as they are made, no two equal.
+/// The terms of the new loop, no two of them equal.
 #[derive(Default)]
 struct Chooser {
     terms: Vec<Term>,
@@ -38,7 +38,7 @@ impl Chooser {
         id
     }
 
-    /// What both sides are functions of, if they are the same function of floats.
+    /// The pairs of arguments of two terms that are the same function of floats; empty for other terms.
     fn sides(&self, [a, b]: [TermId; 2]) -> Vec<[TermId; 2]> {
         let [first, second] = [a, b].map(|id| &self.terms[id.0]);
         let of: Vec<[TermId; 2]> = match (&first.kind, &second.kind) {
@@ -55,7 +55,7 @@ impl Chooser {
         if fits { of } else { Vec::new() }
     }
 
-    /// Whether both sides of a choice are, or are computed from, the same dear function.
+    /// Whether both sides of a selection are calls of the same expensive function, or the same functions of such calls.
     fn shares(&mut self, [a, b]: [TermId; 2]) -> bool {
         if a == b {
             return false;
@@ -74,8 +74,9 @@ impl Chooser {
         shares
     }
 
-    /// A choice between two terms, inside functions that both are: of one number, and of two where one is the same or both
-    /// sides share a dear function; elsewhere two choices would take the place of one.
+    /// A selection between two terms, moved into functions that both terms call: functions of one number, and functions
+    /// of two numbers if one of them is the same or both terms share an expensive function. In other cases it would
+    /// become two selections, and is not moved.
     fn choose(&mut self, [condition, a, b]: [TermId; 3]) -> TermId {
         if a == b {
             return a;

@@ -1,4 +1,4 @@
-//! How reductions start and combine.
+//! The start values of reductions, and the code that combines values.
 
 use super::function::{self, Known};
 use super::number::kind;
@@ -8,19 +8,19 @@ use crate::loops::ir::Monoid;
 use crate::loops::scalar::bits;
 use crate::tensor::Dtype;
 
-/// What is combined: one number, or the extreme value, the index beside it, and its place among all.
+/// A reduction: of one number, or of an extreme value with the index beside it and its place among all points.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fold {
     pub op: Monoid,
     /// The type of the values that are combined.
     pub dtype: Dtype,
-    /// The types of the index beside an extreme value, and of places.
+    /// The types of the index beside an extreme value, and of its place.
     pub index: Dtype,
     pub place: Dtype,
 }
 
 impl Fold {
-    /// The types of its parts.
+    /// The types of the parts that are combined.
     pub fn parts(&self) -> Vec<Dtype> {
         match self.op {
             Monoid::Arg { .. } => vec![self.dtype, self.index, self.place],
@@ -28,7 +28,7 @@ impl Fold {
         }
     }
 
-    /// New registers with what nothing combines to.
+    /// New registers with the result of a reduction of no values.
     pub fn start(&self, text: &mut Text) -> Vec<Reg> {
         let of_parts = |neutral: u64| match self.op {
             Monoid::Arg { last, .. } => vec![neutral, 0, if last { u64::MAX } else { i64::MAX as u64 >> self.spare() }],
@@ -38,7 +38,7 @@ impl Fold {
         self.parts().iter().zip(parts).map(|(&dtype, bits)| text.number(Class::of(dtype), bits)).collect()
     }
 
-    /// Bits of i64 that places do not have.
+    /// The number of bits of an i64 that places do not have.
     fn spare(&self) -> usize {
         64 - 8 * self.place.bytes()
     }
@@ -53,7 +53,7 @@ impl Fold {
         }
     }
 
-    /// Combines what is so far with something new.
+    /// Combines new values into the registers `so_far`.
     pub fn combine(&self, text: &mut Text, so_far: &[Reg], new: &[Reg]) {
         let with = match self.op {
             Monoid::Sum => Binary::Add,
@@ -68,7 +68,7 @@ impl Fold {
         text.set(so_far[0], &format!("mov.{}", sum.class.bits()), &[&sum]);
     }
 
-    /// Takes something new where it is more extreme, or as extreme and at the better place.
+    /// Takes new values if they are more extreme, or equally extreme and at the better place.
     fn take(&self, text: &mut Text, [largest, last]: [bool; 2], so_far: &[Reg], new: &[Reg]) {
         let less = |text: &mut Text, dtype: Dtype, of: [Reg; 2]| {
             function::binary(text, Binary::Less, dtype, of, Known::default())
@@ -103,12 +103,12 @@ impl Fold {
     }
 }
 
-/// 0 or 1 of a type.
+/// 0 or 1 in a type.
 fn zero(dtype: Dtype, number: i64) -> Number {
     if dtype.is_float() { Number::Float(number as f64) } else { Number::Int(number.into()) }
 }
 
-/// The bits in a register of the lowest and the highest number of a type.
+/// The bits of the lowest and the highest number of a type in a register.
 fn extremes(dtype: Dtype) -> (u64, u64) {
     let of = |number: i128| number as u64;
     match dtype {

@@ -1,24 +1,24 @@
-//! Functions of numbers, exactly as the evaluator on the CPU has them up to the rounding of transcendental ones.
+//! Functions of numbers. Apart from the rounding of transcendental functions, results equal those of the CPU.
 
 use super::number::{kind, wrap};
 use super::text::{Class, Reg, Text};
 use crate::graph::{Binary, Unary};
 use crate::tensor::Dtype;
 
-/// What is known about the operands of a division.
+/// Facts about the operands of a division.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// Whether one is rounded to a few units of the last place: then the quotient may be too.
+    /// Whether an operand is rounded to a few units in the last place, so that the quotient may be too.
     pub rounded: bool,
     /// Whether the divisor is at least 1, or NaN.
     pub from_one: bool,
-    /// The divisor.
+    /// The divisor, if it is a constant.
     pub divisor: Option<i64>,
     /// Whether the dividend is at least 0.
     pub positive: bool,
 }
 
-/// A function of one number of this type.
+/// A function of one number of type `dtype`.
 pub(super) fn unary(text: &mut Text, op: Unary, dtype: Dtype, x: Reg) -> Reg {
     match dtype {
         Dtype::Bool => text.op(Class::Pred, "not.pred", &[&x]), // the only function of bools
@@ -27,7 +27,7 @@ pub(super) fn unary(text: &mut Text, op: Unary, dtype: Dtype, x: Reg) -> Reg {
     }
 }
 
-/// A function of two numbers of this type.
+/// A function of two numbers of type `dtype`.
 pub(super) fn binary(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2], known: Known) -> Reg {
     let compared = match op {
         Binary::Equal => "eq",
@@ -44,21 +44,22 @@ pub(super) fn binary(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2]
     }
 }
 
-/// a / b, to a few units of the last place.
+/// a / b, to a few units in the last place.
 ///
-/// `div.full` is within 2. By a reciprocal within 1, which is up to 2 of the product, whose rounding is another half, it is
-/// within 3. Below 2^-124 a quarter of a is rounded too: 2 more, since b is at least 1.
+/// The error of `div.full` is within 2 units. By a reciprocal it is within 3: the reciprocal is within 1 unit, which is
+/// up to 2 units of the product, and rounding the product adds half a unit. Below 2^-124, a quarter of a is rounded
+/// too, which adds 2 units, since b is at least 1.
 fn quotient(text: &mut Text, [a, b]: [Reg; 2], from_one: bool) -> Reg {
     if !from_one {
         return text.op(Class::Word, "div.full.f32", &[&a, &b]);
     }
-    // A quarter of any divisor from 1 on has a normal reciprocal: none is flushed to 0.
+    // A quarter of any divisor of at least 1 has a normal reciprocal, so that none is flushed to 0.
     let [a, b] = [a, b].map(|x| text.op(Class::Word, "mul.rn.f32", &[&x, &"0f3E800000"]));
     let reciprocal = text.op(Class::Word, "rcp.approx.ftz.f32", &[&b]);
     text.op(Class::Word, "mul.rn.f32", &[&a, &reciprocal])
 }
 
-/// The second where the first holds, else the third; of this class.
+/// `a` if the condition holds, else `b`.
 pub(super) fn select(text: &mut Text, [condition, a, b]: [Reg; 3]) -> Reg {
     match a.class {
         Class::Pred => {
@@ -121,7 +122,7 @@ fn name(op: Unary) -> &'static str {
     }
 }
 
-/// -1, 0 or 1; NaN stays.
+/// -1, 0 or 1 by the sign of x; NaN stays NaN.
 fn sign(text: &mut Text, dtype: Dtype, x: Reg) -> Reg {
     let (class, kind) = (Class::of(dtype), kind(dtype));
     let zero = float(dtype, 0.0);
@@ -152,7 +153,7 @@ fn binary_float(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2]) -> 
     text.op(class, &simple, &[&a, &b])
 }
 
-/// The more extreme f64; NaN if one is.
+/// The more extreme of two f64; NaN if one of them is NaN.
 fn extreme(text: &mut Text, test: &str, [a, b]: [Reg; 2]) -> Reg {
     let more = text.op(Class::Pred, &format!("setp.{test}.f64"), &[&a, &b]);
     let nan = text.op(Class::Pred, "setp.nan.f64", &[&a, &a]);
@@ -160,7 +161,7 @@ fn extreme(text: &mut Text, test: &str, [a, b]: [Reg; 2]) -> Reg {
     text.op(Class::Long, "selp.f64", &[&a, &b, &first])
 }
 
-/// What is left of a / b rounded down; a rest of 0 has the sign of b.
+/// The remainder of a / b rounded down; a remainder of 0 has the sign of b.
 fn modulo_float(text: &mut Text, dtype: Dtype, [a, b]: [Reg; 2]) -> Reg {
     let (class, kind) = (Class::of(dtype), kind(dtype));
     let zero = float(dtype, 0.0);
@@ -234,7 +235,7 @@ fn binary_int(text: &mut Text, op: Binary, dtype: Dtype, [a, b]: [Reg; 2], known
     wrap(text, dtype, result)
 }
 
-/// a / b truncated, and what is left; 0 where b is 0.
+/// The quotient a / b, truncated, and the remainder; both are 0 if b is 0.
 fn divided(text: &mut Text, dtype: Dtype, [a, b]: [Reg; 2], known: Known) -> [Reg; 2] {
     let (class, kind) = (Class::of(dtype), kind(dtype));
     let by = known.divisor.filter(|&by| by > 0);
@@ -250,7 +251,7 @@ fn divided(text: &mut Text, dtype: Dtype, [a, b]: [Reg; 2], known: Known) -> [Re
     let (test, select) = (format!("setp.eq.{kind}"), format!("selp.{}", class.bits()));
     let mut result = [quotient, rest];
     if dtype.is_signed() {
-        let minus = text.op(Class::Pred, &test, &[&b, &-1]); // whose quotient may wrap around
+        let minus = text.op(Class::Pred, &test, &[&b, &-1]); // the quotient may wrap around
         let negated = text.op(class, &format!("neg.{kind}"), &[&a]);
         result[0] = text.op(class, &select, &[&negated, &result[0], &minus]);
         result[1] = text.op(class, &select, &[&0, &result[1], &minus]);
@@ -262,7 +263,7 @@ fn divided(text: &mut Text, dtype: Dtype, [a, b]: [Reg; 2], known: Known) -> [Re
     })
 }
 
-/// A number below 2^31 divided by one that is known, and what is left: by multiplication.
+/// The quotient and the remainder of a number below 2^31 by a constant, computed by multiplication.
 pub(super) fn divided_by(text: &mut Text, a: Reg, by: i64) -> [Reg; 2] {
     debug_assert!(a.class == Class::Word && (1..=i64::from(u32::MAX)).contains(&by));
     if by.count_ones() == 1 {
@@ -281,7 +282,7 @@ pub(super) fn divided_by(text: &mut Text, a: Reg, by: i64) -> [Reg; 2] {
     [quotient, text.op(Class::Word, "sub.u32", &[&a, &product])]
 }
 
-/// What is left of a / b rounded down.
+/// The remainder of a / b rounded down.
 fn modulo(text: &mut Text, dtype: Dtype, of: [Reg; 2], known: Known) -> Reg {
     let (class, kind) = (Class::of(dtype), kind(dtype));
     let rest = divided(text, dtype, of, known)[1];
@@ -297,7 +298,7 @@ fn modulo(text: &mut Text, dtype: Dtype, of: [Reg; 2], known: Known) -> Reg {
     wrap(text, dtype, result)
 }
 
-/// a to the power of b, in 64 bits: the lower bits of products are the products of lower bits.
+/// a to the power of b, in 64 bits: the low bits of a product depend only on the low bits of its factors.
 fn power(text: &mut Text, dtype: Dtype, of: [Reg; 2]) -> Reg {
     let (wide, name) = match dtype.is_signed() {
         true => (Dtype::I64, "trefoil_pow_s64"),
@@ -308,7 +309,7 @@ fn power(text: &mut Text, dtype: Dtype, of: [Reg; 2]) -> Reg {
     super::number::convert(text, [wide, dtype], result)
 }
 
-/// Shifts of unsigned integers; instructions take distances beyond the width as the width.
+/// A shift of unsigned integers. Shift instructions treat distances above the width as the width.
 fn shifted(text: &mut Text, op: Binary, dtype: Dtype, [a, by]: [Reg; 2]) -> Reg {
     let class = Class::of(dtype);
     let by = match class {

@@ -1,26 +1,26 @@
-//! Functions that the pinned compiler made of `kernels/functions/math.cu`, as text.
+//! The functions of `kernels/functions/math.cu` as PTX text, which the pinned compiler has made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use super::text::{Class, Reg, Text};
 
-/// What the kept text has: functions, declarations and tables by name, in its order.
+/// The items of the PTX text by name, in its order: functions, declarations and tables.
 static ITEMS: LazyLock<Vec<(String, String)>> =
     LazyLock::new(|| items(include_str!("../../../kernels/functions/math.ptx")));
 
-/// Functions without a branch: their instructions.
+/// The instructions of functions without a branch, by name.
 static STRAIGHT: LazyLock<BTreeMap<String, Vec<String>>> = LazyLock::new(|| {
     let straight = |(name, text): &(String, String)| Some((name.clone(), straight(text)?));
     ITEMS.iter().filter_map(straight).collect()
 });
 
-/// The instructions of a function that has no branch.
+/// The instructions of a function without a branch; `None` for any other function.
 pub(super) fn lines(name: &str) -> Option<Vec<String>> {
     STRAIGHT.get(name).cloned()
 }
 
-/// These functions and all that they use, to be put in front of what calls them.
+/// The text of these functions and of all items that they use, for a module that calls them.
 pub(super) fn text(functions: &BTreeSet<String>) -> String {
     let mut wanted: BTreeSet<&str> = functions.iter().map(String::as_str).collect();
     let mut left: Vec<&str> = wanted.iter().copied().collect();
@@ -33,7 +33,7 @@ pub(super) fn text(functions: &BTreeSet<String>) -> String {
     chosen.map(|(_, text)| text.replace(".visible ", "") + "\n").collect()
 }
 
-/// Puts a function's instructions in place of a call.
+/// Writes a function's instructions in place of a call.
 pub(super) fn paste(text: &mut Text, name: &str, lines: &[String], to: Reg, args: &[Reg]) {
     let mut known: BTreeMap<String, Reg> = BTreeMap::new();
     for line in lines {
@@ -55,13 +55,13 @@ pub(super) fn paste(text: &mut Text, name: &str, lines: &[String], to: Reg, args
     }
 }
 
-/// The move that stands for the store of a function's result.
+/// The move that replaces the store of a function's result; `None` for any other instruction.
 fn stored(line: &str, to: Reg) -> Option<String> {
     let (kind, value) = line.strip_prefix("st.param.")?.split_once("[func_retval0+0], ")?;
     Some(format!("mov.{} {to}, {value}", kind.trim()))
 }
 
-/// The class of a register by its name without `%`.
+/// The class of a register, by its name without `%`.
 fn class(name: &str) -> Class {
     match name.trim_end_matches(|c: char| c.is_ascii_digit()) {
         "fd" | "rd" => Class::Long,
@@ -71,12 +71,12 @@ fn class(name: &str) -> Class {
     }
 }
 
-/// Words that may be names.
+/// The words of a text that may be names.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }
 
-/// Splits a module into what it declares and defines, without the directives before.
+/// Splits a module into its declarations and definitions, by name. The directives before them are left out.
 fn items(module: &str) -> Vec<(String, String)> {
     let mut items = Vec::new();
     let mut item = String::new();
@@ -94,7 +94,7 @@ fn items(module: &str) -> Vec<(String, String)> {
     items
 }
 
-/// The name that an item gives.
+/// The name of an item.
 fn name(item: &str) -> &str {
     let behind = match item.split_once("func_retval0") {
         Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
@@ -103,7 +103,7 @@ fn name(item: &str) -> &str {
     words(behind).next().unwrap_or("")
 }
 
-/// The instructions of a function, if it has one end and no branch, no call, no memory of its own.
+/// The instructions of a function; `None` unless it has one end and no branch, no call and no memory of its own.
 fn straight(item: &str) -> Option<Vec<String>> {
     let (_, body) = item.split_once("\n{\n")?;
     let lines: Vec<&str> = body.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "}").collect();

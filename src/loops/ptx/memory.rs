@@ -1,4 +1,4 @@
-//! Neighbouring elements between memory and registers.
+//! Reads and writes of neighbouring elements between memory and registers.
 
 use std::fmt::Display;
 
@@ -8,10 +8,11 @@ use super::text::{Class, Reg, Text};
 use crate::loops::ir::TermKind;
 use crate::tensor::Dtype;
 
-/// Bytes of the widest access.
+/// The number of bytes of the widest access.
 pub(super) const WIDEST: usize = 16;
 
-/// Neighbours along any of these axes that a thread reads at once, up to so many: as many as the widest access holds.
+/// The number of neighbours along each of these axes that a thread reads at once: at most `most`, and as many as the
+/// widest access holds.
 pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
     let sizes = nest.needed().filter_map(|id| match nest.term(id).kind {
         TermKind::Load { operand, index, .. } if axes.iter().any(|&axis| nest.index(index).stride(axis) == 1) => {
@@ -25,7 +26,7 @@ pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// Where elements are: an address, and bytes behind it.
+/// The place of elements in memory: an address and a distance from it in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub address: Reg,
@@ -33,7 +34,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// As an operand; an offset that does not fit into an instruction is added first.
+    /// The place as an operand. An offset that does not fit into an instruction is added first.
     fn operand(self, text: &mut Text) -> String {
         match i32::try_from(self.offset) {
             Ok(offset) => format!("[{}+{offset}]", self.address),
@@ -46,7 +47,7 @@ fn guarded(predicate: Option<Reg>) -> String {
     predicate.map(|predicate| format!("@{predicate} ")).unwrap_or_default()
 }
 
-/// Reads so many neighbouring elements, a power of two whose bytes are aligned; zeros where the predicate does not hold.
+/// Reads `count` neighbouring elements, a power of two; their bytes are aligned. Gives zeros if the predicate is false.
 pub(super) fn read(text: &mut Text, place: Place, dtype: Dtype, count: usize, predicate: Option<Reg>) -> Vec<Reg> {
     let bytes = count * dtype.bytes();
     let (class, words) = match (dtype.bytes(), bytes) {
@@ -76,7 +77,7 @@ pub(super) fn read(text: &mut Text, place: Place, dtype: Dtype, count: usize, pr
     }
 }
 
-/// Writes neighbouring elements, as [`read`] reads them.
+/// Writes neighbouring elements in the layout of [`read`].
 pub(super) fn write(text: &mut Text, place: Place, dtype: Dtype, elems: &[Reg], predicate: Option<Reg>) {
     let elems: Vec<Reg> = match dtype {
         Dtype::Bool => elems.iter().map(|elem| text.op(Class::Word, "selp.u32", &[&1, &0, elem])).collect(),
@@ -108,7 +109,7 @@ fn listed(regs: &[Reg]) -> String {
     if let [one] = &names[..] { one.clone() } else { format!("{{{}}}", names.join(", ")) }
 }
 
-/// The elements of one or two bytes that words have.
+/// The elements of one or two bytes that are packed in words.
 fn unpacked(text: &mut Text, dtype: Dtype, count: usize, words: &[Reg]) -> Vec<Reg> {
     let of_word = (4 / dtype.bytes()).min(count);
     let bits = 8 * dtype.bytes();
@@ -128,7 +129,7 @@ fn unpacked(text: &mut Text, dtype: Dtype, count: usize, words: &[Reg]) -> Vec<R
     elems
 }
 
-/// Words of elements of one or two bytes.
+/// Elements of one or two bytes packed in words.
 fn packed(text: &mut Text, dtype: Dtype, elems: &[Reg]) -> Vec<Reg> {
     let bits = 8 * dtype.bytes();
     let word = |elems: &[Reg]| {

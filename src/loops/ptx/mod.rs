@@ -1,10 +1,11 @@
-//! Loops as PTX text, which a driver compiles: any operation runs on a GPU without a compiler beside it.
+//! Loops as PTX text, which the driver compiles, so that a GPU runs any operation without a compiler on the machine.
 //!
-//! Pure: text and numbers. [`kernel`] writes out one loop, [`module`] joins kernels and the functions that they call.
+//! The module contains only text and numbers. [`kernel`] writes one loop, [`module`] joins kernels and the functions
+//! that they call.
 //!
-//! Threads share a loop by its shape: a thread for some neighbouring results; several threads for a row, which hold it
-//! in registers where it fits, or for neighbouring rows side by side, also those of a cluster of blocks; tiles of sums of
-//! products, and of operands that lie the other way round, in shared memory.
+//! A loop's shape decides how threads share it. A thread computes some neighbouring results; or several threads compute
+//! a row, which they hold in registers if it fits, or neighbouring rows side by side, also with the blocks of a
+//! cluster. Tiles of sums of products, and of operands whose axes lie in another order, go through shared memory.
 //!
 //! # What is emitted
 //!
@@ -24,7 +25,7 @@
 //!   `.b32`), `bar.sync 0`; from compute capability 9.0 on between blocks of a cluster: `mapa.shared::cluster.u32`,
 //!   `ld.shared::cluster`, `barrier.cluster.arrive.release.aligned` and `.wait.acquire.aligned`.
 //! - `bra` under predicates and without, `ret`, `call`.
-//! - What the functions of `kernels/functions/math.ptx` have, in place or called.
+//! The instructions of the functions in `kernels/functions/math.ptx`, in place or called.
 
 mod choose;
 mod columns;
@@ -60,18 +61,18 @@ use turn::Turn;
 /// The GPU that PTX is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PtxTarget {
-    /// Compute capability, 8.0 or more: `.target`.
+    /// The compute capability, 8.0 or more, for `.target`.
     pub compute_capability: [u32; 2],
-    /// Multiprocessors, which are all to have work.
+    /// The number of multiprocessors. Work is divided so that all of them have some.
     pub units: usize,
 }
 
 impl PtxTarget {
-    /// What runs on every GPU that is supported.
+    /// A target whose PTX runs on every supported GPU.
     pub const ANY: Self = Self { compute_capability: [8, 0], units: 108 };
 }
 
-/// A loop as an entry point.
+/// A loop written as an entry point.
 ///
 /// Its one argument is a struct of addresses, 8 bytes each: the operands that it loads in the order of
 /// [`operands`](Self::operands), then the result. Each is a multiple of 16. The result overlaps no operand.
@@ -81,22 +82,22 @@ pub struct Kernel {
     pub entry: String,
     /// The entry point.
     pub text: String,
-    /// The functions that it calls.
+    /// The functions that the entry point calls.
     functions: BTreeSet<String>,
-    /// The loop's operands that it loads.
+    /// The indices of the loop's operands that the entry point loads.
     pub operands: Vec<usize>,
-    /// Blocks; none where there is nothing to write, and then it must not be launched.
+    /// The number of blocks; 0 if there is nothing to write, and then the kernel must not be launched.
     pub blocks: u32,
-    /// Threads of a block.
+    /// The number of threads of a block.
     pub threads: u32,
-    /// Blocks of a cluster; 1 where they have nothing to do with each other.
+    /// The number of blocks of a cluster; 1 if blocks share nothing.
     pub cluster: u32,
 }
 
-/// Operands of a loop: a kernel has the address of each in its argument.
+/// The largest number of operands of a loop. A kernel has the address of each in its argument.
 pub(crate) const MOST_OPERANDS: usize = 128;
 
-/// Writes out a loop.
+/// Writes a loop as PTX.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Op, Unary, ValueType}, loops::{Lowered, lower, ptx}};
@@ -110,8 +111,8 @@ pub(crate) const MOST_OPERANDS: usize = 128;
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a loop that adds up or multiplies bools, that has more than 128 operands, or more results than
-/// a GPU has threads.
+/// [`Error::Unsupported`] for a loop that sums or multiplies bools, that has more than 128 operands, or that has more
+/// results than a GPU has threads.
 pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     check(of)?;
     let (nest, schedule) = schedule(of, target);
@@ -131,21 +132,21 @@ pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     Ok(finished(&emitter, [blocks, threads as u32, cluster as u32]))
 }
 
-/// How threads share a loop.
+/// The division of a loop among threads.
 enum Schedule {
-    /// There is nothing to write.
+    /// There is no result to write.
     Nothing,
-    /// A thread for some neighbouring results.
+    /// Each thread computes some neighbouring results.
     Points,
-    /// Several threads for a row of results, or for one.
+    /// Several threads compute a row of results, or one result.
     Rows(Rows),
-    /// Blocks for tiles of results.
+    /// Blocks compute tiles of results.
     Product(Product),
-    /// Blocks for tiles of results whose operands lie the other way round.
+    /// Blocks compute tiles of results whose operands lie in another order of axes.
     Turn(Turn),
 }
 
-/// How threads share a loop, and the loop as they do.
+/// The division of a loop among threads, and the loop in the form that fits it.
 fn schedule(of: &Loop, target: &PtxTarget) -> (Nest, Schedule) {
     let of = &choose::inside(of);
     let nest = Nest::new(of.clone());
@@ -165,10 +166,10 @@ fn schedule(of: &Loop, target: &PtxTarget) -> (Nest, Schedule) {
     }
 }
 
-/// Whether a loop can be written out.
+/// Checks that a loop can be written as PTX.
 ///
 /// # Errors
-/// [`Error::Unsupported`] that says why not.
+/// [`Error::Unsupported`] with the reason.
 pub(crate) fn check(of: &Loop) -> Result<(), Error> {
     if of.operands.len() > MOST_OPERANDS {
         return Err(unsupported(
@@ -199,7 +200,7 @@ fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3]) -> Kern
     Kernel { entry, text, functions, operands, blocks, threads, cluster }
 }
 
-/// The text of a module that has these kernels, each once, and the functions that they call.
+/// The text of a module with these kernels, each only once, and the functions that they call.
 pub fn module<'k>(kernels: impl IntoIterator<Item = &'k Kernel>, target: &PtxTarget) -> String {
     let kernels: BTreeMap<&str, &Kernel> = kernels.into_iter().map(|kernel| (kernel.entry.as_str(), kernel)).collect();
     let functions = kernels.values().flat_map(|kernel| kernel.functions.iter().cloned()).collect();

@@ -1,4 +1,4 @@
-//! A loop as it is written out: axes collapsed, what each term needs, depends on, and is computed in.
+//! A loop in the form in which it is written as PTX: axes collapsed, and for each term what it reads and depends on.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use crate::graph::{Binary, Unary};
 use crate::loops::ir::{Loop, Monoid, Term, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// A loop that is prepared. Axes of one point are no axes any more.
+/// A prepared loop. Axes of one point no longer count as axes.
 #[derive(Debug)]
 pub(super) struct Nest {
     pub of: Loop,
-    /// Points along each axis; 1 where it was made part of the next one.
+    /// The number of points along each axis; 1 for an axis that became part of the next one.
     pub extents: Vec<usize>,
-    /// Terms of type i64 as sums.
+    /// Each term of type i64 as a sum.
     pub sums: Vec<Option<Sum>>,
-    /// The axes that each term depends on, without those that it reduces.
+    /// The axes that each term depends on, without those over which it reduces.
     pub deps: Vec<BTreeSet<usize>>,
     ranges: Vec<Range>,
     needed: Vec<bool>,
@@ -27,7 +27,7 @@ impl Nest {
         Self::of(of, true)
     }
 
-    /// The same with all axes.
+    /// The nest of a loop without collapsed axes.
     pub fn plain(of: Loop) -> Self {
         Self::of(of, false)
     }
@@ -49,22 +49,22 @@ impl Nest {
         &self.of.terms[id.0]
     }
 
-    /// Terms that are computed.
+    /// The terms that are computed.
     pub fn needed(&self) -> impl Iterator<Item = TermId> {
         (0..self.of.terms.len()).filter(|&id| self.needed[id]).map(TermId)
     }
 
-    /// Whether a term is a sum of others.
+    /// The sum that computes a term from other terms and axes; `None` if the term is no sum of others.
     pub fn linear(&self, id: TermId) -> Option<&Sum> {
         self.sums[id.0].as_ref().filter(|sum| !sum.terms.contains_key(&id))
     }
 
-    /// An index as a sum.
+    /// The sum that an index is.
     pub fn index(&self, id: TermId) -> &Sum {
         self.sums[id.0].as_ref().expect("an index is of type i64")
     }
 
-    /// The type that a term is computed in: i32 for an i64 that fits.
+    /// The type in which a term is computed: i32 for an i64 whose values fit, else its own.
     pub fn machine(&self, id: TermId) -> Dtype {
         let fits = |[low, high]: Range| low >= i128::from(i32::MIN) && high <= i128::from(i32::MAX);
         match self.term(id).dtype {
@@ -78,12 +78,13 @@ impl Nest {
         self.ranges[id.0][0] >= 0
     }
 
-    /// Whether a number is computed from one that is only rounded to a few units of the last place.
+    /// Whether a number depends on one that is only rounded to a few units in the last place.
     pub fn is_rounded(&self, id: TermId) -> bool {
         self.rounded[id.0]
     }
 
-    /// Whether a sum of f32 is at least 1 or NaN, since one side is, and the other an exponential.
+    /// Whether a sum of f32 is at least 1 or NaN because one side is a constant of at least 1 and the other an
+    /// exponential.
     pub fn is_from_one(&self, id: TermId) -> bool {
         let TermKind::Binary(Binary::Add, sides) = self.term(id).kind else { return false };
         let from_one = |id: TermId| match self.term(id).kind {
@@ -95,7 +96,7 @@ impl Nest {
         self.term(id).dtype == Dtype::F32 && ((from_one(a) && exponential(b)) || (from_one(b) && exponential(a)))
     }
 
-    /// The number that an integer always is.
+    /// The value of an integer constant; `None` for any other term.
     pub fn constant(&self, id: TermId) -> Option<i64> {
         match self.term(id).kind {
             TermKind::Const(bits) => Some(match self.term(id).dtype {
@@ -108,7 +109,7 @@ impl Nest {
         }
     }
 
-    /// The terms whose values a term is computed from.
+    /// The terms that the code of a term reads.
     pub fn reads(&self, id: TermId) -> Vec<TermId> {
         if let Some(sum) = self.linear(id) {
             return sum.terms.keys().copied().collect();
@@ -122,7 +123,7 @@ impl Nest {
         }
     }
 
-    /// The sums whose axes are told apart nowhere else.
+    /// The sums by which terms depend on axes: indices of loads, and terms that are sums.
     fn used(&self) -> impl Iterator<Item = &Sum> {
         self.needed().filter_map(|id| match &self.term(id).kind {
             TermKind::Load { index, .. } if self.linear(id).is_none() => Some(self.index(*index)),
@@ -130,7 +131,7 @@ impl Nest {
         })
     }
 
-    /// The axes of more than one point that a load reads along.
+    /// The axes with more than one point in the sum of a term or in the index of a load.
     fn axes_of(&self, id: TermId) -> BTreeSet<usize> {
         match (&self.term(id).kind, self.linear(id)) {
             (_, Some(sum)) => sum.axes.keys().copied().collect(),
@@ -139,12 +140,12 @@ impl Nest {
         }
     }
 
-    /// Axes of the result that have more than one point.
+    /// The axes of the result that have more than one point.
     pub fn result_axes(&self) -> Vec<usize> {
         (0..self.of.rank).filter(|&axis| self.extents[axis] != 1).collect()
     }
 
-    /// How a reduction combines, its axes of more than one point, and what it combines.
+    /// The reduction that a term is, with its axes of more than one point; `None` for any other term.
     pub fn reduction(&self, id: TermId) -> Option<Reduction> {
         match &self.term(id).kind {
             TermKind::Reduce { op, axes, body } => {
@@ -156,7 +157,7 @@ impl Nest {
         }
     }
 
-    /// Reductions that are computed.
+    /// The reductions that are computed.
     pub fn reductions(&self) -> impl Iterator<Item = Reduction> {
         self.needed().filter_map(|id| self.reduction(id))
     }
@@ -170,7 +171,7 @@ impl Nest {
         }
     }
 
-    /// Makes neighbouring axes one where all that reads them steps alike.
+    /// Joins neighbouring axes if all sums that depend on them have one stride over both.
     fn collapse(&mut self) {
         let mut runs: Vec<Vec<usize>> = vec![(0..self.of.rank).collect()];
         runs.extend(self.needed().filter_map(|id| match &self.term(id).kind {
@@ -209,7 +210,8 @@ impl Nest {
     }
 }
 
-/// Which numbers are computed from transcendental functions or powers of floats: not those only chosen or found by one.
+/// For each term, whether it is computed from transcendental functions or powers of floats. Terms that only select or
+/// find values by comparing such numbers do not count.
 fn rounded(of: &Loop) -> Vec<bool> {
     use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign, Sqrt};
     let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
@@ -227,7 +229,7 @@ fn rounded(of: &Loop) -> Vec<bool> {
     all
 }
 
-/// What a term's value is computed from, or equals: no condition, no index of a load.
+/// The terms from which a term's value is computed or to which it is equal, without conditions and indices of loads.
 fn values(kind: &TermKind) -> Vec<TermId> {
     match kind {
         TermKind::Axis(_) | TermKind::Const(_) | TermKind::Load { guard: None, .. } => Vec::new(),
@@ -240,13 +242,13 @@ fn values(kind: &TermKind) -> Vec<TermId> {
     }
 }
 
-/// A reduction of a nest.
+/// A reduction in a nest.
 #[derive(Clone, Debug)]
 pub(super) struct Reduction {
     pub id: TermId,
     pub op: Monoid,
     pub axes: Vec<usize>,
     pub body: Vec<TermId>,
-    /// Points that it runs over.
+    /// The number of points over which it runs.
     pub points: usize,
 }

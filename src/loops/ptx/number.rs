@@ -1,9 +1,10 @@
-//! Numbers in registers: bytes and 16-bit integers are in words, extended as their type says.
+//! Numbers in registers. Bytes and 16-bit integers are in 32-bit registers, extended with zeros or the sign by their
+//! type.
 
 use super::text::{Class, Reg, Text};
 use crate::tensor::Dtype;
 
-/// How instructions name the type that numbers of this type are computed in.
+/// The name that instructions have for the type in which numbers of type `dtype` are computed.
 pub(super) fn kind(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bool => "pred",
@@ -17,7 +18,7 @@ pub(super) fn kind(dtype: Dtype) -> &'static str {
     }
 }
 
-/// The bits of a word, brought back into a shorter integer type.
+/// The value of a 32-bit register reduced to a shorter integer type.
 pub(super) fn wrap(text: &mut Text, dtype: Dtype, x: Reg) -> Reg {
     match dtype {
         Dtype::U8 => text.op(Class::Word, "and.b32", &[&x, &0xff]),
@@ -28,7 +29,7 @@ pub(super) fn wrap(text: &mut Text, dtype: Dtype, x: Reg) -> Reg {
     }
 }
 
-/// Conversion as [`Expr::Cast`](crate::graph::Expr::Cast) has it.
+/// The conversion of a number as defined by [`Expr::Cast`](crate::graph::Expr::Cast).
 pub(super) fn convert(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     use Dtype::{Bf16, Bool, F16, F32, F64};
     match (from, to) {
@@ -65,7 +66,7 @@ pub(super) fn convert(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     }
 }
 
-/// 1 where it holds, else 0.
+/// The conversion of a bool: 1 for true, else 0.
 fn of_bool(text: &mut Text, to: Dtype, x: Reg) -> Reg {
     let class = Class::of(to);
     let one: u64 = match to {
@@ -79,7 +80,8 @@ fn of_bool(text: &mut Text, to: Dtype, x: Reg) -> Reg {
     text.op(class, &format!("selp.{}", class.bits()), &[&one, &zero, &x])
 }
 
-/// The f32 next to x whose last bit is 1, unless one equals x: rounded once more, it gives what x rounded at once does.
+/// x as f32, rounded to odd: x itself if it is an f32, else the neighbouring f32 whose last bit is 1. Rounding this
+/// again to a shorter type gives the same as rounding x at once.
 fn to_odd(text: &mut Text, x: Reg) -> Reg {
     let near = text.op(Class::Word, "cvt.rz.f32.f64", &[&x]);
     let back = text.op(Class::Long, "cvt.f64.f32", &[&near]);
@@ -88,7 +90,7 @@ fn to_odd(text: &mut Text, x: Reg) -> Reg {
     text.op(Class::Word, "selp.b32", &[&odd, &near, &inexact])
 }
 
-/// A float as an integer: truncated, saturated, NaN as 0.
+/// A float converted to an integer: truncated and saturated; NaN becomes 0.
 fn truncated(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     let (class, kind, from) = (Class::of(to), kind(to), kind(from));
     let mut whole = text.op(class, &format!("cvt.rzi.{kind}.{from}"), &[&x]);
@@ -104,7 +106,7 @@ fn truncated(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     text.op(class, &format!("selp.{}", class.bits()), &[&whole, &0, &is_number])
 }
 
-/// An integer as one of another type.
+/// An integer converted to another integer type.
 fn integer(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     match [Class::of(from), Class::of(to)] {
         [Class::Word, Class::Long] if from.is_signed() => text.op(Class::Long, "cvt.s64.s32", &[&x]),

@@ -1,8 +1,8 @@
-//! Sums of products in tiles: a block stages a slice of both sides in shared memory, and each of its threads adds up a
+//! Sums of products in tiles. A block stages a slice of both sides in shared memory, and each of its threads sums a
 //! small tile in registers.
 //!
-//! The sides are any terms, so that a convolution gathers its operand where it stages it, and conversions and functions
-//! of operands are computed once for a tile. What is computed from the sum follows in registers.
+//! The sides are any terms: a convolution gathers its operand when it stages it, and conversions and functions of
+//! operands are computed once for each tile. Terms that depend on the sum are computed in registers.
 
 use super::emit::{EmitState, Emitter, Lanes, Value};
 use super::nest::{Nest, Reduction};
@@ -12,12 +12,12 @@ use crate::graph::Binary;
 use crate::loops::ir::{Monoid, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// Threads of a block; neighbours that each reads at once.
+/// The number of threads of a block, and the number of neighbours that a thread reads at once.
 const THREADS: usize = 256;
 const RUN: usize = 4;
-/// Rows or columns that a product has at least.
+/// The least number of rows and of columns of a product.
 const FEWEST: usize = 16;
-/// Points of the sum that are staged at a time.
+/// The number of points of the sum that are staged at a time.
 const DEPTH: usize = 16;
 
 /// A loop that is a product: `[batch, rows, summed]` by `[batch, summed, columns]`.
@@ -29,7 +29,7 @@ pub(super) struct Product {
     tile: Tile,
 }
 
-/// Rows and columns of a block's threads, and of the results of each.
+/// A tile: the rows and columns of a block's threads, and those of the results of each thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Tile {
     threads: [usize; 2],
@@ -40,32 +40,32 @@ struct Tile {
 #[derive(Clone, Debug)]
 struct Side {
     term: TermId,
-    /// Its rows or columns.
+    /// The axes of its rows or columns.
     axes: Vec<usize>,
     count: usize,
-    /// Whether neighbours along the sum, or along its own axes, lie side by side, so many.
+    /// The number of neighbouring elements that a thread reads at once along the sum, or along the side's own axes.
     along_sum: usize,
     along_own: usize,
 }
 
-/// Where a side is in shared memory, and what a thread stages of it.
+/// The place of a side in shared memory, and the elements of it that a thread stages.
 struct Stage {
     place: u32,
-    /// Elements from one point of the sum to the next.
+    /// The distance from one point of the sum to the next, in elements.
     pitch: usize,
-    /// What is known of each group of rows that a thread stages, and the first of them in the tile.
+    /// For each group of rows that a thread stages, the emitter's state and the group's first row in the tile.
     groups: Vec<(EmitState, Reg)>,
-    /// The thread's first point of the sum, and how far the next ones are.
+    /// The thread's first point of the sum, and the distances to its further points.
     depth: Reg,
     depths: Vec<usize>,
-    /// Whether neighbours are points of the sum, or rows.
+    /// Whether neighbours are points of the sum; else they are rows.
     is_along_sum: bool,
-    /// What was loaded: registers for each group and depth.
+    /// The loaded elements: registers for each group and depth.
     held: Vec<Vec<Reg>>,
 }
 
 impl Tile {
-    /// Those that kernels are written in.
+    /// The tiles in which kernels are written.
     fn all() -> impl Iterator<Item = Self> {
         let threads = [[16, 16], [32, 8], [8, 32], [64, 4], [4, 64]];
         let each = [[8, 8], [8, 4], [4, 8], [4, 4]];
@@ -73,24 +73,24 @@ impl Tile {
         all.filter(|tile| tile.size().iter().all(|&size| size <= THREADS))
     }
 
-    /// Rows and columns.
+    /// The numbers of rows and columns of the tile.
     fn size(&self) -> [usize; 2] {
         [0, 1].map(|i| self.threads[i] * self.each[i])
     }
 
-    /// Results of a thread.
+    /// The number of results of a thread.
     fn results(&self) -> usize {
         self.each[0] * self.each[1]
     }
 
-    /// How far a thread's row or column of this number is from its first.
+    /// The distance of a thread's row or column `number` from its first one.
     fn offset(&self, side: usize, number: usize) -> usize {
         number / RUN * RUN * self.threads[side] + number % RUN
     }
 
-    /// The clocks that a product is predicted to take: of a multiprocessor with one block after the other, or, where
-    /// registers are left, beside each other, so that they hide each other's waits. The numbers are fitted to 14
-    /// convolutions in all tiles on an H100 (benches/notes/2026-11-26-products-in-f32.md).
+    /// The predicted clocks of a product. Blocks of a multiprocessor run one after the other or, if there are registers
+    /// left, beside each other, so that each hides the others' waits. The constants are fitted to 14 convolutions in
+    /// all tiles on an H100 (benches/notes/2026-11-26-products-in-f32.md).
     fn clocks(&self, [m, n]: [usize; 2], batch: usize, points: usize, units: usize) -> f64 {
         const FIXED: f64 = 2000.0;
         const OF_A_RESULT: f64 = 30.0;
@@ -108,7 +108,7 @@ impl Tile {
 }
 
 impl Product {
-    /// The product that a nest is, if it is one and worth tiles.
+    /// The product that a nest is; `None` if it is none, or if tiles do not pay.
     pub fn find(nest: &Nest, units: usize) -> Option<Self> {
         let mut all = nest.reductions();
         let (sum, None) = (all.next()?, all.next()) else { return None };
@@ -136,7 +136,7 @@ impl Product {
         Some(Self { sum, sides, batch, tile })
     }
 
-    /// Writes it out; blocks, and threads of each.
+    /// Writes the kernel; returns the number of blocks, and of threads of a block.
     pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
         let nest = emitter.nest;
         let size = self.tile.size();
@@ -164,7 +164,8 @@ impl Product {
         [tiles.iter().chain(&batch).product(), THREADS]
     }
 
-    /// What a thread stages of a side: groups of rows at points of the sum, as neighbours lie.
+    /// The elements of a side that a thread stages: groups of rows at points of the sum, in the order in which
+    /// neighbours lie.
     fn stage(&self, emitter: &mut Emitter<'_>, number: usize, corner: Reg, thread: Reg) -> Stage {
         let (side, size) = (&self.sides[number], self.tile.size()[number]);
         let text = &mut emitter.text;
@@ -197,7 +198,8 @@ impl Product {
         Stage { place, pitch, groups, depth, depths, is_along_sum: side.along_sum > 1, held }
     }
 
-    /// Binds axes at a number of their points, or at the last where there are fewer, with neighbours along the last.
+    /// Binds axes to their points from point `number` on, `run` neighbours along the last axis. If there are too few
+    /// points, binds the last ones.
     fn bind(&self, emitter: &mut Emitter<'_>, axes: &[usize], number: Reg, count: usize, run: usize) {
         let extents: Vec<usize> = axes.iter().map(|&axis| emitter.nest.extents[axis]).collect();
         let number = emitter.text.op(Class::Word, "min.s32", &[&number, &(count - run)]);
@@ -210,7 +212,8 @@ impl Product {
         }
     }
 
-    /// Loads what a thread stages of a side, so far behind a point of the sum; zeros behind the last one.
+    /// Loads the elements of a side that a thread stages, `ahead` points behind point `depth` of the sum; zeros after
+    /// the last point.
     fn load(&self, emitter: &mut Emitter<'_>, side: &Side, stage: &Stage, depth: Reg, ahead: usize) {
         let (run, points) = (side.along_sum, self.sum.points);
         for (place, &further) in stage.depths.iter().enumerate() {
@@ -233,7 +236,7 @@ impl Product {
         }
     }
 
-    /// Where in the tiles a thread reads its rows and columns.
+    /// The addresses in the tiles from which a thread reads its rows and columns.
     fn places(&self, emitter: &mut Emitter<'_>, thread: Reg) -> [Reg; 2] {
         let text = &mut emitter.text;
         let base = text.op(Class::Word, "mov.u32", &[&"shared"]);
@@ -248,7 +251,7 @@ impl Product {
         [row, column].map(|index| scaled(text, index, RUN))
     }
 
-    /// Adds the products of what is staged.
+    /// Adds the products of the staged elements to the sums.
     fn multiply(&self, text: &mut Text, stages: &[Stage; 2], places: [Reg; 2], sums: &[Reg]) {
         for depth in 0..DEPTH {
             let [a, b] = [0, 1].map(|i| {
@@ -272,7 +275,7 @@ impl Product {
         }
     }
 
-    /// Computes and writes the results from the sums, row by row.
+    /// Computes the results from the sums and writes them, row by row.
     fn finish(&self, emitter: &mut Emitter<'_>, corner: [Reg; 2], thread: Reg, sums: &[Reg]) {
         let cell = self.cell(&mut emitter.text, thread);
         let first = [0, 1].map(|i| emitter.text.op(Class::Word, "add.s32", &[&corner[i], &cell[i]]));
@@ -301,7 +304,7 @@ impl Product {
         }
     }
 
-    /// The results of a row whose columns are one axis, side by side.
+    /// Computes and writes the results of a row whose columns are one axis, side by side.
     fn finish_row(&self, emitter: &mut Emitter<'_>, axis: usize, first: Reg, valid: Reg, sums: &[Reg]) {
         let count = self.sides[1].count;
         let run = if count.is_multiple_of(RUN) { RUN } else { 1 };
@@ -335,7 +338,7 @@ impl Side {
         Self { term, count: extent(nest, &axes), along_sum, along_own, axes }
     }
 
-    /// The same where so many rows or columns are staged at a time: of few no thread stages several neighbours.
+    /// The side if `size` rows or columns are staged at a time. With few of them, no thread stages several neighbours.
     fn staged(self, size: usize) -> Self {
         match size * RUN >= THREADS {
             true => self,
@@ -344,7 +347,7 @@ impl Side {
     }
 }
 
-/// Whether a term reads neighbouring elements along an axis.
+/// Whether a term depends on a load that reads neighbouring elements along an axis.
 fn steps_by_one(nest: &Nest, term: TermId, axis: usize) -> bool {
     match nest.term(term).kind {
         TermKind::Load { index, .. } => nest.index(index).stride(axis) == 1,
@@ -353,7 +356,7 @@ fn steps_by_one(nest: &Nest, term: TermId, axis: usize) -> bool {
 }
 
 impl Stage {
-    /// Writes what is held to shared memory.
+    /// Writes the loaded elements to shared memory.
     fn put(&self, text: &mut Text) {
         let base = text.op(Class::Word, "mov.u32", &[&"shared"]);
         for (group, (_, row)) in self.groups.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Reductions that a thread computes by itself, and loops of instructions.
+//! Reductions that a thread computes alone, and loops of instructions.
 
 use super::emit::{Emitter, Lanes, Value};
 use super::fold::Fold;
@@ -10,12 +10,13 @@ use crate::graph::Binary;
 use crate::loops::ir::{Monoid, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// Points of a reduction that are computed side by side at most, and registers for them together with other lanes.
+/// The largest number of points of a reduction that are computed side by side, and of registers that they take together
+/// with other lanes.
 const SIDE: usize = 8;
 const REGISTERS: usize = 64;
 
 impl Emitter<'_> {
-    /// What a reduction is at the points of the thread.
+    /// The value of a reduction at the points of the thread.
     pub fn reduce(&mut self, id: TermId) -> Value {
         let nest = self.nest;
         let of = nest.reduction(id).expect("a reduction");
@@ -32,7 +33,7 @@ impl Emitter<'_> {
         self.folded(&of, &so_far, lanes)
     }
 
-    /// The value of a reduction whose parts are these at each lane.
+    /// The value of a reduction, from its combined parts at each lane.
     pub fn folded(&mut self, of: &Reduction, so_far: &[Vec<Reg>], lanes: u32) -> Value {
         let part = usize::from(matches!(of.op, Monoid::Arg { .. }));
         let fold = self.fold(of);
@@ -40,7 +41,7 @@ impl Emitter<'_> {
         Value { lanes, regs: so_far.iter().map(|parts| convert(&mut self.text, [from, to], parts[part])).collect() }
     }
 
-    /// How a reduction combines.
+    /// The way in which a reduction combines values.
     pub fn fold(&self, of: &Reduction) -> Fold {
         let place = if of.points < 1 << 31 { Dtype::I32 } else { Dtype::I64 };
         match of.op {
@@ -52,13 +53,13 @@ impl Emitter<'_> {
         }
     }
 
-    /// How many points of the last axis are computed side by side.
+    /// The number of points of the last axis that are computed side by side.
     fn side(&self, of: &Reduction, lanes: usize) -> usize {
         let extent = of.axes.last().map_or(1, |&axis| self.nest.extents[axis]);
         (1..=SIDE).rev().find(|side| extent.is_multiple_of(*side) && side * lanes <= REGISTERS).unwrap_or(1)
     }
 
-    /// Runs through the points of axes, so many of the last one side by side.
+    /// Runs `body` at the points of axes, with `side` points of the last axis side by side.
     fn through(&mut self, axes: &[usize], side: usize, body: impl FnOnce(&mut Self)) {
         let Some((&axis, inner)) = axes.split_first() else { return body(self) };
         let extent = self.nest.extents[axis];
@@ -77,13 +78,13 @@ impl Emitter<'_> {
         self.repeat(index, count, extent, |emitter| step(emitter, Some(index)));
     }
 
-    /// A register that counts to an extent.
+    /// A register for an index up to an extent, set to `first`.
     pub fn counter(&mut self, extent: usize, first: u64) -> Reg {
         let class = if extent < 1 << 31 { Class::Word } else { Class::Long };
         self.text.number(class, first)
     }
 
-    /// Repeats a body while an index, in steps, is below an end; at least once.
+    /// Repeats a body while an index, raised by `step` each time, is below `end`, but at least once.
     pub fn repeat(&mut self, index: Reg, step: usize, end: usize, body: impl FnOnce(&mut Self)) {
         let top = self.text.label();
         self.text.place(top);
@@ -94,7 +95,8 @@ impl Emitter<'_> {
         self.text.put(format_args!("@{again} bra {top}"));
     }
 
-    /// The same, and not at all where the index is not below the end to begin with.
+    /// Repeats a body while an index, raised by `step` each time, is below `end`. It does not run if the index is not
+    /// below `end` at first.
     pub fn while_below(&mut self, index: Reg, step: usize, end: usize, body: impl FnOnce(&mut Self)) {
         let behind = self.text.label();
         let beyond = self.text.op(Class::Pred, "setp.ge.s32", &[&index, &end]);
@@ -103,7 +105,7 @@ impl Emitter<'_> {
         self.text.place(behind);
     }
 
-    /// Combines what the body is at the points that are bound with what is so far, at each lane of the result.
+    /// Combines the value of the body at the bound points into `so_far`, for each lane of the result.
     pub fn combine(&mut self, of: &Reduction, fold: &Fold, lanes: u32, so_far: &[Vec<Reg>]) {
         if let Some(factors) = self.factors(of, fold) {
             return self.multiply(fold.dtype, factors, lanes, so_far);
@@ -124,7 +126,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Jumps over instructions where the thread does not have a combination of lanes.
+    /// Writes a body that is skipped if the thread does not have this combination of lanes.
     fn when_valid(&mut self, lanes: u32, at: &[usize], body: impl FnOnce(&mut Self)) {
         let Some(valid) = self.valid(lanes, at) else { return body(self) };
         let behind = self.text.label();
@@ -133,7 +135,8 @@ impl Emitter<'_> {
         self.text.place(behind);
     }
 
-    /// The two sides of what a sum of floats adds up, where that is a product that nobody else reads.
+    /// The two factors of the products that a sum of floats adds, which are then added by fused multiply-adds; `None`
+    /// if it adds no products.
     fn factors(&self, of: &Reduction, fold: &Fold) -> Option<[TermId; 2]> {
         let is_float = matches!(fold.dtype, Dtype::F32 | Dtype::F64);
         match self.nest.term(of.body[0]).kind {

@@ -1,4 +1,4 @@
-//! Indices as sums of multiples of axes and of other terms, and the ranges that they are in.
+//! Indices as sums of multiples of axes and of other terms, and the ranges of their values.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::graph::{Binary, Unary};
 use crate::loops::ir::{Loop, Monoid, Term, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// base + the sum of stride x index over axes + that of stride x value over terms.
+/// A sum: `base` plus stride x index for each axis plus stride x value for each term.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sum {
     pub base: i64,
@@ -19,7 +19,7 @@ impl Sum {
         Self { base, ..Self::default() }
     }
 
-    /// The index of a point in a dense value of these extents, along these axes.
+    /// The index of a point in a dense value with these axes and extents.
     pub fn dense(axes: &[usize], extents: &[usize]) -> Self {
         let mut sum = Self::default();
         let mut stride = 1;
@@ -54,7 +54,7 @@ impl Sum {
         (self.axes.is_empty() && self.terms.is_empty()).then_some(self.base)
     }
 
-    /// The smallest and the largest that it is.
+    /// The smallest and the largest value of the sum.
     pub fn range(&self, extents: &[usize], terms: &[Range]) -> Range {
         let scaled = |[low, high]: Range, by: i64| {
             let ends = [low, high].map(|end| end.saturating_mul(i128::from(by)));
@@ -68,7 +68,7 @@ impl Sum {
     }
 }
 
-/// Each term of type i64 as such a sum: one that is none is itself, once.
+/// Each term of type i64 as a sum. A term that is no sum of others is the sum of itself alone.
 pub(super) fn sums(of: &Loop) -> Vec<Option<Sum>> {
     let mut all: Vec<Option<Sum>> = Vec::with_capacity(of.terms.len());
     for (id, term) in of.terms.iter().enumerate() {
@@ -103,12 +103,12 @@ fn combined(op: Binary, a: &Sum, b: &Sum) -> Option<Sum> {
     }
 }
 
-/// The smallest and the largest that an integer can be.
+/// The smallest and the largest value of an integer.
 pub(super) type Range = [i128; 2];
 
 const ALL: Range = [i64::MIN as i128, i64::MAX as i128];
 
-/// The range of each term of type i64; all of the type where nothing is known, and for other terms.
+/// The range of each term of type i64. It is the whole range of the type if nothing else is known, and for other types.
 pub(super) fn ranges(of: &Loop, extents: &[usize], sums: &[Option<Sum>]) -> Vec<Range> {
     let mut all: Vec<Range> = Vec::with_capacity(of.terms.len());
     for (id, term) in of.terms.iter().enumerate() {
@@ -152,7 +152,7 @@ fn range(of: &Loop, extents: &[usize], term: &Term, all: &[Range]) -> Option<Ran
     }
 }
 
-/// What numbers of a short type can be.
+/// The range of a type of at most 32 bits; `None` for other types.
 fn of_type(dtype: Dtype) -> Option<Range> {
     match dtype {
         Dtype::Bool => Some([0, 1]),

@@ -1,42 +1,42 @@
-//! Threads that compute a row together: which they are, and how they combine what each has.
+//! Teams: threads that compute a row together, and the ways in which they combine their parts.
 
 use super::columns::Columns;
 use super::emit::Emitter;
 use super::fold::Fold;
 use super::text::{Class, Reg, Text};
 
-/// Threads of a warp.
+/// The number of threads of a warp.
 pub(super) const WARP: usize = 32;
 
-/// How the threads of a block share rows.
+/// The division of rows among the threads of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Team {
-    /// A thread for each row.
+    /// One thread for each row.
     Thread,
-    /// So many lanes of a warp for each row: a power of two.
+    /// This number of lanes of a warp, a power of two, for each row.
     Lanes(usize),
-    /// A block of so many threads for each row.
+    /// A block of this number of threads for each row.
     Block(usize),
-    /// Threads for rows that lie side by side.
+    /// Several threads for neighbouring rows that lie side by side.
     Columns(Columns),
 }
 
 /// A thread in its team.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// Its row.
+    /// The row of the thread.
     pub row: Reg,
-    /// Its number in the team; none: 0.
+    /// The number of the thread in its team; `None` for 0.
     pub number: Option<Reg>,
-    /// Whether it has a row, where that is not certain.
+    /// Whether the thread has a row; `None` if it certainly has one.
     pub valid: Option<Reg>,
 }
 
-/// Threads of a block of teams that are smaller.
+/// The number of threads of a block with several teams.
 const SMALL_TEAMS: usize = 256;
 
 impl Team {
-    /// Threads that share a row.
+    /// The number of threads that share a row.
     pub const fn members(self) -> usize {
         match self {
             Self::Thread => 1,
@@ -45,7 +45,7 @@ impl Team {
         }
     }
 
-    /// Threads of a block, and the rows that they compute.
+    /// The number of threads of a block, and of the rows that they compute.
     pub const fn block(self) -> [usize; 2] {
         match self {
             Self::Thread => [SMALL_TEAMS, SMALL_TEAMS],
@@ -55,18 +55,18 @@ impl Team {
         }
     }
 
-    /// Blocks that share rows.
+    /// The number of blocks that share rows.
     pub const fn cluster(self) -> usize {
         if let Self::Columns(of) = self { of.blocks } else { 1 }
     }
 
-    /// Neighbouring rows of a thread.
+    /// The number of neighbouring rows of a thread.
     pub const fn side(self) -> usize {
         if let Self::Columns(of) = self { of.side } else { 1 }
     }
 
-    /// Which thread this is. Those without a row end, unless others of the block wait for them. Where a thread has several
-    /// rows, `rows` are groups of so many.
+    /// The row and number of the current thread. Threads without a row return, unless other threads of the block wait
+    /// for them. If a thread has several rows, `rows` is the number of their groups.
     pub fn member(self, text: &mut Text, rows: usize) -> Member {
         if let Self::Columns(of) = self {
             return of.member(text, rows);
@@ -92,14 +92,14 @@ impl Team {
         Member { row, number, valid: None }
     }
 
-    /// Ends what threads share.
+    /// Writes the code that ends the sharing of threads.
     pub fn finish(self, text: &mut Text) {
         if let Self::Columns(of) = self {
             of.finish(text);
         }
     }
 
-    /// Combines the parts that all members have of each of their rows; each has the whole then.
+    /// Combines the parts of each row from all members; then each member has the result.
     pub fn join(self, emitter: &mut Emitter<'_>, fold: &Fold, rows: &[Vec<Reg>]) {
         let (text, parts) = (&mut emitter.text, &rows[0]);
         match self {
@@ -125,7 +125,7 @@ impl Team {
     }
 }
 
-/// Combines the parts of neighbouring lanes, so many: a power of two.
+/// Combines the parts of `lanes` neighbouring lanes, a power of two.
 fn shuffled(text: &mut Text, fold: &Fold, parts: &[Reg], lanes: usize) {
     let mut distance = lanes / 2;
     while distance > 0 {
@@ -135,7 +135,7 @@ fn shuffled(text: &mut Text, fold: &Fold, parts: &[Reg], lanes: usize) {
     }
 }
 
-/// What a lane has whose number differs by this bit.
+/// The value of the lane whose number differs in this bit.
 fn shuffle(text: &mut Text, x: Reg, bit: usize) -> Reg {
     let word = |text: &mut Text, x: Reg| text.op(Class::Word, "shfl.sync.bfly.b32", &[&x, &bit, &31, &-1]);
     match x.class {
@@ -154,7 +154,8 @@ fn shuffle(text: &mut Text, x: Reg, bit: usize) -> Reg {
     }
 }
 
-/// Writes parts to new shared memory with so many slots, waits for the block, and lets it be read.
+/// Writes parts to new shared memory with `slots` slots, waits for all threads of the block, and calls `read` with the
+/// places.
 fn through_memory(
     text: &mut Text,
     parts: &[Reg],
@@ -171,7 +172,7 @@ fn through_memory(
     read(text, &places);
 }
 
-/// Bytes of a part in shared memory.
+/// The number of bytes of a part in shared memory.
 pub(super) const fn bytes(part: Reg) -> usize {
     if matches!(part.class, Class::Long) { 8 } else { 4 }
 }
@@ -181,7 +182,7 @@ fn address(text: &mut Text, slot: Reg, bytes: usize) -> Reg {
     text.op(Class::Word, "mad.lo.s32", &[&slot, &bytes, &base])
 }
 
-/// Writes a part to the slot that is so far behind another one.
+/// Writes a part to the slot that is `behind` slots after `slot`.
 pub(super) fn put(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usize, predicate: Option<Reg>) {
     let part = if part.class == Class::Pred { text.op(Class::Word, "selp.u32", &[&1, &0, &part]) } else { part };
     let (address, offset) = (address(text, slot, bytes(part)), place as usize + behind * bytes(part));
@@ -189,13 +190,13 @@ pub(super) fn put(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usi
     text.put(format_args!("{guard}st.shared.{} [{address}+{offset}], {part}", part.class.bits()));
 }
 
-/// Reads a part from the slot that is so far behind another one.
+/// Reads a part from the slot that is `behind` slots after `slot`.
 pub(super) fn get(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usize) {
     let address = address(text, slot, bytes(part));
     read(text, part, "ld.shared", &format!("[{address}+{}]", place as usize + behind * bytes(part)));
 }
 
-/// The same from the memory of a block of the cluster.
+/// Reads a part from a slot in the shared memory of another block of the cluster.
 pub(super) fn get_from(text: &mut Text, block: usize, part: Reg, place: u32, slot: Reg) {
     let own = address(text, slot, bytes(part));
     let address = text.op(Class::Word, "mapa.shared::cluster.u32", &[&own, &block]);

@@ -1,4 +1,4 @@
-//! PTX text as it grows: instructions, registers, labels, shared memory.
+//! The text of an entry point in the making: instructions, registers, labels, shared memory.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Write};
 use super::math;
 use crate::tensor::Dtype;
 
-/// What a register holds: a predicate, or so many bits.
+/// The class of a register: a predicate, or 16, 32 or 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Pred,
@@ -15,14 +15,14 @@ pub(super) enum Class {
     Long,
 }
 
-/// A register. `%c`, `%h`, `%w`, `%l` are predicates, 16, 32 and 64 bits.
+/// A register. Names with `%c`, `%h`, `%w` and `%l` are predicates and registers of 16, 32 and 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reg {
     pub class: Class,
     number: u32,
 }
 
-/// A place that a branch goes to.
+/// A label, to which branches go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Label(u32);
 
@@ -39,7 +39,7 @@ pub(super) struct Text {
 const PREFIXES: [char; 4] = ['c', 'h', 'w', 'l'];
 
 impl Class {
-    /// The class of registers that elements of a type are computed in.
+    /// The class of the registers in which elements of a type are computed.
     pub const fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::Bool => Self::Pred,
@@ -49,7 +49,7 @@ impl Class {
         }
     }
 
-    /// Its type without a meaning of the bits.
+    /// The untyped name of the class in instructions.
     pub const fn bits(self) -> &'static str {
         ["pred", "b16", "b32", "b64"][self as usize]
     }
@@ -68,32 +68,32 @@ impl Display for Label {
 }
 
 impl Text {
-    /// A new register.
+    /// Declares a new register.
     pub fn reg(&mut self, class: Class) -> Reg {
         let count = &mut self.registers[class as usize];
         *count += 1;
         Reg { class, number: *count }
     }
 
-    /// One instruction.
+    /// Writes one instruction.
     pub fn put(&mut self, line: fmt::Arguments<'_>) {
         writeln!(self.body, "\t{line};").expect("a string takes all");
     }
 
-    /// An instruction that writes a new register.
+    /// Writes an instruction whose result is a new register.
     pub fn op(&mut self, class: Class, name: &str, args: &[&dyn Display]) -> Reg {
         let to = self.reg(class);
         self.set(to, name, args);
         to
     }
 
-    /// An instruction that writes this register.
+    /// Writes an instruction whose result is this register.
     pub fn set(&mut self, to: Reg, name: &str, args: &[&dyn Display]) {
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
         self.put(format_args!("{name} {to}, {}", args.join(", ")));
     }
 
-    /// A register with these bits, of which a predicate is the lowest.
+    /// Sets a new register to these bits; a predicate to whether they are not 0.
     pub fn number(&mut self, class: Class, bits: u64) -> Reg {
         let name = format!("mov.{}", class.bits());
         let number = match class {
@@ -114,14 +114,14 @@ impl Text {
         writeln!(self.body, "{label}:").expect("a string takes all");
     }
 
-    /// The offset of new bytes of shared memory.
+    /// The offset of `bytes` new bytes of shared memory.
     pub fn share(&mut self, bytes: u32) -> u32 {
         let offset = place_bytes(self.shared_bytes as usize) as u32;
         self.shared_bytes = offset + bytes;
         offset
     }
 
-    /// A function of [`math`]: in place where it has no branch, else called.
+    /// The result of a function of [`math`]. A function without branches is written in place, any other is called.
     pub fn function(&mut self, name: &str, class: Class, args: &[Reg]) -> Reg {
         let to = self.reg(class);
         match math::lines(name) {
@@ -147,12 +147,12 @@ impl Text {
         self.body += "\t}\n";
     }
 
-    /// The functions that it calls.
+    /// The functions that the text calls.
     pub const fn functions(&self) -> &BTreeSet<String> {
         &self.functions
     }
 
-    /// The body with the declarations before it.
+    /// The body after its declarations.
     pub fn finish(&self) -> String {
         let mut all = String::new();
         for (class, count) in [Class::Pred, Class::Half, Class::Word, Class::Long].into_iter().zip(self.registers) {
@@ -168,7 +168,7 @@ impl Text {
     }
 }
 
-/// What so many bytes of shared memory take where others follow.
+/// The distance from `bytes` bytes of shared memory to what follows them.
 pub(super) const fn place_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(16)
 }

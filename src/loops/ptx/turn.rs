@@ -1,5 +1,5 @@
-//! Results whose operands lie the other way round: tiles of operands turn in shared memory, so that neighbouring threads
-//! read neighbours and write neighbours.
+//! Results whose operands lie in another order of axes. Tiles of operands are transposed in shared memory, so that
+//! neighbouring threads read neighbouring elements and write neighbouring elements.
 
 use super::emit::{Emitter, Lanes, Value};
 use super::nest::Nest;
@@ -8,23 +8,24 @@ use super::team::{get, put};
 use super::text::{Class, Reg};
 use crate::loops::ir::{TermId, TermKind};
 
-/// Points of a tile along both axes, and rows of threads; each thread has several points along the other axis.
+/// The number of points of a tile along both axes, and of rows of threads. Each thread has several points along the
+/// other axis.
 const TILE: usize = 32;
 const ROWS: usize = 8;
-/// Operands that turn at most.
+/// The largest number of operands that are transposed.
 const MOST: usize = 4;
 
-/// How a nest is computed in tiles.
+/// The division of a nest into tiles.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// What is read along the first axis; the result lies along the second.
+    /// The loads that are contiguous along the first axis. The result is contiguous along the second.
     loads: Vec<TermId>,
     axes: [usize; 2],
     others: Vec<usize>,
 }
 
 impl Turn {
-    /// How, if something lies the other way round.
+    /// The division into tiles, if there are loads in another order; else `None`.
     pub fn find(nest: &Nest) -> Option<Self> {
         let results = nest.result_axes();
         let (&along, others) = results.split_last()?;
@@ -46,7 +47,7 @@ impl Turn {
         (fits && nest.reductions().next().is_none()).then_some(Self { loads, axes: [across, along], others })
     }
 
-    /// Writes it out; blocks, and threads of each.
+    /// Writes the kernel; returns the number of blocks, and of threads of a block.
     pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
         let nest = emitter.nest;
         let tiles = self.axes.map(|axis| nest.extents[axis].div_ceil(TILE));
@@ -85,8 +86,8 @@ impl Turn {
         [tiles.iter().chain(&others).product(), TILE * ROWS]
     }
 
-    /// Binds the axes: threads side by side run along the first, and have points along the second. Whether the thread is
-    /// inside along the first; where it is not, it is at the last point.
+    /// Binds the axes: neighbouring threads run along the first axis and have several points along the second. Returns
+    /// whether the thread is inside along the first axis; if not, it is bound to the last point.
     fn bind(
         &self,
         emitter: &mut Emitter<'_>,
@@ -119,7 +120,7 @@ fn lanes(emitter: &Emitter<'_>, value: &Value, axis: usize) -> Vec<Reg> {
     emitter.points(emitter.lanes_of(&[axis])).iter().map(|at| emitter.pick(value, at)).collect()
 }
 
-/// Bytes of a tile of a term.
+/// The number of bytes of a term's tile.
 fn bytes(nest: &Nest, id: TermId) -> u32 {
     let bytes = if Class::of(nest.machine(id)) == Class::Long { 8 } else { 4 };
     (TILE * (TILE + 1) * bytes) as u32

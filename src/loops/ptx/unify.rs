@@ -1,25 +1,25 @@
-//! Axes that reductions and the result run through alike, made one: what is read or computed along each of them is then
-//! one term.
+//! Joins axes over which reductions and the result run in the same way. Values that are read or computed along each of
+//! these axes become one term.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::nest::{Nest, Reduction};
 use crate::loops::ir::{Guard, Loop, Term, TermId, TermKind};
 
-/// The axes of the result that reductions depend on, and those that only elements of a row do.
+/// The axes of the result on which reductions depend, and the other axes, which number the elements of a row.
 pub(super) fn rows(nest: &Nest) -> [Vec<usize>; 2] {
     let rows: BTreeSet<usize> = nest.reductions().flat_map(|of| nest.deps[of.id.0].iter().copied()).collect();
     let (rows, inner) = nest.result_axes().into_iter().partition(|axis| rows.contains(axis));
     [rows, inner]
 }
 
-/// Reductions that are within no other one.
+/// The reductions that are not within another one.
 pub(super) fn outermost(nest: &Nest) -> Vec<Reduction> {
     nest.reductions().filter(|of| nest.deps[of.id.0].iter().all(|&axis| axis < nest.of.rank)).collect()
 }
 
-/// The loop with one axis for all that have as many points as the elements of a row, or as the first reduction. Its
-/// reductions may run over axes of the result. It is the loop as it was if a reduction is within another one.
+/// The loop with one axis for all axes that have as many points as the elements of a row, or as the first reduction.
+/// Its reductions may then run over axes of the result. If a reduction is within another one, the loop is unchanged.
 pub(super) fn unified(of: &Loop) -> Loop {
     let nest = Nest::plain(of.clone());
     let (tops, [_, inner]) = (outermost(&nest), rows(&nest));
@@ -33,7 +33,7 @@ pub(super) fn unified(of: &Loop) -> Loop {
     if nest.reductions().any(|of| is_inside(&of)) { of.clone() } else { rename(of, &renamed) }
 }
 
-/// The loop with other axes in place of some; equal terms are one.
+/// The loop with some axes replaced by others; equal terms are joined.
 fn rename(of: &Loop, axes: &BTreeMap<usize, usize>) -> Loop {
     let axis = |axis: usize| axes.get(&axis).copied().unwrap_or(axis);
     let (mut ids, mut known): (Vec<TermId>, HashMap<Term, TermId>) = (Vec::new(), HashMap::new());

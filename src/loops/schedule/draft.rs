@@ -10,40 +10,41 @@ use crate::loops::ir::{Loop, TermKind};
 use crate::loops::rewrite::with_operands;
 use crate::loops::work::{Work, only_moves};
 
-/// Bounds of what becomes one loop.
+/// The largest numbers of terms and of operands of a fused loop.
 const MOST_TERMS: usize = 256;
 const MOST_OPERANDS: usize = 16;
 
 /// A loop whose operands are values of a graph.
 pub(super) struct Draft {
     pub of: Loop,
-    /// Its operands, each once.
+    /// The operands, each only once.
     pub reads: Vec<ValueId>,
     pub nodes: BTreeSet<NodeId>,
     pub costs: Costs,
-    /// How many elements it reads of each operand, and whether a reduction reads one more than once.
+    /// For each operand, the number of elements that are read, and whether a reduction reads one more than once.
     times: Vec<f64>,
     reuses: Vec<bool>,
     nests: bool,
     reduces_rows: bool,
 }
 
-/// What loops cost.
+/// The cost of loops.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Costs {
-    /// Operations.
+    /// The number of operations.
     pub ops: f64,
-    /// Those among them of reductions.
+    /// The operations of reductions among them.
     pub reductions: f64,
-    /// Those among them of dear functions.
+    /// The operations of expensive functions among them.
     pub functions: f64,
-    /// Operations for which a GPU would have time meanwhile: it has fewer threads for reductions of few results.
+    /// The operations that a GPU could do in the meantime, because reductions with few results occupy fewer of its
+    /// threads.
     pub idle: f64,
-    /// Bytes that are moved.
+    /// The number of bytes that are moved.
     pub bytes: f64,
 }
 
-/// Results from which on a GPU has threads enough for functions within their reductions.
+/// The number of results from which on a GPU has enough threads for functions within their reductions.
 const MANY_RESULTS: f64 = 800.0;
 
 impl Costs {
@@ -57,7 +58,7 @@ impl Costs {
         }
     }
 
-    /// Whether these are no more than those on a machine, and repeat nothing that it does not.
+    /// Whether these costs are not higher than others on a machine, and repeat only what the machine may repeat.
     pub fn are_within(self, other: Self, machine: Machine) -> bool {
         let idle = |of: Self| if machine.repeats_functions { of.idle } else { 0.0 };
         let total = |of: Self| of.ops + idle(of) + machine.ops_of_a_byte * of.bytes;
@@ -68,7 +69,7 @@ impl Costs {
 }
 
 impl Draft {
-    /// What a node computes, by a loop whose operands are these values.
+    /// The draft of a node's loop, whose operands are these values.
     pub fn of_node(graph: &Graph, node: NodeId, of: &Loop, operands: &[ValueId]) -> Self {
         let needed = needed(of, &affine(of));
         let read = |operand: usize| {
@@ -97,13 +98,13 @@ impl Draft {
         Self { of, reads, nodes, costs, times, reuses, nests, reduces_rows }
     }
 
-    /// How many elements it reads of a value, each as often as it does.
+    /// The number of elements of a value that are read, each counted as often as it is read.
     pub fn times(&self, value: ValueId) -> f64 {
         self.reads.iter().position(|&read| read == value).map_or(0.0, |operand| self.times[operand])
     }
 
-    /// The loop that computes a value that it reads, as `producer` does; none where that is not possible, or makes a
-    /// loop that is worse whatever it saves.
+    /// The draft that computes a value in place of reading it, as `producer` does. `None` if that is impossible, or if
+    /// the resulting loop is worse whatever it saves.
     pub fn with(&self, graph: &Graph, value: ValueId, producer: &Self) -> Option<Self> {
         let operand = self.reads.iter().position(|&read| read == value)?;
         if self.reuses[operand] && !only_moves(&producer.of) {
@@ -130,7 +131,7 @@ fn types(graph: &Graph, ids: &[ValueId]) -> Vec<ValueType> {
     ids.iter().map(|&id| graph.value(id).clone()).collect()
 }
 
-/// The number of a value among these, of which it becomes one if it is read.
+/// The index of a value in `among`. If the value is read, it is added when it is missing.
 fn number(id: ValueId, is_read: bool, among: &mut Vec<ValueId>) -> usize {
     let known = among.iter().position(|&other| other == id);
     known.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! A graph as few loops: which values are stored in memory, and which are computed by the loops that read them.
+//! Graphs as few loops: some values are stored in memory, and the loops that read the others compute them.
 
 mod draft;
 mod planner;
@@ -18,7 +18,7 @@ pub struct Schedule {
 /// A step: one loop, or one node that is no loop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// What computes the step.
+    /// The loop or function that computes the step.
     pub kernel: Kernel,
     /// The values that it reads, none of which is a [view](Schedule::view_of): for a loop in the order of its operands,
     /// each once; for a node in the order of its inputs.
@@ -29,7 +29,7 @@ pub struct Step {
     pub nodes: Vec<NodeId>,
 }
 
-/// What computes a step.
+/// The loop or function that computes a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kernel {
     /// This loop.
@@ -39,19 +39,19 @@ pub enum Kernel {
     Apart(NodeId),
 }
 
-/// What computes a schedule.
+/// The speeds and limits of the machine for which loops are fused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// Operations that take as long as a byte that is moved.
+    /// The number of operations that take as long as moving a byte.
     ops_of_a_byte: f64,
-    /// Whether dear functions may be computed again where that takes no longer than to keep what they gave.
+    /// Whether expensive functions may be computed again if that takes no longer than storing their results.
     repeats_functions: bool,
 }
 
 impl Machine {
     /// The evaluator on a CPU.
     pub const CPU: Self = Self { ops_of_a_byte: 4.0, repeats_functions: false };
-    /// A GPU: loops on an H200 that move 3.5 TB/s compute 33 Tops/s besides.
+    /// A GPU. Loops on an H200 move 3.5 TB/s and compute 33 Tops/s at the same time.
     pub const GPU: Self = Self { ops_of_a_byte: 9.0, repeats_functions: true };
 }
 
@@ -96,7 +96,7 @@ pub fn schedule(graph: &Graph) -> Schedule {
     schedule_apart(graph, Machine::CPU, &|_| false)
 }
 
-/// The steps that compute a graph on a machine, some of whose nodes are steps by themselves.
+/// The steps that compute a graph on a machine. Nodes for which `is_apart` is true are steps of their own.
 pub(crate) fn schedule_apart(graph: &Graph, machine: Machine, is_apart: &dyn Fn(NodeId) -> bool) -> Schedule {
     planner::Planner::new(graph, machine, is_apart).schedule()
 }

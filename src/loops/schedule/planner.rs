@@ -1,4 +1,5 @@
-//! The choice of the values that are stored, from the outputs backwards, so that all steps that read a value are known.
+//! The choice of the values that are stored. It goes from the outputs backwards, so that all steps that read a value
+//! are known.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use crate::loops::lower::{Lowered, lower};
 use crate::loops::rewrite::collapsed;
 use crate::loops::work::{only_moves, same_as};
 
-/// How many values one after the other are looked at to know whether all of them are computed where they are read.
+/// The largest number of values, each computed from the next, that are examined to find out whether all of them can be
+/// fused.
 const MOST_FOLLOWING: usize = 8;
 
 pub(super) struct Planner<'g> {
@@ -17,21 +19,22 @@ pub(super) struct Planner<'g> {
     machine: Machine,
     /// The value whose bytes each value has.
     views: Vec<ValueId>,
-    /// What writes each value by a loop: its node alone, and once it is a step, with what that took in.
+    /// The loop that writes each value, if there is one: at first that of its node alone, then with all that was fused
+    /// into it.
     drafts: Vec<Option<Draft>>,
-    /// Values that are written or brought whatever reads them.
+    /// The values that are in memory in any case.
     kept: Vec<bool>,
-    /// How many loops of single nodes read each value.
+    /// For each value, the number of loops of single nodes that read it.
     uses: Vec<usize>,
-    /// The steps that read each value, by what they write.
+    /// The steps that read each value, by the values that they write.
     readers: Vec<BTreeSet<ValueId>>,
-    /// Nodes that are steps by themselves, and values that loops write.
+    /// For each node, whether it is a step of its own; for each value, whether a loop writes it.
     apart: Vec<bool>,
     steps: Vec<bool>,
 }
 
 impl<'g> Planner<'g> {
-    /// `is_apart` tells which nodes are steps by themselves.
+    /// `is_apart` says which nodes are steps of their own.
     pub fn new(graph: &'g Graph, machine: Machine, is_apart: &dyn Fn(NodeId) -> bool) -> Self {
         let values = graph.values.len();
         let mut planner = Self {
@@ -62,7 +65,7 @@ impl<'g> Planner<'g> {
         Schedule { steps: steps.collect(), views: self.views.clone() }
     }
 
-    /// What a node writes, as loops or views.
+    /// Lowers a node to loops or views.
     fn lower(&mut self, id: NodeId) {
         let node = &self.graph.nodes[id.0];
         let types: Vec<Option<&ValueType>> = node.inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
@@ -90,7 +93,7 @@ impl<'g> Planner<'g> {
         self.kept[id.0] || !self.readers[id.0].is_empty()
     }
 
-    /// Decides where a value is computed.
+    /// Decides whether a value is stored or computed by its readers.
     fn place(&mut self, node: NodeId, value: ValueId) {
         if self.views[value.0] != value {
             return;
@@ -117,7 +120,7 @@ impl<'g> Planner<'g> {
         step
     }
 
-    /// The steps that read a value, with what writes it taken in, if that is worth it.
+    /// The steps that read a value with its producer fused into each; `None` if that does not pay.
     fn absorbed(&self, value: ValueId, producer: &Draft) -> Option<Vec<(ValueId, Draft)>> {
         if self.kept[value.0] {
             return None;
@@ -130,7 +133,7 @@ impl<'g> Planner<'g> {
         (once || self.is_followed(value, producer, &fused, MOST_FOLLOWING)).then_some(fused)
     }
 
-    /// Steps with what writes a value taken in, if that takes no longer.
+    /// The steps with a value's producer fused into each, if this takes no longer than before.
     fn joined(&self, value: ValueId, producer: &Draft, readers: &[(ValueId, &Draft)]) -> Option<Vec<(ValueId, Draft)>> {
         let (mut before, mut after) = (producer.costs, Costs::default());
         let mut fused = Vec::new();
@@ -142,8 +145,9 @@ impl<'g> Planner<'g> {
         after.are_within(before, self.machine).then_some(fused)
     }
 
-    /// Whether steps that took in a value take in what it is computed from as well, so many values far at most. Otherwise
-    /// a step of its own does, which moves no more bytes, and computes the value once.
+    /// Whether steps into which a value was fused can also compute the values that its producer reads, through at most
+    /// `most` values. If not, a separate step for the value is better: it moves no more bytes and computes the value
+    /// only once.
     fn is_followed(&self, value: ValueId, producer: &Draft, steps: &[(ValueId, Draft)], most: usize) -> bool {
         let elems = self.graph.value(value).elems();
         let steps: Vec<(ValueId, &Draft)> = steps.iter().map(|(step, draft)| (*step, draft)).collect();
@@ -159,7 +163,7 @@ impl<'g> Planner<'g> {
         })
     }
 
-    /// The steps that write what a node writes.
+    /// The steps that write the results of a node.
     fn written(&self, id: NodeId, node: &Node) -> Vec<Step> {
         if self.apart[id.0] {
             let (reads, writes) = (self.inputs(node), node.outputs.clone());

@@ -1,4 +1,4 @@
-//! Operations by hand against the loops that they are expanded to.
+//! Functions over values against the loops to which the operations are expanded.
 
 use super::graphs::{Dice, no_weight};
 use super::output;
@@ -13,7 +13,7 @@ fn numbers() -> impl Iterator<Item = Dtype> + Clone {
     Dtype::ALL.into_iter().filter(|&dtype| dtype != Dtype::Bool)
 }
 
-/// Elements of a type whose sums and products floats hold, many of them equal; some are not finite.
+/// Elements of a type whose sums and products are exact in floats. Many of them are equal, and some are not finite.
 fn random(dice: &mut Dice, dtype: Dtype, dims: &[usize]) -> Tensor {
     let mut elem = || match dice.below(24) {
         0 => f64::NAN,
@@ -26,7 +26,7 @@ fn random(dice: &mut Dice, dtype: Dtype, dims: &[usize]) -> Tensor {
     output(&Op::Map(Expr::arg(0).cast(dtype)), &[&Tensor::of(dims, &elems)])
 }
 
-/// Indices of an axis of this size, some of them out of range.
+/// Indices for axes of these sizes, some of them out of range.
 fn indices(dice: &mut Dice, dims: &[usize], size: impl Fn(usize) -> usize) -> Tensor {
     let elems: Vec<i64> = (0..dims.iter().product())
         .map(|number| {
@@ -48,7 +48,7 @@ fn dims(dice: &mut Dice, rank: usize) -> Vec<usize> {
     (0..rank).map(|_| 1 + dice.below(4)).collect()
 }
 
-/// The graph of one operation whose operands are inputs, or constants.
+/// The graph of one operation whose operands are inputs or constants.
 fn graph(op: &Op, operands: &[(&Tensor, bool)]) -> Graph {
     let mut g = GraphBuilder::new();
     let operand = |(number, (value, known)): (usize, &(&Tensor, bool))| {
@@ -65,8 +65,8 @@ fn graph(op: &Op, operands: &[(&Tensor, bool)]) -> Graph {
     g.finish().unwrap()
 }
 
-/// Checks that an operation is the same by hand and as loops: how many comparisons of all pairs it has, each of which is
-/// one loop with what reads it.
+/// Checks that a function over values and its loops give the same results; returns the number of comparisons of all
+/// pairs in the loops. Each comparison is fused with its readers.
 fn check(op: &Op, operands: &[(&Tensor, bool)]) -> usize {
     let by_hand = graph(op, operands);
     let expanded = expand(&by_hand);
@@ -83,7 +83,8 @@ fn check(op: &Op, operands: &[(&Tensor, bool)]) -> usize {
     expanded.nodes.iter().map(|node| fused(&expanded, node)).sum()
 }
 
-/// How many maps an operation reads that are larger than what they read; each is fused with the operation.
+/// The number of an operation's operands that are maps and larger than what they read. Each is fused with the
+/// operation.
 fn fused(graph: &Graph, node: &Node) -> usize {
     let consumer = loop_of(graph, node);
     let grows = |operand: usize| {
@@ -207,6 +208,6 @@ fn halves_that_are_scattered_are_rounded_once() {
     let updates = Tensor::of(&[3], &[half::f16::from_f32(1.0); 3]);
     let at = Tensor::of(&[3], &[0_i64; 3]);
     let op = Op::ScatterElements(0, Scatter::Add);
-    assert_eq!(output(&op, &[&x, &at, &updates]).to_f64s(), [2052.0]); // 2051 between 2050 and 2052
+    assert_eq!(output(&op, &[&x, &at, &updates]).to_f64s(), [2052.0]); // 2051 lies between 2050 and 2052 in f16
     check(&op, &[(&x, false), (&at, false), (&updates, false)]);
 }

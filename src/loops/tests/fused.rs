@@ -1,4 +1,4 @@
-//! Loops that compute what they read, against one after the other.
+//! Fused loops against two loops one after the other.
 
 use super::{close, signed};
 use crate::graph::{Contract, Expr, Norm, Number, Op, Pad, PadMode, Reduce, ReduceOp, Slice, Tensor, Unary, ValueType};
@@ -14,7 +14,8 @@ fn lowered(op: &Op, inputs: &[&ValueType]) -> (Loop, ValueType) {
     }
 }
 
-/// Whether the second is fused with the first, of one operand each; if so it computes the same.
+/// Whether the loop of the second operation is fused with that of the first. If it is, checks that the result is the
+/// same.
 fn fused(first: &Op, second: &Op, x: &Tensor) -> bool {
     let (producer, between) = lowered(first, &[x.value_type()]);
     let (consumer, to) = lowered(second, &[&between]);

@@ -1,4 +1,4 @@
-//! Whole graphs, and what is composed.
+//! Whole graphs, and operations that are composed of others.
 
 use super::{counted, output, outputs, signed};
 use crate::error::Error;
@@ -12,7 +12,7 @@ pub(super) fn no_weight(name: &str, _: &ValueType) -> Result<Tensor, Error> {
     panic!("{name} is no weight of this graph")
 }
 
-/// Numbers that decide, the same each time.
+/// Random numbers, the same in each run.
 pub(super) struct Dice(pub u64);
 
 impl Dice {
@@ -42,7 +42,7 @@ fn random_expr(dice: &mut Dice, depth: usize) -> Expr {
     }
 }
 
-/// The same expression as a map for each of its operations; axes are told by operands.
+/// An expression as a graph with a map for each of its operations. Axes are operands.
 fn spread(g: &mut GraphBuilder, count: &mut usize, of: &Expr, args: &[ValueId]) -> ValueId {
     *count += 1;
     let name = format!("n{count}");

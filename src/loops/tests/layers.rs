@@ -1,4 +1,4 @@
-//! Layers with their weights.
+//! Layers with weights.
 
 use crate::graph::{GraphBuilder, Tensor, ValueId, ValueType};
 use crate::loops::evaluate;
@@ -28,7 +28,7 @@ fn layers_compute_what_their_documents_say() {
         "fc.weight" => [1.0, 10.0][at],
         _ => 0.125,
     };
-    // (4.5 - 0.5) / 2 * 3 + 1 = 7 is 6; (-0.5 - 0.5) / 2 * 2 + 1 = 0.
+    // (4.5 - 0.5) / 2 * 3 + 1 = 7 becomes 6; (-0.5 - 0.5) / 2 * 2 + 1 = 0.
     assert_eq!(evaluated(g, x, weight, &[Tensor::of(&[1, 1, 1, 2], &[4.5_f32, -0.5])]), [6.125]);
 }
 

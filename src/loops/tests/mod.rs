@@ -1,4 +1,4 @@
-//! Each operation against results by hand, and by plain loops over single elements.
+//! Each operation against results by hand, and against plain loops over single elements.
 
 mod expanded;
 mod fused;
@@ -15,24 +15,24 @@ mod windows;
 use super::compute;
 use crate::graph::{Element, Op, Tensor};
 
-/// The outputs of an operation that can be computed.
+/// The outputs of an operation that is valid.
 pub(super) fn outputs(op: &Op, inputs: &[Option<&Tensor>], count: usize) -> Vec<Tensor> {
     let types: Vec<_> = inputs.iter().map(|input| input.map(Tensor::value_type)).collect();
     let written = op.infer(&types, count).unwrap_or_else(|what| panic!("{op:?} of {types:?}: {what}"));
     compute(op, inputs, &written).unwrap()
 }
 
-/// The one output of an operation.
+/// The only output of an operation.
 pub(super) fn output(op: &Op, inputs: &[&Tensor]) -> Tensor {
     outputs(op, &inputs.iter().copied().map(Some).collect::<Vec<_>>(), 1).remove(0)
 }
 
-/// The elements of the one output.
+/// The elements of the only output of an operation.
 pub(super) fn elems<T: Element>(op: &Op, inputs: &[&Tensor]) -> Vec<T> {
     output(op, inputs).elems().to_vec()
 }
 
-/// Numbers from -1 to 1 that differ.
+/// Different numbers from -1 to 1.
 pub(super) fn signed(dims: &[usize], seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -45,13 +45,13 @@ pub(super) fn signed(dims: &[usize], seed: u64) -> Tensor {
     Tensor::of(dims, &elems)
 }
 
-/// 0, 1, 2, …
+/// A tensor of the numbers 0, 1, 2, and so on.
 pub(super) fn counted(dims: &[usize]) -> Tensor {
     let elems: Vec<i32> = (0..dims.iter().product::<usize>() as i32).collect();
     Tensor::of(dims, &elems)
 }
 
-/// Checks that two are equal up to rounding: `scale` is as large as sums of absolute values can be.
+/// Checks that two lists are equal up to rounding. `scale` is the largest possible sum of absolute values.
 pub(super) fn close(found: &Tensor, expected: &[f64], scale: f64) {
     let found = found.to_f64s();
     assert_eq!(found.len(), expected.len());

@@ -1,4 +1,4 @@
-//! Expressions and reductions: what they are of numbers of each type.
+//! Expressions and reductions with numbers of each type.
 
 use half::{bf16, f16};
 

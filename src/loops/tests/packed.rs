@@ -1,4 +1,4 @@
-//! Attention within rows that lie end to end: against plain loops, and as the loops that it is expanded to.
+//! Attention within rows that lie end to end, against plain loops and against the loops to which it is expanded.
 
 use super::graphs::{Dice, no_weight};
 use super::{close, output, signed};
@@ -14,7 +14,7 @@ const LONGEST: usize = 60;
 /// Packed attention of these operands.
 struct Case {
     op: Op,
-    /// Queries, keys, values, starts, and perhaps a bias.
+    /// Queries, keys, values and starts, and in some cases a bias.
     operands: Vec<Tensor>,
 }
 
@@ -48,7 +48,7 @@ impl Case {
         evaluate(&graph, &mut no_weight, &self.operands).unwrap().remove(0)
     }
 
-    /// What a token of a row gets, by plain loops in f64.
+    /// The expected result of a head for a token of a row, by plain loops in f64.
     fn expected(&self, row: &std::ops::Range<usize>, token: usize, head: usize) -> Vec<f64> {
         let of = |operand: usize, token: usize| -> Vec<f64> {
             let of = &self.operands[operand];
@@ -78,7 +78,7 @@ impl Case {
     }
 }
 
-/// Random lengths of rows, some of them 0 or the longest, that fit; and where they begin and end.
+/// The places where random rows begin and end. Some rows are empty, some are as long as possible.
 fn lengths(dice: &mut Dice) -> Vec<i64> {
     let mut starts = vec![0];
     while starts.len() < 8 {
@@ -105,7 +105,7 @@ fn a_token_sees_those_of_its_row() {
     }
 }
 
-/// Rows end to end in another order, or alone, and NaN in all tokens that are not theirs.
+/// Rows end to end in another order, or alone, with NaN in all other tokens.
 #[test]
 fn a_row_has_the_same_bits_wherever_it_lies() {
     let mut dice = Dice(5);
@@ -138,7 +138,7 @@ fn a_row_has_the_same_bits_wherever_it_lies() {
     }
 }
 
-/// Numbers in any order, negative ones, and those beyond the tokens.
+/// Numbers in any order, negative numbers, and numbers beyond the tokens.
 #[test]
 fn any_starts_have_a_meaning() {
     let mut dice = Dice(7);

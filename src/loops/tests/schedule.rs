@@ -1,4 +1,4 @@
-//! Which steps graphs become, and that they compute what the operations do one by one.
+//! The steps that graphs become. They have to give the same results as the operations one by one.
 
 use super::super::{Kernel, Schedule, evaluate, schedule};
 use super::{compute, counted, signed};
@@ -9,14 +9,14 @@ use crate::graph::{
 use crate::loops::TermKind;
 use crate::tensor::Dtype;
 
-/// Numbers from -1 to 1 of a type.
+/// Numbers from -1 to 1 in a type.
 fn random(of: &ValueType, seed: u64) -> Tensor {
     let singles = signed(&of.dims, seed);
     let cast = Op::Map(Expr::arg(0).cast(of.dtype));
     compute(&cast, &[Some(&singles)], std::slice::from_ref(of)).unwrap().remove(0)
 }
 
-/// The outputs of a graph, each operation by itself.
+/// The outputs of a graph, computed operation by operation.
 fn one_by_one(graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
     let source = |(number, value): (usize, &crate::graph::Value)| match &value.origin {
         Origin::Input(input) => Some(inputs[*input].clone()),
@@ -41,7 +41,7 @@ fn names(graph: &Graph, of: &Schedule) -> Vec<String> {
     of.steps.iter().map(|step| names(&step.nodes)).collect()
 }
 
-/// Checks that what a step reads is there before it, and as its kernel has it.
+/// Checks that the values that a step reads exist before it and have the types of its kernel's operands.
 fn check_order(graph: &Graph, of: &Schedule) {
     let mut there: Vec<bool> = graph.values.iter().map(|value| !matches!(value.origin, Origin::Node(..))).collect();
     for step in &of.steps {
@@ -57,7 +57,8 @@ fn check_order(graph: &Graph, of: &Schedule) {
     assert!(graph.outputs.iter().all(|port| there[of.view_of(port.value).0]));
 }
 
-/// The steps of a graph, which compute what its operations do one by one up to a rounding of these sizes.
+/// The names of a graph's steps. Checks that they give the same results as the operations one by one, up to a rounding
+/// of these sizes.
 fn steps_within(graph: &Graph, bound: impl Fn(Dtype) -> f64) -> Vec<String> {
     let inputs: Vec<Tensor> =
         graph.inputs.iter().enumerate().map(|(i, port)| random(graph.value(port.value), i as u64 + 1)).collect();
@@ -222,7 +223,7 @@ fn layout_changes_are_done_by_their_readers() {
     let both = g.node("both", Op::Concat(2), &[gathered, z]);
     let y = g.map("twice", Expr::arg(0) + Expr::arg(0), &[both]);
     g.output("y", y);
-    // The indices of a gather are told by no axes, so what it reads is a step.
+    // Indices of a gather do not follow from axes, so its operand is a step of its own.
     assert_eq!(steps(&g.finish().unwrap()), ["turned sliced wide padded", "gathered both twice"]);
 }
 
@@ -341,7 +342,7 @@ fn empty_values_are_steps_that_write_nothing() {
     let x = g.input("x", Dtype::F32, &[3, 0]);
     let y = g.map("y", Expr::arg(0) + number(1.0), &[x]);
     let sum = g.node("sum", Op::Reduce(Reduce { op: ReduceOp::Sum, axes: vec![1], keep: false }), &[y]);
-    let both = g.node("both", Op::Concat(1), &[y, y]); // as empty: a view
+    let both = g.node("both", Op::Concat(1), &[y, y]); // the other operand is empty: a view
     g.output("sum", sum);
     g.output("both", both);
     assert_eq!(steps(&g.finish().unwrap()), ["y", "sum"]);
@@ -364,7 +365,7 @@ fn halves_between_fused_operations_are_rounded() {
     assert!(rounded.count() >= 4, "{of:?}");
 }
 
-/// Numbers that decide, the same each time.
+/// Random numbers, the same in each run.
 struct Dice(u64);
 
 impl Dice {
@@ -374,7 +375,7 @@ impl Dice {
     }
 }
 
-/// An operation on some of these values, of one type; none that takes them was thrown.
+/// A random operation on some of these values, which have one type; `None` if the values do not fit the random choice.
 fn thrown(dice: &mut Dice, g: &GraphBuilder, values: &[ValueId]) -> Option<(Op, Vec<ValueId>)> {
     let x = values[dice.below(values.len())];
     let of = g.value(x).clone();
@@ -430,7 +431,7 @@ fn thrown(dice: &mut Dice, g: &GraphBuilder, values: &[ValueId]) -> Option<(Op, 
     }
 }
 
-/// A graph of operations that are thrown.
+/// A graph of random operations.
 fn thrown_graph(seed: u64) -> Graph {
     let (mut dice, mut g) = (Dice(seed), GraphBuilder::new());
     let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I32];
@@ -455,8 +456,8 @@ fn thrown_graph(seed: u64) -> Graph {
     g.finish().unwrap()
 }
 
-/// Sums of products may be added up in another order, and what is computed of them is rounded otherwise then; the rest
-/// is the same.
+/// Sums of products may be added in another order, so that values that depend on them are rounded differently; all
+/// other values are the same.
 #[test]
 fn any_graph_computes_what_its_operations_do() {
     let (mut nodes, mut fused) = (0, 0);

@@ -1,4 +1,4 @@
-//! Loops that a team computes: the same bits as those of one thread.
+//! Loops that a team computes give the same bits as loops that one thread computes.
 
 use super::signed;
 use crate::graph::{Contract, Conv, Expr, Number, Op, Pad, PadMode, Pool, PoolOp, Tensor, Unary, Window};

@@ -7,14 +7,14 @@ fn index(dims: &[usize], at: &[usize]) -> usize {
     dims.iter().zip(at).fold(0, |index, (dim, i)| index * dim + i)
 }
 
-/// All points of these dimensions.
+/// All points of a value with these dimensions.
 fn points(dims: &[usize]) -> Vec<Vec<usize>> {
     dims.iter().fold(vec![vec![]], |all, &dim| {
         all.into_iter().flat_map(|at| (0..dim).map(move |i| [&at[..], &[i]].concat())).collect()
     })
 }
 
-/// A product by plain loops over all labels, each with its size.
+/// A product by plain loops over all labels, whose sizes are given.
 fn contracted(of: &Contract, sizes: &[usize], left: &Tensor, right: &Tensor) -> Vec<f64> {
     let dims: Vec<usize> = of.result.iter().map(|&label| sizes[label]).collect();
     let mut result = vec![0.0; dims.iter().product()];

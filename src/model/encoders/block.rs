@@ -10,40 +10,42 @@ use crate::tensor::Dtype;
 #[derive(Clone)]
 pub(super) struct Stack {
     pub names: &'static Names,
-    /// What the names of all its tensors begin with.
+    /// The beginning of all tensors' names.
     pub prefix: String,
     pub width: usize,
     pub heads: usize,
     pub layers: usize,
-    /// Values between the two products of a layer.
+    /// The number of values between the two products of a layer.
     pub inner: usize,
     pub eps: f64,
     pub activation: Activation,
-    /// Whether the first product has twice the values, of which the activation's second half multiplies its first one.
+    /// Whether the first product has twice as many values, and the activation of the first half is multiplied by the
+    /// second half.
     pub gated: bool,
     /// Whether the first layer has no norm before its attention.
     pub bare_first: bool,
-    /// How names of biases end that are not there: they are zeros.
+    /// The ends of the names of absent biases, which are zeros.
     pub absent: Vec<String>,
 }
 
-/// What the tokens of a layer see of each other.
+/// Restrictions and positions in a layer's attention: what is added to scores, angles, and packed rows.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// Added to scores.
+    /// The value that is added to scores.
     pub added: Option<ValueId>,
-    /// Cosines and sines of the angles that queries and keys are turned by.
+    /// Cosines and sines of the angles by which queries and keys are turned.
     pub turned: Option<[ValueId; 2]>,
-    /// Where rows begin and end that lie end to end, and the tokens of the longest: what is added is by distance then.
+    /// For rows that lie end to end, the places where rows begin and end, and the tokens of the longest row. `added` is
+    /// then a table by distance.
     pub packed: Option<(ValueId, usize)>,
 }
 
-/// What is between the two products of a layer.
+/// The activation between the two products of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
-    /// By the error function.
+    /// GELU by the error function.
     Gelu,
-    /// By tanh.
+    /// GELU approximated by tanh.
     GeluTanh,
     /// x sigmoid(1.702 x).
     QuickGelu,
@@ -51,17 +53,18 @@ pub(super) enum Activation {
     Silu,
 }
 
-/// A graph of an encoder that grows, and where its weights are from. Most are stored by their names.
+/// The graph of an encoder in the making, with the sources of its weights. Most weights are stored under their own
+/// names.
 #[derive(Default)]
 pub(super) struct Block {
     pub g: GraphBuilder,
-    /// Weights that are stored tensors one behind the other.
+    /// Weights that are joined from stored tensors, one after the other.
     pub joins: BTreeMap<String, Vec<String>>,
     /// Weights that are computed from stored tensors.
     pub made: BTreeSet<String>,
-    /// The stored tensors that are joined, or computed from, and their dimensions.
+    /// The stored tensors from which weights are joined or computed, and their dimensions.
     pub parts: BTreeMap<String, Vec<usize>>,
-    /// How names of biases end that are not stored.
+    /// The ends of the names of biases that are not stored.
     absent: Vec<String>,
 }
 
@@ -78,7 +81,7 @@ impl Stack {
 }
 
 impl Activation {
-    /// By its name in the library `transformers`.
+    /// The activation of this name in the library `transformers`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "gelu" | "gelu_python" => Some(Self::Gelu),
@@ -102,31 +105,31 @@ impl Activation {
     }
 }
 
-/// A number of f32.
+/// A number in f32, as an expression.
 pub(super) fn number(value: f64) -> Expr {
     Expr::float(Dtype::F32, value)
 }
 
-/// What hides a key where it is added to scores.
+/// The number that is added to the score of a hidden key.
 pub(super) const HIDDEN: f64 = -1e9;
 
 impl Block {
-    /// An empty graph, for these layers.
+    /// An empty graph for these layers.
     pub fn new(of: &Stack) -> Self {
         Self { absent: of.absent.clone(), ..Self::default() }
     }
 
-    /// The stored tensors that it needs, and their dimensions.
+    /// The stored tensors that the graph needs, with their dimensions.
     pub fn needs(&self) -> BTreeMap<String, Vec<usize>> {
         self.read().filter(|(name, _)| !self.is_absent(name)).collect()
     }
 
-    /// Biases that are not stored, and so zeros, and their dimensions.
+    /// The biases that are not stored, and so are zeros, with their dimensions.
     pub fn zeros(&self) -> BTreeMap<String, Vec<usize>> {
         self.read().filter(|(name, _)| self.is_absent(name)).collect()
     }
 
-    /// The tensors that are read by their names.
+    /// All tensors that the graph reads under their own names, with their dimensions.
     fn read(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let weights = self.g.graph().weights().map(|(name, of)| (name.to_owned(), of.dims.clone()));
         let is_read = |name: &String| !self.joins.contains_key(name) && !self.made.contains(name);
@@ -137,19 +140,19 @@ impl Block {
         self.absent.iter().any(|end| name.ends_with(end.as_str()))
     }
 
-    /// A tensor of f32.
+    /// A weight in f32.
     pub fn weight(&mut self, name: &str, dims: &[usize]) -> ValueId {
         self.g.weight(name, Dtype::F32, dims)
     }
 
-    /// x times the transpose of a matrix, and biases if there are some.
+    /// x times the transpose of a matrix with `columns` rows, plus biases if there are any.
     pub fn linear(&mut self, name: &str, x: ValueId, columns: usize, has_bias: bool) -> ValueId {
         let with_bias = Linear::named(name, columns);
         let bias = with_bias.bias.filter(|_| has_bias);
         self.g.linear_with(name, x, Linear { bias, weight: with_bias.weight, out_features: columns })
     }
 
-    /// Some tokens and columns of x: `[rows, tokens, columns]` from these on.
+    /// A part of x, `[rows, tokens, columns]`, that begins at this token and column.
     pub fn cut(
         &mut self,
         name: &str,
@@ -162,7 +165,8 @@ impl Block {
         if self.g.value(x).dims == slice.dims { x } else { self.g.node(name, Op::Slice(slice), &[x]) }
     }
 
-    /// All layers, which see so by turns. Of the last one only so many tokens are computed.
+    /// All layers. Layer i attends as in `seen[i % seen.len()]`, and the last layer computes only the first `last`
+    /// tokens.
     pub fn layers(&mut self, of: &Stack, x: ValueId, seen: &[Seen], last: usize) -> ValueId {
         let tokens = self.g.value(x).dims[1];
         (0..of.layers).fold(x, |x, layer| {
@@ -171,7 +175,7 @@ impl Block {
         })
     }
 
-    /// A layer, of whose tokens only the first ones are computed.
+    /// A layer that computes only the first `tokens` tokens.
     pub fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let Names { norms, scales, norm_first, .. } = *of.names;
         let norms = norms.map(|part| of.at(layer, part));
@@ -194,7 +198,7 @@ impl Block {
         self.g.layer_norm(&norms[1], x, of.eps)
     }
 
-    /// The two products of a layer.
+    /// The two products of a layer with the activation between.
     fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let [fc1, fc2] = of.names.fc.map(|part| of.at(layer, part));
         if of.gated {
@@ -206,7 +210,7 @@ impl Block {
         self.linear(&fc2, y, of.width, true)
     }
 
-    /// x + y, or x + scale y.
+    /// x + y, or x + scale y if there is a scale.
     pub fn sum(&mut self, name: &str, x: ValueId, y: ValueId, scale: Option<&str>) -> ValueId {
         match scale {
             None => self.g.map(name, Expr::arg(0) + Expr::arg(1), &[x, y]),
@@ -218,7 +222,7 @@ impl Block {
         }
     }
 
-    /// Attention of the first tokens to all of them, and the product behind it.
+    /// Attention of the first `tokens` tokens to all tokens, and the product that follows.
     fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let name = |part: &str| of.at(layer, part);
         let [rows, keys] = [0, 1].map(|axis| self.g.value(x).dims[axis]);
@@ -243,7 +247,7 @@ impl Block {
         self.linear(&name(of.names.out), together, of.width, true)
     }
 
-    /// Queries, keys and values side by side, by one product.
+    /// Queries, keys and values side by side, from one product.
     fn qkv(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let parts: Vec<String> = of.names.qkv.iter().map(|part| of.at(layer, part)).collect();
         if let (Some(biases), [all]) = (of.names.biases, &parts[..]) {
@@ -252,7 +256,7 @@ impl Block {
         self.side_by_side(&of.at(layer, "qkv"), &parts, x, 3 * of.width)
     }
 
-    /// The product of x with one matrix, or with several one behind the other.
+    /// The product of x with one matrix, or with several matrices that are joined.
     pub fn side_by_side(&mut self, name: &str, parts: &[String], x: ValueId, columns: usize) -> ValueId {
         if let [all] = parts {
             return self.linear(all, x, columns, true);
@@ -264,20 +268,20 @@ impl Block {
         self.linear(name, x, columns, true)
     }
 
-    /// Makes a tensor of others, of these dimensions, one behind the other.
+    /// Declares a weight that is joined from stored tensors of dimensions `dims`, one after the other.
     fn join(&mut self, name: &str, parts: Vec<String>, dims: &[usize]) {
         self.parts.extend(parts.iter().map(|part| (part.clone(), dims.to_vec())));
         self.joins.insert(name.to_owned(), parts);
     }
 
-    /// One of queries, keys and values: `[rows, tokens, heads, dims]`.
+    /// Queries, keys or values (`part` 0, 1 or 2) of the first `tokens` tokens: `[rows, tokens, heads, dims]`.
     pub fn heads(&mut self, of: &Stack, name: &str, qkv: ValueId, part: usize, tokens: usize) -> ValueId {
         let rows = self.g.value(qkv).dims[0];
         let cut = self.cut(&format!("{name}.cut"), qkv, [0, part * of.width], [tokens, of.width]);
         self.g.node(name, Op::Reshape(vec![rows, tokens, of.heads, of.width / of.heads]), &[cut])
     }
 
-    /// Values of a vector.
+    /// The number of values of a vector: the last dimension of x.
     pub fn width(&self, x: ValueId) -> usize {
         self.g.value(x).dims.last().copied().unwrap_or(0)
     }

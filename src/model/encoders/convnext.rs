@@ -11,10 +11,10 @@ use crate::graph::{Conv, Op, ValueId, Window};
 pub(super) struct ConvNext {
     pub pixels: Pixels,
     pub patch: usize,
-    /// Channels and layers of each stage.
+    /// The channels and the number of layers of each stage.
     pub stages: Vec<(usize, usize)>,
     pub names: &'static Names,
-    /// What all names begin with.
+    /// The beginning of all tensors' names.
     pub prefix: String,
     pub activation: Activation,
     /// Whether the products of layers are stored as filters of one pixel.
@@ -22,22 +22,22 @@ pub(super) struct ConvNext {
     pub ends: Ends,
 }
 
-/// What the tensors are called.
+/// The names of the tensors.
 pub(super) struct Names {
-    /// The product of patches and the norm behind it.
+    /// The product of patches and the norm that follows.
     pub stem: [&'static str; 2],
-    /// What is before the number of a stage, and between it and that of a layer.
+    /// The text before a stage's number, and the text between it and a layer's number.
     pub stages: &'static str,
     pub layers: &'static str,
     /// The norm and the product before a stage.
     pub downsample: [&'static str; 2],
     /// The convolution, the norm and both products of a layer.
     pub layer: [&'static str; 4],
-    /// Factors of what a layer adds.
+    /// The factors of the values that a layer adds.
     pub scale: &'static str,
 }
 
-/// Those of the library `transformers`.
+/// The names of the library `transformers`.
 pub(super) const NAMES: Names = Names {
     stem: ["embeddings.patch_embeddings", "embeddings.layernorm"],
     stages: "encoder.stages.",
@@ -47,7 +47,7 @@ pub(super) const NAMES: Names = Names {
     scale: "layer_scale_parameter",
 };
 
-/// timm's.
+/// The names of timm.
 pub(super) const TIMM: Names = Names {
     stem: ["stem.0", "stem.1"],
     stages: "stages.",
@@ -57,9 +57,9 @@ pub(super) const TIMM: Names = Names {
     scale: "gamma",
 };
 
-/// Added to the variance by every norm but the last.
+/// The number that every norm except the last adds to the variance.
 const EPS: f64 = 1e-6;
-/// Pixels along each side that the convolution of a layer sees.
+/// The number of pixels along each side of the window of a layer's convolution.
 const TAPS: usize = 7;
 
 impl Encoder for ConvNext {
@@ -80,7 +80,7 @@ impl Encoder for ConvNext {
             x = (0..layers)
                 .fold(x, |x, layer| self.layer(&mut block, &at(&format!("{}{layer}", self.names.layers)), x));
         }
-        let [.., height, wide, channels] = block.g.value(x).dims[..] else { return block }; // of a mistake, told elsewhere
+        let [.., height, wide, channels] = block.g.value(x).dims[..] else { return block }; // after another error
         let x = block.g.node("tokens", Op::Reshape(vec![rows, height * wide, channels]), &[x]);
         self.ends.pool(&mut block, x);
         block
@@ -101,7 +101,7 @@ impl Encoder for ConvNext {
 }
 
 impl ConvNext {
-    /// Pixels of an image along each side that one of the last stage stands for.
+    /// The number of image pixels along each side of a pixel of the last stage.
     fn grain(&self) -> usize {
         self.patch << (self.stages.len() - 1)
     }
@@ -120,13 +120,13 @@ impl ConvNext {
         block.sum(&format!("{at}.sum"), x, y, Some(&format!("{at}.{}", self.names.scale)))
     }
 
-    /// A product of each pixel's channels.
+    /// A product of each pixel's channels with a matrix.
     fn product(&self, block: &mut Block, name: &str, x: ValueId, channels: usize) -> ValueId {
         if self.has_filters { reduced(block, name, x, channels, 1) } else { block.linear(name, x, channels, true) }
     }
 }
 
-/// A convolution whose windows lie side by side.
+/// A convolution whose windows lie side by side without overlap.
 fn reduced(block: &mut Block, name: &str, x: ValueId, channels: usize, side: usize) -> ValueId {
     let read = block.width(x);
     let filter = block.weight(&format!("{name}.weight"), &[channels, read, side, side]);

@@ -14,9 +14,9 @@ use crate::model::weights::Weights;
 pub(super) const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 pub(super) const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// How fast the first planes turn, where nothing else is said.
+/// The default base of the angles by which queries and keys are turned.
 pub(super) const BASE: f64 = 100.0;
-/// The keys of biases, whether there are some by default, and their modules.
+/// The keys of biases, whether these biases exist by default, and the modules that have them.
 const BIASES: [(&str, bool, &str); 7] = [
     ("query_bias", true, "attention.q_proj"),
     ("key_bias", false, "attention.k_proj"),
@@ -70,7 +70,7 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding) 
     }
 }
 
-/// Notes heads whose planes are not as many for the height as for the width.
+/// Records an error for heads that cannot be divided equally between height and width.
 pub(super) fn check_heads(settings: &Settings, of: &Stack) {
     if !(of.width / of.heads).is_multiple_of(4) {
         settings.refuse(format!("heads of {} values: expected a multiple of 4", of.width / of.heads));

@@ -16,48 +16,48 @@ use crate::tensor::{Dims, Dtype, Packing, Size};
 
 /// An encoder, ready to be built.
 pub(super) trait Encoder: Send + Sync {
-    /// Its graph for so many rows.
+    /// The graph for `rows` rows.
     fn block(&self, rows: usize) -> Block;
 
-    /// Whether the sizes that are asked for are possible.
+    /// Checks that the requested sizes are possible.
     ///
     /// # Errors
     /// [`Error::Option`].
     fn check(&self, asked: &Embedding) -> Result<(), Error>;
 
-    /// Its layers, where they are a transformer's.
+    /// The layers of a transformer; empty for an encoder that is none.
     fn stacks(&self) -> &[Stack] {
         &[]
     }
 
-    /// Elements of the largest table that is made of its sizes alone.
+    /// The number of elements of the largest table that depends on sizes only.
     fn made(&self) -> usize {
         0
     }
 
-    /// What the names of the tensors of layers begin with.
+    /// The beginning of the names of the layers' tensors.
     fn layers(&self) -> String;
 
-    /// The encoder of texts that it is, if it is one.
+    /// The encoder of texts; `None` for any other encoder.
     fn texts(&self) -> Option<&Text> {
         None
     }
 
-    /// The pixels that it reads, if it does.
+    /// The pixels that the encoder reads; `None` for texts.
     fn pixels(&mut self) -> Option<&mut Pixels> {
         None
     }
 
-    /// What is computed of the weights once.
+    /// Weights that are computed once from stored weights.
     ///
     /// # Errors
-    /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are no floats.
+    /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are not floats.
     fn computed(&self, _weights: &Weights) -> Result<Vec<(String, Tensor)>, Error> {
         Ok(Vec::new())
     }
 }
 
-/// Notes sizes that no encoder has, before tables of these sizes are made.
+/// Records errors for sizes that are too large or do not fit together, before tables of these sizes are made.
 pub(super) fn check_sizes(encoder: &dyn Encoder, settings: &Settings) {
     for Stack { width, heads, layers, .. } in encoder.stacks() {
         if *heads == 0 || *width == 0 || !width.is_multiple_of(*heads) {
@@ -74,16 +74,16 @@ pub(super) fn check_sizes(encoder: &dyn Encoder, settings: &Settings) {
     }
 }
 
-/// Layers of an encoder.
+/// The largest number of layers of an encoder.
 const MOST_LAYERS: usize = 1024;
-/// Numbers of a table that is made of sizes: those of 16,384 tokens by as many.
+/// The largest number of elements of a table that depends on sizes only: those of 16,384 tokens by as many.
 const MOST_MADE: usize = 1 << 28;
 
-/// The model, of weights that have everything that it needs, for rows of one length or end to end.
+/// The model of an encoder with complete weights, for rows of one length or for rows that lie end to end.
 ///
 /// # Errors
-/// [`Error::Format`] with every tensor that does not fit; those of [`Encoder::computed`]; [`Error::Graph`]; of packed rows
-/// those of [`Text::packed`].
+/// [`Error::Format`] with every tensor that does not fit; the errors of [`Encoder::computed`]; [`Error::Graph`]; for
+/// packed rows the errors of [`Text::packed`].
 pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights, packed: Option<Packing>) -> Result<Model, Error> {
     let block = match packed {
         Some(of) => packed_block(&*encoder, of)?,
@@ -98,7 +98,7 @@ pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights, packed: Option
     Model::of_values(values(encoder, packed)?, weights.into())
 }
 
-/// Its network for rows of one length, or for rows that lie end to end.
+/// The network of an encoder for rows of one length, or for rows that lie end to end.
 pub(super) fn values(encoder: Box<dyn Encoder>, packed: Option<Packing>) -> Result<Values, Error> {
     match packed {
         Some(of) => Values::unbatched(of.dims(), move |size| {
@@ -113,7 +113,8 @@ fn packed_block(encoder: &dyn Encoder, of: Packing) -> Result<Block, Error> {
     encoder.texts().expect("it was seen to be one").packed(of)
 }
 
-/// Biases that are not stored, in the type of those that they are joined with, or of their matrices.
+/// Zeros for biases that are not stored, in the type of the tensors that they are joined with, or else of their
+/// matrices.
 fn absent(
     weights: &Weights,
     zeros: &BTreeMap<String, Vec<usize>>,
@@ -133,8 +134,8 @@ fn absent(
     Ok(all)
 }
 
-/// Whether all tensors are there in these dimensions, and none of the layers is left over, which would be one that is
-/// not computed.
+/// Checks that all tensors exist with these dimensions, and that no tensor of the layers is left over, because its
+/// layer would not be computed.
 fn check(weights: &Weights, needs: &BTreeMap<String, Vec<usize>>, layers: &str) -> Result<(), Error> {
     let mut problems = Vec::new();
     for (name, dims) in needs {

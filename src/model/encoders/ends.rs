@@ -7,23 +7,25 @@ use crate::error::Error;
 use crate::graph::ValueId;
 use crate::model::weights::Weights;
 
-/// What follows pooling.
+/// The operations after pooling.
 #[derive(Clone)]
 pub(super) struct Ends {
     pub pooling: Pooling,
     /// Whether vectors are divided by their length.
     pub normalized: bool,
-    /// The norm of the pooled vector, and what it adds to the variance.
+    /// The norm of the pooled vector: its name and the number that it adds to the variance.
     pub norm: Option<(String, f64)>,
-    /// The product behind it, and its columns.
+    /// The product after the norm: its name and the number of columns.
     pub projection: Option<(&'static str, usize)>,
-    /// The classifier, and its classes.
+    /// The classifier: its name and the number of classes.
     pub classes: Option<(&'static str, usize)>,
 }
 
 impl Ends {
+    /// Checks that the pooling is possible.
+    ///
     /// # Errors
-    /// [`Error::Option`] where the first token is asked for of an encoder that has none before those of pixels.
+    /// [`Error::Option`] if the first token is requested of an encoder that has no token before those of pixels.
     pub fn check(&self, has_first: bool) -> Result<(), Error> {
         match self.pooling {
             Pooling::Class if !has_first => {
@@ -33,13 +35,13 @@ impl Ends {
         }
     }
 
-    /// Gives all tokens, `[rows, tokens, width]`, pooled, and what is made of that.
+    /// Pools tokens, `[rows, tokens, width]`, and adds the outputs that follow.
     pub fn pool(&self, block: &mut Block, tokens: ValueId) {
         let pooled = block.pooled(self.pooling, tokens, &Counted::From(0));
         self.give(block, pooled);
     }
 
-    /// Gives a pooled vector, or all tokens, and what is made of it.
+    /// Adds the outputs of a pooled vector, or of all tokens.
     pub fn give(&self, block: &mut Block, pooled: ValueId) {
         if self.pooling == Pooling::Tokens {
             let x = if self.normalized { block.unit(pooled) } else { pooled };
@@ -62,7 +64,8 @@ impl Ends {
     }
 }
 
-/// A classifier that is there and reads one vector.
+/// The classifier in the weights that reads one pooled vector: its name and the number of classes; `None` if there is
+/// none.
 pub(super) fn classes(weights: &Weights, name: &'static str, width: usize) -> Option<(&'static str, usize)> {
     match weights.dims(&format!("{name}.weight")) {
         Some(&[classes, read]) if read == width => Some((name, classes)),

@@ -1,4 +1,4 @@
-//! Encoders by what their configuration says.
+//! Encoders by their configuration.
 
 use super::block::{Activation, Stack};
 use super::ends::{Ends, classes};
@@ -10,7 +10,7 @@ use super::settings::Settings;
 use super::text::{End, Text};
 use crate::model::weights::Weights;
 
-/// The names of the families, as `model_type` has them; timm's are vision transformers by their architecture.
+/// The values of `model_type` for the supported families. timm's vision transformers are found by their architecture.
 pub(super) const FAMILIES: [&str; 15] = [
     "bert",
     "roberta",
@@ -28,24 +28,24 @@ pub(super) const FAMILIES: [&str; 15] = [
     "swin",
     "convnext",
 ];
-/// Families of two towers.
+/// The families of models with two towers.
 pub(super) const TOWERS: [&str; 2] = ["clip", "siglip"];
-/// What timm's architectures begin with.
+/// The beginnings of timm's architecture names.
 pub(super) const TIMM: [&str; 4] = ["vit_", "deit_", "swin_", "convnext_"];
 
-/// What ends CLIP's texts in configurations that do not say it rightly.
+/// The wrong `eos_token_id` in old configurations of CLIP.
 const LEGACY_END: usize = 2;
 /// CLIP's mean and deviation of pixels.
 pub(super) const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
-/// The first of some beginnings that names of tensors have, as one of them shows.
+/// The first of some prefixes of tensor names for which the tensor `shown` exists; otherwise empty.
 pub(super) fn prefix(weights: &Weights, of: &[&str], shown: &str) -> String {
     let found = of.iter().find(|prefix| weights.dims(&format!("{prefix}{shown}")).is_some());
     (*found.unwrap_or(&"")).to_owned()
 }
 
-/// Layers as most configurations describe them.
+/// The layers as most configurations describe them.
 fn stack(settings: &Settings, names: &'static Names, prefix: String, eps: f64) -> Stack {
     let width = settings.count(&["hidden_size", "dim"], 768);
     let heads = settings.count(&["num_attention_heads", "n_heads"], 12);
@@ -67,12 +67,12 @@ fn stack(settings: &Settings, names: &'static Names, prefix: String, eps: f64) -
     }
 }
 
-/// How the names of the biases of some modules end.
+/// The ends of the names of the biases of some modules.
 pub(super) fn biases_of(modules: &[&str]) -> Vec<String> {
     modules.iter().map(|module| format!("{module}.bias")).collect()
 }
 
-/// BERT, or what has its shape.
+/// BERT, or another model of the same structure.
 pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, kind: &str, longest: usize) -> Text {
     let (names, beginnings) = match kind {
         "distilbert" => (&names::DISTILBERT, ["", "distilbert."]),
@@ -85,7 +85,7 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
     if !["", "absolute"].contains(&style) {
         settings.refuse(format!("`position_embedding_type` `{style}` is not supported: `absolute` is"));
     }
-    // A row for padding, and those before it, are no places.
+    // The rows of the table up to the row for padding are no positions.
     let first_place = match kind {
         "bert" | "distilbert" => 0,
         _ => settings.count(&["pad_token_id"], 1) + 1,
@@ -116,7 +116,7 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
 
 const CLIP_STYLE: (Activation, f64) = (Activation::QuickGelu, 1e-5);
 
-/// CLIP's texts.
+/// The encoder of CLIP's texts.
 pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) -> Text {
     let stack = tower(of, "text_model.", [512, 8, 2048], CLIP_STYLE);
     let places = of.count(&["max_position_embeddings"], 77);
@@ -145,7 +145,7 @@ pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) 
     }
 }
 
-/// CLIP's images.
+/// The encoder of CLIP's images.
 pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding) -> Images {
     let stack = tower(of, "vision_model.", [768, 12, 3072], CLIP_STYLE);
     let (patch, size) = (of.count(&["patch_size"], 32), of.sides("image_size", 224));
@@ -175,7 +175,7 @@ pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding)
     }
 }
 
-/// Layers of a tower, whose configuration leaves out what is as these defaults: width, heads, values inside.
+/// The layers of a tower. Absent keys of its configuration have these defaults: width, heads, inner values.
 pub(super) fn tower(
     of: &Settings,
     prefix: &str,
@@ -201,7 +201,7 @@ pub(super) fn tower(
     }
 }
 
-/// ViT, DeiT and DINOv2 as the library `transformers` has them.
+/// ViT, DeiT and DINOv2 as in the library `transformers`.
 pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kind: &str) -> Images {
     let is_dino = kind.starts_with("dinov2");
     let (names, beginnings) = match kind {

@@ -7,7 +7,7 @@ use crate::loops;
 use crate::model::weights::Weights;
 use crate::tensor::Dtype;
 
-/// A head that pools by attention, with a layer of two products behind it.
+/// A head that pools by attention, with a layer of two products after it.
 #[derive(Clone)]
 pub(super) struct Head {
     /// The name of its module.
@@ -15,27 +15,27 @@ pub(super) struct Head {
     pub names: &'static Names,
 }
 
-/// What its tensors are called.
+/// The names of the tensors.
 pub(super) struct Names {
-    /// What the query is a product of.
+    /// The vector from which the query is computed.
     probe: &'static str,
-    /// The product of queries.
+    /// The product that computes the query.
     query: Stored,
-    /// The product behind attention, and the norm behind that.
+    /// The product after attention, and the norm that follows it.
     out: &'static str,
     norm: &'static str,
 }
 
-/// How a product of queries is stored: its matrix and biases.
+/// The storage of the query's product: the names of its matrix and biases.
 #[derive(Clone, Copy)]
 enum Stored {
-    /// In front of that of keys and values.
+    /// In one tensor with those of keys and values, before these.
     Joined([&'static str; 2]),
-    /// By itself.
+    /// In tensors of their own.
     Alone([&'static str; 2]),
 }
 
-/// Those of the library `transformers`.
+/// The names of the library `transformers`.
 pub(super) const NAMES: Names = Names {
     probe: "probe",
     query: Stored::Joined(["attention.in_proj_weight", "attention.in_proj_bias"]),
@@ -43,7 +43,7 @@ pub(super) const NAMES: Names = Names {
     norm: "layernorm",
 };
 
-/// timm's.
+/// The names of timm.
 pub(super) const TIMM: Names =
     Names { probe: "latent", query: Stored::Alone(["q.weight", "q.bias"]), out: "proj", norm: "norm" };
 
@@ -52,7 +52,7 @@ impl Head {
         format!("{}.{part}", self.name)
     }
 
-    /// Of tokens `[rows, tokens, width]` one vector `[rows, width]`.
+    /// Pools tokens `[rows, tokens, width]` to one vector for each row, `[rows, width]`.
     pub fn pooled(&self, block: &mut Block, of: &Stack, x: ValueId) -> ValueId {
         let Stack { width, heads, .. } = *of;
         for (part, dims) in self.stored(width) {
@@ -79,11 +79,11 @@ impl Head {
         block.g.map(&self.at("sum"), Expr::arg(0) + Expr::arg(1), &[x, y])
     }
 
-    /// What is computed of the weights once: the query, and the matrix of keys and values where that is stored behind the
-    /// one of queries.
+    /// Weights that are computed once: the query, and the matrix and biases of keys and values if they are stored after
+    /// those of queries.
     ///
     /// # Errors
-    /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are no floats.
+    /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are not floats.
     pub fn computed(&self, weights: &Weights, of: &Stack) -> Result<Vec<(String, Tensor)>, Error> {
         let Stack { width, heads, .. } = *of;
         let mut read = Vec::new();
@@ -105,7 +105,7 @@ impl Head {
         Ok(made)
     }
 
-    /// The tensors that something is computed of.
+    /// The stored tensors from which weights are computed, with their dimensions.
     fn stored(&self, width: usize) -> [(&'static str, Vec<usize>); 3] {
         let ([matrix, biases], rows) = match self.names.query {
             Stored::Joined(names) => (names, 3 * width),

@@ -18,25 +18,25 @@ pub(super) struct Images {
     pub stack: Stack,
     pub pixels: Pixels,
     pub patch: usize,
-    /// The product of patches, and whether it has biases.
+    /// The product of patches: its name, and whether it has biases.
     pub filter: (&'static str, bool),
-    /// Tokens before those of patches: the tensor of each, and its dimensions.
+    /// The tokens before those of patches: the name and dimensions of each tensor.
     pub tokens: Vec<(&'static str, Vec<usize>)>,
-    /// The table of places and its dimensions, if there is one.
+    /// The table of position embeddings: its name and dimensions, if there is one.
     pub places: Option<(&'static str, Vec<usize>)>,
-    /// How many of the tokens before patches have places.
+    /// The number of tokens before patches that have position embeddings.
     pub placed: usize,
-    /// Patches along the height and the width of the images that the table is of.
+    /// The number of patches along the height and the width of the images for which the table was made.
     pub trained: [usize; 2],
-    /// Whether a table for fewer patches is filtered.
+    /// Whether the table is filtered when it is reduced to fewer patches.
     pub antialias: bool,
-    /// The base of how fast queries and keys turn from patch to patch, if they do.
+    /// The base of the angles by which queries and keys are turned, if they are.
     pub turning: Option<f64>,
-    /// The norm before the first layer.
+    /// The norm before the first layer, if there is one.
     pub first_norm: Option<&'static str>,
-    /// The norm of all tokens behind the last layer.
+    /// The norm of all tokens after the last layer, if there is one.
     pub last_norm: Option<&'static str>,
-    /// What pools where no other way is asked for.
+    /// The head that pools unless another pooling is requested.
     pub head: Option<Head>,
     pub ends: Ends,
 }
@@ -94,7 +94,7 @@ impl Encoder for Images {
         Some(&mut self.pixels)
     }
 
-    /// Tokens before patches with their places, places of patches at this size, and what the head has.
+    /// The tokens before patches with their position embeddings, those of patches at this size, and the head's weights.
     fn computed(&self, weights: &Weights) -> Result<Vec<(String, Tensor)>, Error> {
         let width = self.stack.width;
         let read = |(name, dims): &(&str, Vec<usize>)| {
@@ -125,7 +125,8 @@ impl Encoder for Images {
 }
 
 impl Images {
-    /// Bytes of pixels as vectors of patches with their places, behind the tokens before them.
+    /// The vectors of all tokens, with position embeddings: the tokens before patches, then the patches of the image's
+    /// bytes.
     fn embedded(&self, block: &mut Block, rows: usize) -> ValueId {
         let (width, patch) = (self.stack.width, self.patch);
         let x = self.pixels.normalized(block, rows, patch);
@@ -152,14 +153,14 @@ impl Images {
         block.g.node("tokens", Op::Concat(1), &[prefix, x])
     }
 
-    /// What queries and keys are turned by: those of tokens before patches are not.
+    /// The angles by which queries and keys are turned. Tokens before patches are not turned.
     fn angles(&self, block: &mut Block, base: f64) -> [ValueId; 2] {
         let dims = self.stack.width / self.stack.heads;
         let prefix = vec![vec![0.0; dims / 2]; self.prefix()];
         block.angles(&[prefix, grid_angles(self.grid(), base, dims)].concat())
     }
 
-    /// Patches along each side.
+    /// The number of patches along each side.
     fn grid(&self) -> [usize; 2] {
         self.pixels.grid(self.patch)
     }
@@ -168,7 +169,7 @@ impl Images {
         self.grid().iter().product()
     }
 
-    /// Tokens before those of patches.
+    /// The number of tokens before those of patches.
     fn prefix(&self) -> usize {
         self.tokens.iter().map(|(_, dims)| dims.iter().product::<usize>() / self.stack.width).sum()
     }

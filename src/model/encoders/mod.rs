@@ -1,8 +1,8 @@
 //! Encoders of texts, images and sounds from safetensors, with the names and configurations of Hugging Face and timm, as
 //! graphs of values.
 //!
-//! Queries, keys and values are one product, whose weights are read as if they lay one behind the other. Pooling, and
-//! division by the length, are part of the graph. Bytes of pixels are normalised in it.
+//! Queries, keys and values are one product, and its weights are read as if they were stored one after the other.
+//! Pooling, division by the length and the normalisation of pixel bytes are part of the graph.
 
 mod block;
 mod convnext;

@@ -52,7 +52,7 @@ fn stack(settings: &Settings, prefix: String) -> Stack {
     }
 }
 
-/// The keys of biases, of which there are none by default, and their modules.
+/// The keys of biases, which do not exist by default, and the modules that have them.
 const BIASES: [(&str, bool, &str); 5] = [
     ("attention_bias", false, "attn.Wqkv"),
     ("attention_bias", false, "attn.Wo"),
@@ -64,7 +64,7 @@ const BIASES: [(&str, bool, &str); 5] = [
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// How far each layer sees: as it is listed, or every so many layers all.
+/// The span of each layer's attention: as listed, or with all tokens in every n-th layer.
 fn spans(settings: &Settings) -> Vec<Span> {
     let rope = settings.inner("rope_parameters");
     let base = |kind: &str, key: &str, default: f64| {
@@ -78,7 +78,7 @@ fn spans(settings: &Settings) -> Vec<Span> {
     };
     let full = Span { base: base(FULL, "global_rope_theta", 160_000.0), reach: None };
     let reach = settings.count(&["local_attention"], 128) / 2;
-    // Null stands for the base of the layers that see all.
+    // Null stands for the base of the layers with full attention.
     let is_null = settings.is_null("local_rope_theta") || rope.inner(SLIDING).is_null("rope_theta");
     let default = if is_null { full.base } else { 10_000.0 };
     let sliding = Span { base: base(SLIDING, "local_rope_theta", default), reach: Some(reach) };

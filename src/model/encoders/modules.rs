@@ -11,10 +11,10 @@ use crate::files;
 
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What is asked, and where nothing is asked what the list of modules in a folder says.
+/// The requested options. Where an option is not requested, it has the value in the list of modules in the folder.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Format`] for what cannot be; [`Error::Unsupported`] for a module that is not built here.
+/// [`Error::Io`]; [`Error::Format`] for impossible values; [`Error::Unsupported`] for a module that is not supported.
 pub(super) fn told(folder: &Path, asked: &Embedding) -> Result<Embedding, Error> {
     let path = folder.join("modules.json");
     if !path.exists() {
@@ -40,7 +40,7 @@ pub(super) fn told(folder: &Path, asked: &Embedding) -> Result<Embedding, Error>
     Ok(Embedding { pooling: asked.pooling.or(told.pooling), normalized: asked.normalized.or(told.normalized), ..told })
 }
 
-/// The settings of a module, whose folder is one in the model's.
+/// The settings of a module in a folder within the model's folder.
 fn inside(folder: &Path, module: &str) -> Result<Settings, Error> {
     if Path::new(module).components().any(|part| !matches!(part, Component::Normal(_))) {
         let what = format!("`path`: expected a folder beside the list, found `{module}`");
@@ -49,7 +49,7 @@ fn inside(folder: &Path, module: &str) -> Result<Settings, Error> {
     Settings::open(&folder.join(module).join("config.json"))
 }
 
-/// The pooling that a module says.
+/// The pooling in a module's settings.
 fn pooling(settings: &Settings) -> Result<Pooling, Error> {
     let ways = [
         ("cls", "pooling_mode_cls_token", Pooling::Class),

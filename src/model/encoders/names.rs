@@ -1,24 +1,24 @@
-//! The names of a layer's tensors in the files of each library.
+//! The names of a layer's tensors in the files of different libraries.
 
-/// Names in a layer, without its number and what is before.
+/// The names in a layer, without its number and the text before it.
 pub(super) struct Names {
-    /// What is before the layer's number.
+    /// The text before the layer's number.
     pub layers: &'static str,
     /// The products for queries, keys and values, or the one for all three.
     pub qkv: &'static [&'static str],
-    /// The biases of queries, keys and values, where these are one product and its biases three.
+    /// The biases of queries, keys and values, if there is one product for them but three biases.
     pub biases: Option<[&'static str; 3]>,
-    /// What follows attention.
+    /// The product after attention.
     pub out: &'static str,
-    /// Both products behind it.
+    /// The two products after it.
     pub fc: [&'static str; 2],
-    /// The product of a gated layer that the activation reads, where it is a matrix of its own.
+    /// The product of a gated layer whose result the activation reads, if it is a matrix of its own.
     pub gate: Option<&'static str>,
-    /// Both norms.
+    /// The two norms.
     pub norms: [&'static str; 2],
-    /// Factors of what is added to the residual stream, where there are some.
+    /// The factors of values that are added to the residual stream, if there are any.
     pub scales: Option<[&'static str; 2]>,
-    /// Whether norms are before attention and products, or behind the sums.
+    /// Whether norms come before attention and products, or after the sums.
     pub norm_first: bool,
 }
 
@@ -102,7 +102,7 @@ pub(super) const MODERNBERT: Names = Names {
     ..VIT
 };
 
-/// Of Swin's stages.
+/// The names in Swin's stages.
 pub(super) const SWIN: Names =
     Names { layers: "blocks.", qkv: &["attention.self.query", "attention.self.key", "attention.self.value"], ..VIT };
 
@@ -115,7 +115,7 @@ pub(super) const TIMM: Names = Names {
     ..VIT
 };
 
-/// timm's, of layers that scale what they add.
+/// timm's names for layers that scale the values that they add.
 pub(super) const TIMM_SCALED: Names = Names { scales: Some(["ls1.gamma", "ls2.gamma"]), ..TIMM };
 
 /// timm's DINOv3.

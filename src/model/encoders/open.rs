@@ -1,4 +1,4 @@
-//! From a folder to a model.
+//! Opening a model of a folder.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ use crate::model::Model;
 use crate::model::weights::Weights;
 use crate::tensor::Packing;
 
-/// The families, for messages.
+/// The families as texts, for messages.
 pub(in crate::model) fn known() -> impl Iterator<Item = String> {
     let timm = TIMM.iter().map(|beginning| format!("{beginning}*"));
     FAMILIES.into_iter().chain(TOWERS).map(str::to_owned).chain(timm)
 }
 
-/// The encoder in a folder; none if the folder's model is of no family here.
+/// The encoder in a folder; `None` if its model is of no supported family.
 ///
 /// # Errors
-/// Those of [`Model::open_encoder`].
+/// The errors of [`Model::open_encoder`].
 pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<Model>, Error> {
     let settings = Settings::open(&folder.join("config.json"))?;
     let Some(kind) = kind(&settings) else { return Ok(None) };
@@ -47,15 +47,15 @@ pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<
     Ok(Some(Model { name: kind.as_str().into(), pictures: pictures.map(Into::into), ..model }))
 }
 
-/// Whether a folder's model is an encoder.
+/// Whether the model in a folder is an encoder.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Format`] for a configuration that is none.
+/// [`Error::Io`] or [`Error::Format`] if the configuration cannot be read.
 pub(in crate::model) fn is_one(folder: &Path) -> Result<bool, Error> {
     Ok(kind(&Settings::open(&folder.join("config.json"))?).is_some())
 }
 
-/// The family or, of timm's, the architecture of a configuration.
+/// The family of a configuration, or the architecture for a model of timm; `None` if it is not supported.
 fn kind(settings: &Settings) -> Option<String> {
     let name = |key: &str| settings.get(key).and_then(Value::as_str).unwrap_or("");
     let (family, architecture) = (name("model_type"), name("architecture"));
@@ -88,7 +88,7 @@ fn encoder(
     })
 }
 
-/// The packed size that is asked for, if there is one.
+/// The requested packed size; `None` if rows of one length are requested.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for an encoder whose rows cannot lie end to end.
@@ -105,7 +105,7 @@ fn packing(encoder: &dyn Encoder, asked: &Embedding, kind: &str) -> Result<Optio
     }
 }
 
-/// A tower of a model of images and texts.
+/// The requested tower of a model of images and texts.
 fn tower(settings: &Settings, asked: &Embedding, kind: &str) -> Box<dyn Encoder> {
     let is_of_texts = asked.tower == Some(Tower::Texts);
     let of = settings.inner(if is_of_texts { "text_config" } else { "vision_config" });
@@ -119,7 +119,7 @@ fn tower(settings: &Settings, asked: &Embedding, kind: &str) -> Box<dyn Encoder>
     encoder
 }
 
-/// The network of a configuration, at the longest texts that it has, without its weights.
+/// The network of a configuration, for the longest texts that it allows, without weights.
 #[cfg(test)]
 pub(crate) fn network(config: &Value, asked: &Embedding) -> crate::model::Values {
     let (folder, map) = (Path::new("of a test"), config.as_object().cloned().unwrap_or_default());
@@ -132,14 +132,14 @@ pub(crate) fn network(config: &Value, asked: &Embedding) -> crate::model::Values
     encoder::values(encoder, packed).expect("a graph")
 }
 
-/// The longest texts that sentence-transformers says beside a model.
+/// The number of tokens of the longest texts in the file of sentence-transformers; no limit if there is no such file.
 fn longest(folder: &Path) -> Result<usize, Error> {
     let sentences = Settings::in_folder(folder, "sentence_bert_config.json")?;
     let longest = sentences.count(&["max_seq_length"], usize::MAX);
     sentences.check().map(|()| longest)
 }
 
-/// The weights, with the names that norms have today beside those that they had once.
+/// The weights with the present names of norms in addition to the former ones.
 fn in_new_names(weights: &Weights) -> Result<Weights, Error> {
     let renamed = |name: &str| {
         let old = [("LayerNorm.gamma", "weight"), ("LayerNorm.beta", "bias")];

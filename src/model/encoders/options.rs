@@ -19,11 +19,11 @@ pub struct Embedding {
     pub(super) pooling: Option<Pooling>,
     pub(super) normalized: Option<bool>,
     pub(super) tower: Option<Tower>,
-    /// Tokens and rows of a record.
+    /// The largest numbers of tokens and rows of a record.
     pub(super) packed: Option<[usize; 2]>,
 }
 
-/// Which vector stands for all tokens.
+/// The vector that stands for all tokens.
 ///
 /// ```
 /// use trefoil::model::Pooling;
@@ -31,11 +31,11 @@ pub struct Embedding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pooling {
-    /// The mean of the tokens that the mask shows; of an image the mean of its patches.
+    /// The mean of the tokens that the mask shows; for an image, the mean of its patches.
     Mean,
     /// The first token.
     Class,
-    /// The last token that the mask shows; of CLIP's texts the first token that ends a text. An image has none.
+    /// The last token that the mask shows; for CLIP's texts, the first token that ends a text. An image has none.
     Last,
     /// No pooling: every token has a vector of its own.
     Tokens,
@@ -95,13 +95,15 @@ impl Embedding {
         Self { tower: Some(tower), ..self }
     }
 
-    /// Texts of different lengths end to end: a record has up to `tokens` tokens of up to `rows` texts, each of which has as many
-    /// as a [`sequence`](Self::sequence) at most. Nothing is padded, and a text's vector does not depend on the others.
+    /// Sets the size of a record for texts of different lengths that lie end to end: up to `tokens` tokens of up to
+    /// `rows` texts, each of at most [`sequence`](Self::sequence) tokens. Nothing is padded, and a text's vector does
+    /// not depend on the others.
     ///
-    /// The inputs are `input_ids` `[tokens]`, `starts` `[rows + 1]`, and of BERT `token_type_ids` `[tokens]`, all i64. `starts`
-    /// has the lengths of the texts summed up: text i is from `starts[i]` to `starts[i + 1]`, and texts that are not there are
-    /// empty. The output is `embedding` `[rows, values]`, of which empty texts have rows without a meaning, or `tokens`
-    /// `[tokens, values]`. [`Pack`](crate::Pack) fills such records. The free dimensions are `tokens`, `rows` and `longest`.
+    /// The inputs are `input_ids` `[tokens]`, `starts` `[rows + 1]`, and for BERT `token_type_ids` `[tokens]`, all i64.
+    /// `starts` has the sums of the texts' lengths: text i lies from `starts[i]` to `starts[i + 1]`, and missing texts
+    /// are empty. The output is `embedding` `[rows, values]`, in which rows of empty texts have no meaning, or `tokens`
+    /// `[tokens, values]`. [`Pack`](crate::Pack) fills such records. The free dimensions are `tokens`, `rows` and
+    /// `longest`.
     ///
     /// ```no_run
     /// use trefoil::model::{Embedding, Model};
@@ -113,7 +115,7 @@ impl Embedding {
         Self { packed: Some([tokens, rows]), ..self }
     }
 
-    /// With the sizes of `sequence`, of `height` and `width`, or of `tokens` and `rows`.
+    /// The options with these sizes: `sequence`, or `height` and `width`, or `tokens` and `rows`.
     pub(in crate::model) fn of_sizes(sizes: &Sizes) -> Result<Self, Error> {
         let known = ["sequence", "height", "width", "tokens", "rows"];
         if let Some(other) = sizes.names().find(|name| !known.contains(name)) {

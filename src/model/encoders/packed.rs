@@ -1,5 +1,5 @@
-//! Encoders of texts whose rows lie end to end, so that nothing is padded: what is computed for a token is as in rows of one
-//! length, and where its row begins says which place it has and which tokens it sees.
+//! Encoders of texts whose rows lie end to end, so that nothing is padded. A token's values are those of rows of one
+//! length. The beginning of its row gives its position and the tokens that it attends to.
 
 use super::block::{Block, HIDDEN, Seen};
 use super::options::Pooling;
@@ -10,19 +10,19 @@ use crate::error::Error;
 use crate::graph::{Op, ValueId};
 use crate::tensor::{Dtype, Packing};
 
-/// A pack of more tokens is refused.
+/// The largest number of tokens of a pack.
 const MOST_TOKENS: usize = 1 << 24;
 
 impl Text {
-    /// Why its rows cannot lie end to end, if they cannot.
+    /// The reason why rows cannot lie end to end; `None` if they can.
     pub fn is_not_packed(&self) -> Option<&'static str> {
         self.end.is_none().then_some("its tokens see those that fill a row")
     }
 
-    /// Its graph for rows that lie end to end.
+    /// The graph for rows that lie end to end.
     ///
     /// # Errors
-    /// [`Error::Option`] for a size that it cannot have.
+    /// [`Error::Option`] for an impossible size.
     pub fn packed(&self, of: Packing) -> Result<Block, Error> {
         self.check_packing(of)?;
         let mut block = Block::new(&self.stack);
@@ -64,7 +64,7 @@ impl Text {
         Ok(())
     }
 
-    /// What tokens see of each other, for each of some layers by turns.
+    /// The attention of layers, for one layer or several in turn.
     fn seen_in(&self, block: &mut Block, rows: &Rows) -> Vec<Seen> {
         let longest = rows.of.longest;
         let packed = Some((rows.starts, longest));
@@ -84,7 +84,7 @@ impl Text {
         })
     }
 
-    /// What distances add to the scores of each head, `[heads, 2 longest - 1]`.
+    /// The numbers that are added to the scores of each head by distance, `[heads, 2 longest - 1]`.
     fn biases(&self, block: &mut Block, (name, buckets): (&str, usize), longest: usize) -> ValueId {
         let table = block.weight(&format!("{}.weight", self.stack.name(name)), &[buckets, self.stack.heads]);
         let places = buckets_by_distance(longest, buckets);
@@ -94,7 +94,7 @@ impl Text {
     }
 }
 
-/// What hides keys at some distances, `[1, 2 longest - 1]`.
+/// The numbers that hide keys at some distances, `[1, 2 longest - 1]`.
 fn hidden(block: &mut Block, longest: usize, is_hidden: impl Fn(i64) -> bool) -> ValueId {
     let added = |distance: i64| if is_hidden(distance) { HIDDEN as f32 } else { 0.0 };
     let all: Vec<f32> = distances(longest).map(added).collect();

@@ -1,6 +1,6 @@
-//! Rows that lie end to end, as values of a graph: where they are, and one vector of each.
+//! Rows that lie end to end, as values of a graph: their places, and one vector of each row.
 //!
-//! Numbers of a request that are no such rows read other tokens, or none, and nothing else.
+//! If the numbers in a request are no valid rows, the graph reads wrong tokens or none, but no memory outside.
 
 use super::block::{Block, number};
 use super::pooling::over;
@@ -11,12 +11,12 @@ use crate::tensor::{Dtype, Packing};
 /// Rows that lie end to end.
 pub(super) struct Rows {
     pub of: Packing,
-    /// Where they begin and end, `[rows + 1]`.
+    /// The places where rows begin and end, `[rows + 1]`.
     pub starts: ValueId,
-    /// The first token of each, and how many it has, `[rows]`.
+    /// The first token and the number of tokens of each row, `[rows]`.
     first: ValueId,
     counts: ValueId,
-    /// The place that each token has in its row, `[tokens]`.
+    /// The position of each token in its row, `[tokens]`.
     place: ValueId,
 }
 
@@ -35,20 +35,20 @@ impl Rows {
         Self { of, starts, first, counts, place }
     }
 
-    /// The rows of a table of places, from this one on, that tokens have: `[1, tokens]`.
+    /// The index of each token in a table of positions whose row `first` is the first position: `[1, tokens]`.
     pub fn places(&self, block: &mut Block, first: usize) -> ValueId {
         let shifted = block.g.map("places.at", Expr::arg(0) + int(first as i64), &[self.place]);
         block.g.node("places.apart", Op::Reshape(vec![1, self.of.tokens]), &[shifted])
     }
 
-    /// What a table of angles of the places of a row has for each token, `[tokens, 1, values]`.
+    /// The line of each token in a table of angles by position, `[tokens, 1, values]`.
     pub fn turns(&self, block: &mut Block, table: ValueId) -> ValueId {
         let name = format!("turns {}", table.0);
         block.g.node(&name, Op::Gather(0), &[table, self.place])
     }
 
-    /// Of tokens `[tokens, width]` one of each row, `[rows, width]`: the first, or the one at these places of rows; zeros of
-    /// a row that has none.
+    /// One of the tokens of each row, from `[tokens, width]` to `[rows, width]`: the first token, or the one at these
+    /// positions. An empty row gives zeros.
     pub fn at(&self, block: &mut Block, x: ValueId, place: Option<ValueId>) -> ValueId {
         let at = match place {
             Some(place) => block.g.map("one.at", Expr::arg(0) + Expr::arg(1), &[self.first, place]),
@@ -60,7 +60,7 @@ impl Rows {
         block.g.map("pooled", is_there.select(Expr::arg(0), number(0.0)), &[one, counts])
     }
 
-    /// The mean of the tokens of each row.
+    /// The mean over the tokens of each row.
     pub fn mean(&self, block: &mut Block, x: ValueId) -> ValueId {
         let Packing { rows, .. } = self.of;
         let each = self.each(block);
@@ -74,7 +74,7 @@ impl Rows {
         block.g.map("pooled", Expr::arg(0) / count, &[sum, counts])
     }
 
-    /// The place of the last token of each row, `[rows]`.
+    /// The position of the last token of each row, `[rows]`.
     pub fn last(&self, block: &mut Block, ids: ValueId, end: End) -> ValueId {
         let score = match end {
             End::Seen => {
@@ -93,7 +93,7 @@ impl Rows {
         block.g.node("last", Op::ArgReduce(largest), &[scores])
     }
 
-    /// The tokens of each row, and its last one up to the longest row, `[rows, longest]`.
+    /// The tokens of each row, `[rows, longest]`. After a row's end, its last token is repeated.
     fn each(&self, block: &mut Block) -> ValueId {
         let Packing { rows, longest, .. } = self.of;
         let [first, counts] = [("first", self.first), ("count", self.counts)]
@@ -104,7 +104,7 @@ impl Rows {
     }
 }
 
-/// The place that each token has in its row, `[tokens]`: how far it is behind the last start that is not behind it.
+/// The position of each token in its row, `[tokens]`: the distance from the last start at or before the token.
 fn places(block: &mut Block, starts: ValueId, Packing { tokens, rows, longest }: Packing) -> ValueId {
     let apart = block.g.node("starts.apart", Op::Reshape(vec![1, rows + 1]), &[starts]);
     let token = counted(block, tokens, &[tokens, 1]);
@@ -114,13 +114,13 @@ fn places(block: &mut Block, starts: ValueId, Packing { tokens, rows, longest }:
     block.g.map("token.place", within(Expr::Axis(0) - Expr::arg(0), longest - 1), &[first])
 }
 
-/// 0, 1, 2, … in these dimensions.
+/// A constant of these dimensions with the numbers 0, 1, 2, and so on.
 fn counted(block: &mut Block, elems: usize, dims: &[usize]) -> ValueId {
     let all: Vec<i64> = (0..elems as i64).collect();
     block.g.constant(Dtype::I64, dims, bytemuck::cast_slice::<i64, u8>(&all).to_vec())
 }
 
-/// The nearest number from 0 to `most`.
+/// The number from 0 to `most` that is nearest to `of`.
 fn within(of: Expr, most: usize) -> Expr {
     of.binary(Binary::Max, int(0)).binary(Binary::Min, int(most as i64))
 }

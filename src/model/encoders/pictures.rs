@@ -1,4 +1,4 @@
-//! How pictures become an encoder's pixels.
+//! The preprocessing of pictures for an encoder's pixels.
 
 use serde_json::Value;
 
@@ -8,15 +8,15 @@ use crate::error::Error;
 use crate::model::preprocessing::{Interpolation, Preprocessing};
 use crate::tensor::Shape;
 
-/// The share of a resized picture's side that is cut out, as timm's models have it where nothing is said.
+/// The default of timm's models for the part of a resized picture's side that is cut out.
 const TIMM_SHARE: f64 = 0.9;
-/// Less of a picture is not cut out of it.
+/// The smallest part of a picture's side that can be cut out.
 const LEAST_SHARE: f64 = 0.1;
 
-/// By timm's `pretrained_cfg`. The mean and deviation become the encoder's, for pixels stay bytes.
+/// The preprocessing in timm's `pretrained_cfg`. The graph applies the mean and deviation, because pixels stay bytes.
 ///
 /// # Errors
-/// [`Error::Format`] or [`Error::Option`] with what cannot be.
+/// [`Error::Format`] or [`Error::Option`] for impossible values.
 pub(super) fn by_timm(settings: &Settings, pixels: &mut Pixels) -> Result<Preprocessing, Error> {
     let interpolation = match settings.name("interpolation") {
         "" => Some(Interpolation::Bicubic),
@@ -26,7 +26,7 @@ pub(super) fn by_timm(settings: &Settings, pixels: &mut Pixels) -> Result<Prepro
     described(settings, ["mean", "std"], share, interpolation, pixels)
 }
 
-/// By the `preprocessor_config.json` of the library `transformers`.
+/// The preprocessing in the `preprocessor_config.json` of the library `transformers`.
 ///
 /// # Errors
 /// As [`by_timm`].
@@ -36,12 +36,12 @@ pub(super) fn by_transformers(settings: &Settings, pixels: &mut Pixels) -> Resul
         value.as_u64().or_else(|| value.get("shortest_edge")?.as_u64()).or_else(|| value.get("height")?.as_u64())
     };
     let share = match (side("size"), side("crop_size")) {
-        // ConvNeXt's: below this it is cropped, and above it is not.
+        // ConvNeXt crops pictures only below this size.
         (Some(size), None) if settings.get("crop_pct").is_some() && size < 384 => settings.fraction("crop_pct", 0.875),
         (Some(size), Some(crop)) if crop <= size && settings.flag("do_center_crop", true) => crop as f64 / size as f64,
         _ => 1.0,
     };
-    // Pillow's numbers.
+    // The numbers are those of Pillow.
     let interpolation = match settings.get("resample").and_then(Value::as_u64) {
         Some(0) => Some(Interpolation::Nearest),
         Some(1) => Some(Interpolation::Lanczos),

@@ -1,4 +1,4 @@
-//! Bytes of pixels, normalised.
+//! Bytes of pixels and their normalisation.
 
 use super::block::Block;
 use super::options::{Embedding, Pooling};
@@ -6,21 +6,23 @@ use crate::error::Error;
 use crate::graph::{Expr, Op, Slice, ValueId};
 use crate::tensor::Dtype;
 
-/// An image that comes as bytes.
+/// An image whose pixels are given as bytes.
 #[derive(Clone)]
 pub(super) struct Pixels {
-    /// Height and width.
+    /// The height and the width.
     pub size: [usize; 2],
-    /// Subtracted from each channel, and what divides it then, of values from 0 to 1.
+    /// The mean and the deviation of each channel, for values from 0 to 1: the mean is subtracted, then the deviation
+    /// divides.
     pub mean: [f32; 3],
     pub std: [f32; 3],
 }
 
-/// Channels of a picture.
+/// The number of channels of a picture.
 pub(super) const CHANNELS: usize = 3;
 
 impl Pixels {
-    /// The input, normalised. Rows and columns behind the last whole multiple of `grain` are left out.
+    /// Adds the input and returns its normalised pixels, without rows and columns after the last whole multiple of
+    /// `grain`.
     pub fn normalized(&self, block: &mut Block, rows: usize, grain: usize) -> ValueId {
         let [height, width] = self.size;
         let mut x = block.g.input("pixels", Dtype::U8, &[rows, height, width, CHANNELS]);
@@ -34,7 +36,7 @@ impl Pixels {
         block.g.map("normalized", y, &[x, scale, shift])
     }
 
-    /// What bytes are multiplied by, and what is added.
+    /// The factors by which bytes are multiplied, and the numbers that are added then, for each channel.
     fn normalization(&self) -> [[f32; 3]; 2] {
         let of = |c: usize| {
             let [mean, std] = [self.mean[c], self.std[c]].map(f64::from);
@@ -43,12 +45,13 @@ impl Pixels {
         [0, 1].map(|part| [0, 1, 2].map(|c| of(c)[part]))
     }
 
-    /// How often this many pixels fit along each side.
+    /// How many times `grain` pixels fit along each side.
     pub fn grid(&self, grain: usize) -> [usize; 2] {
         self.size.map(|side| side / grain)
     }
 
-    /// Whether what is asked for is possible where sides are multiples of `grain`, that of some `parts`.
+    /// Checks that the requested options are possible, and that sides are multiples of `grain`, the size of the
+    /// encoder's `parts`.
     ///
     /// # Errors
     /// [`Error::Option`].
@@ -69,7 +72,7 @@ impl Pixels {
     }
 }
 
-/// A constant for each channel.
+/// A constant with a number for each channel.
 fn vector(block: &mut Block, values: &[f32; 3]) -> ValueId {
     block.g.constant(Dtype::F32, &[CHANNELS], bytemuck::cast_slice::<f32, u8>(values).to_vec())
 }

@@ -6,11 +6,11 @@ use crate::graph::{Op, Resize, ResizeCoordinates, ResizeMode, Tensor, ValueType}
 use crate::loops;
 use crate::tensor::Dtype;
 
-/// The coefficients of the cubics that PyTorch interpolates by: without and with a filter.
+/// The coefficients of PyTorch's cubic interpolation, without and with a filter.
 const CUBIC: [f64; 2] = [-0.75, -0.5];
 
-/// Vectors of the places of a grid `[height, width, values]`, for another grid. `antialias` filters them for a smaller
-/// one, and leaves out what is outside the grid instead of repeating its edge.
+/// Position embeddings of a grid `[height, width, values]`, interpolated for another grid. With `antialias`, they are
+/// filtered for a smaller grid, and values outside of the grid are left out instead of repeating its edge.
 pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<Tensor, Error> {
     let from = table.value_type().dims.clone();
     if from[..2] == to {
@@ -31,8 +31,9 @@ pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<
     Ok(loops::compute(&Op::Resize(resize), &[Some(&table)], &[of])?.remove(0))
 }
 
-/// For each patch of a grid the angles that its queries and keys are turned by: of half of the planes by its height, then by
-/// where it is along the width. The middle of the grid is 0, and its edges are half a turn away.
+/// The angles by which the queries and keys of each patch of a grid are turned: half of the planes by the patch's place
+/// along the height, the others by its place along the width. The middle of the grid has the angle 0; at its edges, the
+/// fastest planes have made a whole turn.
 pub(super) fn grid_angles(grid: [usize; 2], base: f64, dims: usize) -> Vec<Vec<f32>> {
     let speeds = frequencies(base, dims / 4);
     let centre = |index: usize, count: usize| 2.0 * ((index as f32 + 0.5) / count as f32) - 1.0;
@@ -41,25 +42,25 @@ pub(super) fn grid_angles(grid: [usize; 2], base: f64, dims: usize) -> Vec<Vec<f
     places.map(|(y, x)| angles(centre(y, grid[0])).chain(angles(centre(x, grid[1]))).collect()).collect()
 }
 
-/// For each pair of a token and a key the bucket of their distance, as MPNet and T5 have them: half of the buckets for each
-/// direction, of which the first half has a distance each and the others have logarithmic ranges up to [`FAR`].
+/// The bucket of the distance for each pair of a token and a key, as in MPNet and T5. Each direction has half of the
+/// buckets; the first half of those have one distance each, the others logarithmic ranges up to [`FAR`].
 pub(super) fn buckets(tokens: usize, buckets: usize) -> Vec<i64> {
     let pairs = (0..tokens).flat_map(|token| (0..tokens).map(move |key| key as i64 - token as i64));
     pairs.map(|distance| bucket(distance, buckets as i64)).collect()
 }
 
-/// The same for each distance between tokens of a row that has up to so many: from the key that is furthest ahead to the one
-/// that is furthest behind.
+/// The bucket of each distance between tokens of a row of up to `longest` tokens, in the order of `distances`.
 pub(super) fn buckets_by_distance(longest: usize, buckets: usize) -> Vec<i64> {
     distances(longest).map(|distance| bucket(distance, buckets as i64)).collect()
 }
 
-/// The distances of a key behind a token of a row that has up to so many, ascending.
+/// The distances from a token to a key in a row of up to `longest` tokens, ascending. A key before the token has a
+/// negative one.
 pub(super) fn distances(longest: usize) -> impl Iterator<Item = i64> {
     1 - longest as i64..longest as i64
 }
 
-/// Larger distances are one bucket.
+/// The distance from which on all distances are in the last bucket of their direction.
 const FAR: f64 = 128.0;
 
 fn bucket(distance: i64, buckets: i64) -> i64 {
@@ -69,7 +70,7 @@ fn bucket(distance: i64, buckets: i64) -> i64 {
     if far < exact {
         return direction + far;
     }
-    // In f32, as the original: boundaries are where it rounds.
+    // In f32 like the original, because its rounding decides the boundaries.
     let share = (far as f32 / exact as f32).ln() / (FAR / exact as f64).ln() as f32;
     direction + (exact + (share * (half - exact) as f32) as i64).min(half - 1)
 }
@@ -78,7 +79,7 @@ fn bucket(distance: i64, buckets: i64) -> i64 {
 mod tests {
     use super::*;
 
-    /// `relative_position_bucket` of the library `transformers` for 32 buckets, run on these distances.
+    /// The results of `relative_position_bucket` of the library `transformers`, run on these distances with 32 buckets.
     #[test]
     fn buckets_are_those_of_the_original() {
         let original = [

@@ -1,22 +1,23 @@
-//! One vector of all tokens.
+//! Pooling: one vector of all tokens.
 
 use super::block::{Block, number};
 use super::options::Pooling;
 use crate::graph::{Binary, Expr, Op, Reduce, ReduceOp, Unary, ValueId};
 use crate::tensor::Dtype;
 
-/// Which tokens count.
+/// The tokens that pooling reads.
 pub(super) enum Counted {
-    /// Those whose element in the mask, `[rows, tokens]`, is not 0; the last one is at this index, i64 `[rows]`.
+    /// Tokens whose element in the mask, `[rows, tokens]`, is not 0. `last` has the index of the last one, i64
+    /// `[rows]`.
     Masked { mask: ValueId, last: ValueId },
-    /// Those from this one on.
+    /// All tokens from this index on.
     From(usize),
 }
 
 impl Block {
-    /// Of tokens `[rows, tokens, width]` one vector `[rows, width]`; all of them where nothing is pooled.
+    /// Pools tokens `[rows, tokens, width]` to one vector, `[rows, width]`; returns all tokens if the pooling is none.
     pub fn pooled(&mut self, pooling: Pooling, x: ValueId, counted: &Counted) -> ValueId {
-        let [rows, tokens, width] = self.g.value(x).dims[..] else { return x }; // of a mistake, which is told elsewhere
+        let [rows, tokens, width] = self.g.value(x).dims[..] else { return x }; // after another error
         match (pooling, counted) {
             (Pooling::Tokens, _) => x,
             (Pooling::Class, _) | (Pooling::Last, Counted::From(_)) => {
@@ -45,7 +46,7 @@ impl Block {
         }
     }
 
-    /// Vectors divided by their length.
+    /// Divides each vector by its length.
     pub fn unit(&mut self, x: ValueId) -> ValueId {
         let axis = self.g.value(x).rank() - 1;
         let squares = self.g.map("squares", Expr::arg(0) * Expr::arg(0), &[x]);

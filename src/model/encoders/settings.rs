@@ -1,4 +1,4 @@
-//! Keys of the JSON files beside a model's weights. What is wrong in one file is told all at once.
+//! The keys of the JSON files next to a model's weights. All problems of a file are reported in one error.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::files;
 use crate::model::weights::Weights;
 
-/// A file of settings, or an object in one. Null counts as absent.
+/// A file of settings, or an object in such a file. Null counts as absent.
 pub(super) struct Settings {
     path: PathBuf,
     map: Map<String, Value>,
@@ -23,7 +23,7 @@ const MOST: u64 = 1 << 24;
 /// The longest list of sizes.
 const MOST_SIZES: usize = 8;
 
-/// A size, if a value is one.
+/// The value as a size; `None` if it is none.
 fn size(value: &Value) -> Option<usize> {
     value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize)
 }
@@ -39,7 +39,7 @@ impl Settings {
         Ok(Self::of(path, map))
     }
 
-    /// Reads a file, if it is there.
+    /// Reads a file. A file that does not exist has no settings.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -65,17 +65,17 @@ impl Settings {
         Self::of(&self.path, map)
     }
 
-    /// What stands under a key.
+    /// The value of a key; `None` for null.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether a key is there, and null.
+    /// Whether a key exists and is null.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// A size under one of some keys, of which the first one names it in errors.
+    /// The size under the first of some keys that exists.
     pub fn count(&self, keys: &[&str], default: usize) -> usize {
         let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return default };
         size(value).unwrap_or_else(|| {
@@ -84,7 +84,7 @@ impl Settings {
         })
     }
 
-    /// Height and width: one number for both, or two.
+    /// The height and the width under a key: one number for both, or two.
     pub fn sides(&self, key: &str, default: usize) -> [usize; 2] {
         match self.get(key) {
             Some(Value::Array(sides)) if sides.len() == 2 => match [size(&sides[0]), size(&sides[1])] {
@@ -95,7 +95,7 @@ impl Settings {
         }
     }
 
-    /// A number from 0 to 1.
+    /// The number from 0 to 1 under a key.
     pub fn fraction(&self, key: &str, default: f64) -> f64 {
         let Some(value) = self.get(key) else { return default };
         value.as_f64().filter(|number| (0.0..=1.0).contains(number)).unwrap_or_else(|| {
@@ -104,7 +104,7 @@ impl Settings {
         })
     }
 
-    /// A positive number, at most a million.
+    /// The positive number, at most a million, under a key.
     pub fn positive(&self, key: &str, default: f64) -> f64 {
         let Some(value) = self.get(key) else { return default };
         value.as_f64().filter(|number| *number > 0.0 && *number <= 1e6).unwrap_or_else(|| {
@@ -113,12 +113,12 @@ impl Settings {
         })
     }
 
-    /// Whether a number is there and not 0.
+    /// Whether a key has a value other than 0.
     pub fn has(&self, key: &str) -> bool {
         self.get(key).is_some_and(|value| value.as_u64() != Some(0))
     }
 
-    /// Sizes, in a list.
+    /// The list of sizes under a key.
     pub fn counts(&self, key: &str, default: &[usize]) -> Vec<usize> {
         let Some(value) = self.get(key) else { return default.to_vec() };
         let counts = value.as_array().and_then(|all| all.iter().map(size).collect::<Option<Vec<_>>>());
@@ -128,7 +128,7 @@ impl Settings {
         })
     }
 
-    /// Names, if there is a list of them.
+    /// The list of names under a key; `None` if the key does not exist.
     pub fn names(&self, key: &str) -> Option<Vec<String>> {
         let value = self.get(key)?;
         let names = value.as_array().map(|all| all.iter().filter_map(Value::as_str).map(str::to_owned).collect());
@@ -138,7 +138,7 @@ impl Settings {
         })
     }
 
-    /// Whether something holds.
+    /// The truth value under a key.
     pub fn flag(&self, key: &str, default: bool) -> bool {
         let Some(value) = self.get(key) else { return default };
         value.as_bool().unwrap_or_else(|| {
@@ -147,7 +147,7 @@ impl Settings {
         })
     }
 
-    /// A name, empty where it is not there.
+    /// The name under a key; empty if the key does not exist.
     pub fn name(&self, key: &str) -> &str {
         match self.get(key) {
             None => "",
@@ -159,7 +159,7 @@ impl Settings {
         }
     }
 
-    /// Three numbers, one for each channel.
+    /// The three numbers under a key, one for each channel.
     pub fn channels(&self, key: &str, default: [f32; 3]) -> [f32; 3] {
         let Some(value) = self.get(key) else { return default };
         let numbers = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect::<Vec<_>>());
@@ -181,14 +181,14 @@ impl Settings {
         })
     }
 
-    /// How the names of the biases of some modules end, each where a key, or its default, says that it has none.
+    /// The ends of the names of the biases that do not exist, by the keys for these modules or their defaults.
     pub fn without_biases(&self, modules: &[(&str, bool, &str)]) -> Vec<String> {
         let left_out = modules.iter().filter(|(key, default, _)| !self.flag(key, *default));
         left_out.map(|(_, _, module)| format!("{module}.bias")).collect()
     }
 
-    /// The size of a tensor along an axis, if it is there: of files whose tensors tell what their settings do not. Tensors
-    /// without elements may have axes of any size.
+    /// The size of a stored tensor along an axis, for files whose settings do not give it; `None` if there is no such
+    /// tensor or axis. The size is checked, because tensors without elements may have axes of any size.
     pub fn axis(&self, weights: &Weights, tensor: &str, axis: usize) -> Option<usize> {
         let size = *weights.dims(tensor)?.get(axis)?;
         if (1..=MOST as usize).contains(&size) {
@@ -198,23 +198,25 @@ impl Settings {
         None
     }
 
-    /// Notes something that is not as it should be.
+    /// Records a value that is not as expected.
     pub fn wrong(&self, key: &str, expected: &str, found: &Value) {
         self.problems.borrow_mut().push(format!("`{key}`: expected {expected}, found {found}"));
     }
 
-    /// Notes a part of the model that is not built here.
+    /// Records a part of the model that is not supported.
     pub fn refuse(&self, what: String) {
         self.problems.borrow_mut().push(what);
     }
 
-    /// Takes over what was wrong in an object of the same file.
+    /// Takes over the problems of an object in the same file.
     pub fn include(&self, inner: &Self) {
         self.problems.borrow_mut().append(&mut inner.problems.borrow_mut());
     }
 
+    /// Checks that no problem was recorded.
+    ///
     /// # Errors
-    /// [`Error::Format`] with everything that was wrong.
+    /// [`Error::Format`] with all problems.
     pub fn check(&self) -> Result<(), Error> {
         let problems = self.problems.borrow();
         if problems.is_empty() {

@@ -1,4 +1,4 @@
-//! SigLIP: towers of images and texts whose likeness is a probability of its own.
+//! SigLIP: towers of images and of texts. The model gives each pair of an image and a text a probability of its own.
 
 use super::block::Activation;
 use super::ends::Ends;
@@ -12,7 +12,7 @@ use super::text::Text;
 
 const STYLE: (Activation, f64) = (Activation::GeluTanh, 1e-6);
 
-/// SigLIP's texts, which are padded to their full length, and whose padding is seen.
+/// The encoder of SigLIP's texts. They are padded to their full length, and tokens also attend to the padding.
 pub(super) fn texts(of: &Settings, asked: &Embedding) -> Text {
     let stack = tower(of, "text_model.", [768, 12, 3072], STYLE);
     let places = of.count(&["max_position_embeddings"], 64);
@@ -36,7 +36,7 @@ pub(super) fn texts(of: &Settings, asked: &Embedding) -> Text {
     }
 }
 
-/// SigLIP's images.
+/// The encoder of SigLIP's images.
 pub(super) fn images(of: &Settings, asked: &Embedding) -> Images {
     let stack = tower(of, "vision_model.", [768, 12, 3072], STYLE);
     let (patch, size) = (of.count(&["patch_size"], 16), of.sides("image_size", 224));

@@ -1,4 +1,4 @@
-//! Layers with rotary position embeddings, some of them with local attention.
+//! Layers with rotary position embeddings, some of which have local attention.
 
 use super::block::{Block, HIDDEN, Seen, number};
 use super::text::Text;
@@ -6,17 +6,17 @@ use super::turned::frequencies;
 use crate::graph::{Binary, Expr, Unary, ValueId};
 use crate::tensor::Dtype;
 
-/// How far the tokens of a layer see.
+/// The span of a layer: the tokens to which a token attends, and the angles of positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Span {
-    /// The base of how fast queries and keys turn from token to token.
+    /// The base of the angles by which queries and keys are turned from token to token.
     pub base: f64,
-    /// How far away the furthest token is that one sees, if not all are seen.
+    /// The distance to the furthest token that a token attends to; `None` if it attends to all.
     pub reach: Option<usize>,
 }
 
 impl Text {
-    /// What tokens see of each other in layers of these spans; `mask` is added to all scores.
+    /// The attention of layers with these spans; `mask` is added to all scores.
     pub fn spanned(&self, block: &mut Block, mask: ValueId) -> Vec<Seen> {
         self.by_spans(|span| {
             let reach = span.reach.filter(|reach| reach + 1 < self.sequence);
@@ -25,7 +25,7 @@ impl Text {
         })
     }
 
-    /// What `of` gives for the span of each layer; it is asked once for each of them.
+    /// The result of `of` for the span of each layer. It is called once for each different span.
     pub fn by_spans(&self, mut of: impl FnMut(Span) -> Seen) -> Vec<Seen> {
         let mut known: Vec<(Span, Seen)> = Vec::new();
         let seen = |span: &Span| match known.iter().find(|(other, _)| other == span) {
@@ -38,7 +38,7 @@ impl Text {
         self.spans.iter().map(seen).collect()
     }
 
-    /// The mask with what is further away hidden: `[rows, 1, tokens, keys]`.
+    /// The mask that also hides keys further away than `reach`: `[rows, 1, tokens, keys]`.
     fn near(&self, block: &mut Block, mask: ValueId, reach: usize) -> ValueId {
         let places: Vec<f32> = (0..self.sequence).map(|place| place as f32).collect();
         let [token, key] = [[1, 1, self.sequence, 1], [1, 1, 1, self.sequence]]
@@ -49,7 +49,7 @@ impl Text {
         block.g.map(&format!("mask within {reach}"), near, &[mask, token, key])
     }
 
-    /// The angles of so many tokens.
+    /// Cosines and sines of the angles of `tokens` tokens.
     pub fn turns(&self, block: &mut Block, base: f64, tokens: usize) -> [ValueId; 2] {
         let speeds = frequencies(base, self.stack.width / self.stack.heads / 2);
         let of_token = |token: usize| speeds.iter().map(|speed| token as f32 * speed).collect();

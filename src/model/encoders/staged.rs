@@ -1,4 +1,5 @@
-//! Swin and ConvNeXt by what a configuration says; timm's by what their tensors show.
+//! Swin and ConvNeXt: sizes of the library `transformers` are in the configuration, those of timm in the tensors'
+//! shapes.
 
 use super::block::{Activation, Stack};
 use super::convnext::{self, ConvNext};
@@ -12,7 +13,7 @@ use super::settings::Settings;
 use super::swin::Swin;
 use crate::model::weights::Weights;
 
-/// Swin of the library `transformers`.
+/// Swin in the format of the library `transformers`.
 pub(super) fn swin(settings: &Settings, weights: &Weights, asked: &Embedding) -> Swin {
     let prefix = prefix(weights, &["", "swin."], "embeddings.patch_embeddings.projection.weight");
     let first = settings.count(&["embed_dim"], 96);
@@ -65,7 +66,7 @@ pub(super) fn swin(settings: &Settings, weights: &Weights, asked: &Embedding) ->
     }
 }
 
-/// timm's Swin.
+/// Swin in the format of timm.
 pub(super) fn timm_swin(settings: &Settings, weights: &Weights, asked: &Embedding) -> Swin {
     const DISTANCES: &str = "attn.relative_position_bias_table";
     let dims = |name: &str, axis: usize| settings.axis(weights, name, axis);
@@ -103,7 +104,7 @@ pub(super) fn timm_swin(settings: &Settings, weights: &Weights, asked: &Embeddin
     }
 }
 
-/// ConvNeXt of the library `transformers`.
+/// ConvNeXt in the format of the library `transformers`.
 pub(super) fn convnext(settings: &Settings, weights: &Weights, asked: &Embedding) -> ConvNext {
     let prefix = prefix(weights, &["", "convnext."], "embeddings.patch_embeddings.weight");
     let channels = settings.counts("hidden_sizes", &[96, 192, 384, 768]);
@@ -124,7 +125,7 @@ pub(super) fn convnext(settings: &Settings, weights: &Weights, asked: &Embedding
     }
 }
 
-/// timm's ConvNeXt.
+/// ConvNeXt in the format of timm.
 pub(super) fn timm_convnext(settings: &Settings, weights: &Weights, asked: &Embedding) -> ConvNext {
     let depths = depths(weights, |stage, layer| format!("stages.{stage}.blocks.{layer}.norm.weight"));
     let width = |stage: usize| settings.axis(weights, &format!("stages.{stage}.blocks.0.norm.weight"), 0).unwrap_or(1);
@@ -161,10 +162,10 @@ fn ends(
     }
 }
 
-/// Models of more stages are none.
+/// The largest number of stages.
 const MOST_STAGES: usize = 8;
 
-/// Layers of each stage, as a tensor of each shows; one at least.
+/// The number of layers of each stage, found by the tensor `shown` of each layer; at least one.
 fn depths(weights: &Weights, shown: impl Fn(usize, usize) -> String) -> Vec<usize> {
     let has = |stage: usize, layer: usize| stage < MOST_STAGES && weights.dims(&shown(stage, layer)).is_some();
     let layers = |stage: usize| (0..).take_while(|&layer| has(stage, layer)).count().max(1);
@@ -172,7 +173,7 @@ fn depths(weights: &Weights, shown: impl Fn(usize, usize) -> String) -> Vec<usiz
     (0..stages).map(layers).collect()
 }
 
-/// The image that a model of timm was trained with.
+/// The size of the images with which a model of timm was trained.
 pub(super) fn timm_sides(settings: &Settings) -> [usize; 2] {
     let args = settings.inner("model_args");
     let pretrained = settings.inner("pretrained_cfg");

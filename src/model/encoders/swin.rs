@@ -1,5 +1,5 @@
-//! Swin: stages of layers whose tokens see those of their window alone; every second layer has the windows elsewhere.
-//! Tokens are in the order of windows from one layer to the next, so that only those of moved windows change places.
+//! Swin: stages of layers whose tokens attend only to tokens of the same window; every second layer has shifted
+//! windows. Tokens stay in the order of windows from layer to layer, so that only shifted windows reorder them.
 
 use super::block::{Block, HIDDEN, Seen, Stack, number};
 use super::encoder::Encoder;
@@ -13,30 +13,30 @@ use crate::tensor::Dtype;
 pub(super) struct Swin {
     pub pixels: Pixels,
     pub patch: usize,
-    /// Tokens along each side of a window.
+    /// The number of tokens along each side of a window.
     pub window: usize,
-    /// Whether windows move along a side that has several of them where the other side has one alone.
+    /// Whether windows are shifted along a side with several windows if the other side has only one.
     pub moves_one_side: bool,
-    /// The layers of each stage, whose tokens are twice as wide as those of the one before.
+    /// The layers of each stage. The tokens of a stage have twice as many values as those of the stage before.
     pub stages: Vec<Stack>,
-    /// The product of patches, and the norm behind it.
+    /// The product of patches, and the norm that follows.
     pub filter: &'static str,
     pub first_norm: &'static str,
-    /// The table of what distances in a window add to scores: its name in a layer.
+    /// The table of numbers that are added to scores by distance within a window: its name in a layer.
     pub distances: &'static str,
-    /// The stage that has the merging behind this one in its names.
+    /// The stage in whose names the merging after stage i is.
     pub merged_by: fn(usize) -> usize,
-    /// The norm behind the last stage.
+    /// The norm after the last stage.
     pub last_norm: &'static str,
-    /// What all names begin with.
+    /// The beginning of all tensors' names.
     pub prefix: String,
-    /// What the names of stages begin with.
+    /// The beginning of the names of stages.
     pub layers: &'static str,
     pub eps: f64,
     pub ends: Ends,
 }
 
-/// Added to the variance by the norms between stages, whatever the others add.
+/// The number that the norms between stages add to the variance. Other norms have `eps`.
 const MERGING_EPS: f64 = 1e-5;
 
 impl Encoder for Swin {
@@ -67,7 +67,7 @@ impl Encoder for Swin {
         &self.stages
     }
 
-    /// The distances of each pair of tokens of a window, and the masks of moved windows.
+    /// The largest table: the distances of each pair of tokens of a window, or the masks of shifted windows.
     fn made(&self) -> usize {
         let [height, width] = self.pixels.grid(self.patch.max(1));
         self.window.saturating_pow(4).max(height.saturating_mul(width).saturating_mul(self.window.saturating_pow(2)))
@@ -96,7 +96,7 @@ impl Swin {
         block.g.layer_norm(&format!("{}{}", self.prefix, self.first_norm), x, MERGING_EPS)
     }
 
-    /// Tokens two by two as one, twice as wide.
+    /// Joins two by two tokens to one, with twice as many values as one of them.
     fn merged(&self, block: &mut Block, stage: usize, x: ValueId, [height, wide]: [usize; 2]) -> ValueId {
         let (rows, width) = (block.g.value(x).dims[0], self.stages[stage].width);
         let name = |part: &str| format!("{}{}.downsample.{part}", self.layers(), (self.merged_by)(stage));
@@ -109,7 +109,8 @@ impl Swin {
         block.linear(&name("reduction"), x, 2 * width, false)
     }
 
-    /// A layer. All of it has tokens window by window: where the next layer has the same windows, none is moved back.
+    /// A layer. Between its steps, tokens are in the order of windows; if the next layer has the same windows, they
+    /// stay so.
     fn layer(&self, block: &mut Block, of: &Stack, layer: usize, x: ValueId, sides: [usize; 2]) -> ValueId {
         let (rows, shift) = (block.g.value(x).dims[0], self.shift(layer, sides));
         let x = self.windows(block, &of.at(layer, "windows"), x, sides, shift);
@@ -118,15 +119,15 @@ impl Swin {
         self.joined(block, &of.at(layer, "whole"), x, sides, shift)
     }
 
-    /// How far the windows of a layer are moved along each side: every second layer's by half of one. Those of a side
-    /// that has one alone stay, and with them, where nothing else is said, those of the other side.
+    /// The distance by which a layer's windows are shifted along each side: half a window in every second layer. A side
+    /// with only one window is not shifted, and then, unless `moves_one_side`, neither is the other side.
     fn shift(&self, layer: usize, sides: [usize; 2]) -> [usize; 2] {
         let has_several = sides.map(|side| side > self.window);
         let is_moved = |of: bool| layer % 2 == 1 && of && (self.moves_one_side || has_several == [true; 2]);
         has_several.map(|of| if is_moved(of) { self.window / 2 } else { 0 })
     }
 
-    /// Tokens window by window, from such a place on: `[rows x windows, tokens, width]`.
+    /// Reorders tokens by windows that are shifted by `shift`: `[rows x windows, tokens, width]`.
     fn windows(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: [usize; 2]) -> ValueId {
         let ([height, wide], window) = (sides, self.window);
         let (rows, width) = (block.g.value(x).dims[0], block.width(x));
@@ -139,7 +140,7 @@ impl Swin {
         block.g.node(name, Op::Reshape(vec![windows, window * window, width]), &[x])
     }
 
-    /// The tokens of windows as those of an image again.
+    /// Reorders tokens of windows to those of images: the reverse of `windows`.
     fn joined(&self, block: &mut Block, name: &str, x: ValueId, sides: [usize; 2], shift: [usize; 2]) -> ValueId {
         let ([height, wide], window) = (sides, self.window);
         let width = block.width(x);
@@ -152,7 +153,8 @@ impl Swin {
         block.g.node(name, Op::Reshape(vec![rows, height * wide, width]), &[x])
     }
 
-    /// What is added to scores: by distance, and where windows are moved to hide what was on the other side of the image.
+    /// The numbers that are added to scores: by distance, and for shifted windows those that hide tokens from the
+    /// opposite edge of the image.
     fn added(
         &self,
         block: &mut Block,
@@ -188,7 +190,7 @@ impl Swin {
     }
 }
 
-/// An image from this row and column on, the ones before behind its end.
+/// The image from row and column `by` on; the rows and columns before wrap around to its end.
 fn moved(block: &mut Block, name: &str, x: ValueId, by: [isize; 2]) -> ValueId {
     if by == [0; 2] {
         return x;
@@ -198,7 +200,7 @@ fn moved(block: &mut Block, name: &str, x: ValueId, by: [isize; 2]) -> ValueId {
     block.g.node(name, Op::Pad(pad), &[x])
 }
 
-/// For each pair of a token and a key of a window the row of the table that their distance has.
+/// For each pair of a token and a key of a window, the row of the table for their distance.
 fn distances(window: usize) -> Vec<i64> {
     let place = |token: usize| [token / window, token % window];
     let row = |token: usize, key: usize| {
@@ -209,7 +211,8 @@ fn distances(window: usize) -> Vec<i64> {
     (0..tokens).flat_map(|token| (0..tokens).map(move |key| row(token, key))).collect()
 }
 
-/// For each token of each moved window which part of the image it is from: those of one part were neighbours.
+/// For each token of each shifted window, the number of the region of the image that it comes from. Tokens of one
+/// region were neighbours.
 fn regions([height, wide]: [usize; 2], window: usize, [down, right]: [usize; 2]) -> Vec<f32> {
     let part = |at: usize, side: usize, by: usize| usize::from(at >= side - window) + usize::from(at >= side - by);
     let of_window = |y: usize, x: usize| {

@@ -1,4 +1,4 @@
-//! Encoders of texts: BERT and what follows it, and those of CLIP and SigLIP.
+//! Encoders of texts: BERT and its successors, and those of CLIP and SigLIP.
 
 use super::block::{Block, HIDDEN, Seen, Stack, number};
 use super::encoder::Encoder;
@@ -13,41 +13,42 @@ use crate::tensor::Dtype;
 /// An encoder of texts.
 pub(super) struct Text {
     pub stack: Stack,
-    /// Tables of what a token, a place and a type of token add, each with its rows.
+    /// The tables of embeddings of tokens, of positions and of token types, each with its number of rows.
     pub words: (&'static str, usize),
     pub places: Option<(&'static str, usize)>,
     pub types: Option<(&'static str, usize)>,
-    /// The row of the first place.
+    /// The row of the table for the first position.
     pub first_place: usize,
-    /// The norm of the sum of the three.
+    /// The norm of the sum of the three embeddings.
     pub norm: Option<&'static str>,
-    /// The norm behind the last layer.
+    /// The norm after the last layer.
     pub last_norm: Option<&'static str>,
-    /// A table of what distances add to the scores of each head, and its rows.
+    /// The table of numbers that are added to the scores of each head by distance, and its number of rows.
     pub distances: Option<(&'static str, usize)>,
-    /// Whether no token sees those behind it.
+    /// Whether tokens attend only to themselves and to earlier tokens.
     pub is_causal: bool,
-    /// How far tokens of each layer see, where they are turned by their places; by turns.
+    /// The spans of layers, if queries and keys are turned by positions: layer i has the span `i % spans.len()`.
     pub spans: Vec<Span>,
-    /// Which token is the last one; without one there is no mask, all tokens are seen, and the last one of all is it.
+    /// The rule for the last token. `None` if there is no mask: all tokens attend to all, and the last of all is the
+    /// last token.
     pub end: Option<End>,
-    /// Tokens, and the most that there may be.
+    /// The number of tokens, and the largest possible one.
     pub sequence: usize,
     pub most: usize,
     pub pooling: Pooling,
     pub normalized: bool,
-    /// The product behind pooling, its columns, and whether it has biases.
+    /// The product after pooling: its name, its number of columns, and whether it has biases.
     pub projection: Option<(&'static str, usize, bool)>,
 }
 
-/// Which token is the last one.
+/// The rule for the last token of a text.
 #[derive(Clone, Copy)]
 pub(super) enum End {
-    /// The last one that the mask shows.
+    /// The last token that the mask shows.
     Seen,
-    /// The first of this number.
+    /// The first token with this id.
     Id(i64),
-    /// The first of the largest number.
+    /// The first token with the largest id.
     Largest,
 }
 
@@ -100,12 +101,12 @@ impl Encoder for Text {
 }
 
 impl Text {
-    /// Whether the last layer computes the first token alone, to which all others are shown.
+    /// Whether the last layer computes only the first token, which attends to all others.
     fn is_first_alone(&self) -> bool {
         self.pooling == Pooling::Class && !self.is_causal && self.distances.is_none() && self.spans.is_empty()
     }
 
-    /// What tokens see of each other, for each of some layers by turns.
+    /// The attention of the layers, for one layer or several in turn.
     fn seen(&self, block: &mut Block, mask: Option<ValueId>) -> Vec<Seen> {
         let Some(mask) = mask else { return vec![Seen::default()] };
         let added = self.added(block, mask);
@@ -115,12 +116,12 @@ impl Text {
         }
     }
 
-    /// Whether tokens have types that a request brings.
+    /// Whether tokens have types, which are an input of requests.
     pub fn has_types(&self) -> bool {
         self.types.is_some_and(|(_, rows)| rows > 1)
     }
 
-    /// What tokens, their places and types are as vectors. Places are 0, 1, 2, … but where rows of the table are given.
+    /// The sum of the embeddings of tokens, positions and types. Without `places`, positions are 0, 1, 2, and so on.
     pub fn embedded(
         &self,
         block: &mut Block,
@@ -157,12 +158,12 @@ impl Text {
         self.normed(block, self.norm, x)
     }
 
-    /// A value behind a norm, if there is one.
+    /// The value after a norm, if there is one.
     pub fn normed(&self, block: &mut Block, norm: Option<&str>, x: ValueId) -> ValueId {
         norm.map_or(x, |norm| block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps))
     }
 
-    /// Gives a pooled vector, or all tokens, and what is made of it.
+    /// Adds the outputs of a pooled vector, or of all tokens.
     pub fn give(&self, block: &mut Block, pooled: ValueId) {
         let x = match self.projection {
             Some((name, columns, bias)) if self.pooling != Pooling::Tokens => block.linear(name, pooled, columns, bias),
@@ -172,7 +173,7 @@ impl Text {
         block.g.output(if self.pooling == Pooling::Tokens { "tokens" } else { "embedding" }, x);
     }
 
-    /// What is added to scores: `[rows, 1 or heads, 1 or tokens, keys]`.
+    /// The numbers that are added to scores: `[rows, 1 or heads, 1 or tokens, keys]`.
     fn added(&self, block: &mut Block, mask: ValueId) -> ValueId {
         let (rows, tokens) = (block.g.value(mask).dims[0], self.sequence);
         let apart = block.g.node("mask.apart", Op::Reshape(vec![rows, 1, 1, tokens]), &[mask]);
@@ -186,7 +187,7 @@ impl Text {
         block.g.map("mask.both", Expr::arg(0) + Expr::arg(1), &[hidden, other])
     }
 
-    /// `[1, heads, tokens, keys]`.
+    /// The numbers that are added to scores by distance: `[1, heads, tokens, keys]`.
     fn by_distance(&self, block: &mut Block, (name, rows): (&str, usize)) -> ValueId {
         let (heads, tokens) = (self.stack.heads, self.sequence);
         let table = block.weight(&format!("{}.weight", self.stack.name(name)), &[rows, heads]);
@@ -219,7 +220,7 @@ impl End {
     }
 }
 
-/// What hides the tokens behind each token: `[1, 1, tokens, keys]`.
+/// The numbers that hide later tokens from each token: `[1, 1, tokens, keys]`.
 fn causal(block: &mut Block, tokens: usize) -> ValueId {
     let hidden = |token, key| if key > token { HIDDEN as f32 } else { 0.0 };
     let all: Vec<f32> = (0..tokens).flat_map(|token| (0..tokens).map(move |key| hidden(token, key))).collect();

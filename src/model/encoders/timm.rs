@@ -1,4 +1,4 @@
-//! timm's vision transformers, whose names tell their sizes, and whose tensors what they have.
+//! timm's vision transformers. The architecture's name tells the sizes, and the tensors tell which parts there are.
 
 use super::block::{Activation, Stack};
 use super::dinov3;
@@ -13,7 +13,7 @@ use super::settings::Settings;
 use super::staged::timm_sides;
 use crate::model::weights::Weights;
 
-/// Width, layers and heads, by parts of names, of which the first one that a name has counts.
+/// Width, layers and heads, by a part of the name. The first entry that a name contains counts.
 const SIZES: [(&str, [usize; 3]); 10] = [
     ("tiny", [192, 12, 3]),
     ("small", [384, 12, 6]),
@@ -27,7 +27,7 @@ const SIZES: [(&str, [usize; 3]); 10] = [
     ("7b", [4096, 40, 32]),
 ];
 
-/// What the names of SigLIP's encoders begin with whose GELU is by tanh.
+/// The beginnings of the names of SigLIP's encoders with GELU by tanh.
 const GELU_TANH: [&str; 5] = [
     "vit_base_patch32_siglip",
     "vit_large_patch16_siglip_512",
@@ -82,28 +82,29 @@ pub(super) fn images(settings: &Settings, weights: &Weights, asked: &Embedding, 
             normalized: asked.normalized.unwrap_or(false),
             norm: has("fc_norm").map(|norm| (norm.to_owned(), stack.eps)),
             projection: None,
-            // Two heads whose mean counts belong to two tokens.
+            // A model whose classes are the mean of two heads reads two tokens, and has no single classifier.
             classes: if weights.dims("dist_token").is_some() { None } else { classes(weights, "head", stack.width) },
         },
         stack,
     }
 }
 
-/// How many of `prefix` tokens have a place in a table of so many, and the patches along each side of the image that the others
-/// are of: of the image that is told, or of a square one.
+/// The number of `prefix` tokens that have a position in a table of `stored` rows, and the patches along each side of
+/// the image for which the other rows were made: the image `told`, or else a square one. `None` if no such image has
+/// that number.
 fn places(stored: usize, prefix: usize, told: [usize; 2]) -> Option<(usize, [usize; 2])> {
     let grids = |count: usize| [told, [count.isqrt(); 2]].into_iter().find(|[height, width]| height * width == count);
     let placed = [prefix, 0].into_iter().filter(|placed| stored > *placed);
     placed.filter_map(|placed| Some((placed, grids(stored - placed)?))).next()
 }
 
-/// Whether queries and keys are turned by the places of patches.
+/// Whether queries and keys are turned by the positions of patches.
 fn is_turned(name: &str) -> bool {
     name.contains("_dinov3")
 }
 
 fn stack(settings: &Settings, weights: &Weights, name: &str) -> Stack {
-    let model = settings.inner("model_args"); // what differs from what the name says
+    let model = settings.inner("model_args"); // only the values that differ from those of the name
     let found = SIZES.iter().find(|(size, _)| format!("{name}_").contains(&format!("_{size}_")));
     if found.is_none() {
         settings.refuse(format!("`{name}`: expected a name with one of {}", SIZES.map(|(size, _)| size).join(", ")));
@@ -150,13 +151,13 @@ fn activation(of: &Names, name: &str) -> Activation {
     }
 }
 
-/// How the names of the biases of queries, keys and values end that the first layer has not.
+/// The ends of the names of the biases of queries, keys and values that the first layer does not have.
 fn absent(weights: &Weights, of: &Names) -> Vec<String> {
     let biases = of.biases.map_or_else(|| biases_of(of.qkv), |biases| biases.map(str::to_owned).to_vec());
     biases.into_iter().filter(|bias| weights.dims(&format!("{}0.{bias}", of.layers)).is_none()).collect()
 }
 
-/// What stands for all tokens.
+/// The pooling, and the head if it pools by attention.
 fn pooling(settings: &Settings, is_turned: bool) -> (Pooling, Option<Head>) {
     match settings.name("global_pool") {
         "avg" => (Pooling::Mean, None),

@@ -5,8 +5,8 @@ use crate::graph::{Expr, Op, Slice, ValueId};
 use crate::tensor::Dtype;
 
 impl Block {
-    /// Queries of the first tokens and keys of all: `[rows, tokens, heads, dims]`. The values of a head are points of
-    /// planes, their second coordinates behind the first ones, and are turned by these angles.
+    /// Queries of the first `tokens` tokens and keys of all: `[rows, tokens, heads, dims]`, turned by these angles. The
+    /// values of a head are points of planes: all first coordinates, then all second coordinates.
     pub fn turned(
         &mut self,
         of: &Stack,
@@ -34,8 +34,8 @@ impl Block {
         })
     }
 
-    /// Cosines and sines of the angles of each token, `[tokens, 1, dims]`. The sine of a first coordinate is negative:
-    /// it multiplies the second one.
+    /// Cosines and sines of the angles of each token, `[tokens, 1, dims]`. The sines for first coordinates are
+    /// negative; they multiply the second coordinates.
     pub fn angles(&mut self, angles: &[Vec<f32>]) -> [ValueId; 2] {
         let half = angles.first().map_or(0, Vec::len);
         let both = |first: fn(f32) -> f32, second: fn(f32) -> f32| {
@@ -50,7 +50,7 @@ impl Block {
         })
     }
 
-    /// The first product of a layer with a gate: the activation of its first half times the second one.
+    /// The first product of a layer with a gate: the activation of its first half times its second half.
     pub fn gated(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let parts: Vec<String> = of.names.gate.iter().chain([&of.names.fc[0]]).map(|part| of.at(layer, part)).collect();
         let y = self.side_by_side(&of.at(layer, "gate and values"), &parts, x, 2 * of.inner);
@@ -61,7 +61,7 @@ impl Block {
     }
 }
 
-/// How fast planes turn: powers of a base, from 1 on, for so many of them.
+/// The angular speeds of `count` planes: powers of a base, descending from 1.
 pub(super) fn frequencies(base: f64, count: usize) -> Vec<f32> {
     (0..count).map(|plane| 1.0 / (base as f32).powf(plane as f32 / count as f32)).collect()
 }

@@ -1,4 +1,4 @@
-//! Whisper's encoder: two convolutions of a spectrogram in time, and layers over what comes out.
+//! Whisper's encoder: two convolutions of a spectrogram over time, and layers that read their result.
 
 use super::block::{Activation, Block, Seen, Stack};
 use super::encoder::Encoder;
@@ -14,19 +14,19 @@ use crate::tensor::Dtype;
 
 pub(super) struct Whisper {
     stack: Stack,
-    /// Bands of the spectrogram.
+    /// The number of bands of the spectrogram.
     mels: usize,
-    /// Tokens, each of which stands for [`STEP`] frames.
+    /// The number of tokens, each of which stands for [`STEP`] frames.
     tokens: usize,
     pooling: Pooling,
     normalized: bool,
 }
 
-/// Frames from one token to the next.
+/// The number of frames from one token to the next.
 const STEP: usize = 2;
-/// Frames that a convolution sees.
+/// The number of frames in the window of a convolution.
 const TAPS: usize = 3;
-/// The convolutions.
+/// The names of the convolutions.
 const CONVS: [&str; 2] = ["conv1", "conv2"];
 
 pub(super) fn sounds(settings: &Settings, weights: &Weights, asked: &Embedding) -> Whisper {
@@ -86,7 +86,7 @@ impl Encoder for Whisper {
         self.stack.name(self.stack.names.layers)
     }
 
-    /// The filters as those of images of one line.
+    /// The filters of the convolutions, as filters of images with one line.
     fn computed(&self, weights: &Weights) -> Result<Vec<(String, Tensor)>, Error> {
         let mut all = Vec::new();
         for (conv, channels) in CONVS.into_iter().zip(self.channels()) {
@@ -100,7 +100,7 @@ impl Encoder for Whisper {
 }
 
 impl Whisper {
-    /// Channels that each convolution reads.
+    /// The number of input channels of each convolution.
     fn channels(&self) -> [usize; 2] {
         [self.mels, self.stack.width]
     }
@@ -113,7 +113,7 @@ impl Whisper {
         self.stack.name(&format!("{conv} of a line"))
     }
 
-    /// Bands of each frame as tokens with their places.
+    /// The tokens of the frames, with position embeddings.
     fn embedded(&self, block: &mut Block, rows: usize) -> ValueId {
         let (frames, width) = (STEP * self.tokens, self.stack.width);
         let x = block.g.input("input_features", Dtype::F32, &[rows, self.mels, frames]);
@@ -134,5 +134,5 @@ impl Whisper {
     }
 }
 
-/// Frames beside a line's first and last one.
+/// The padding before and after a line of frames.
 const PAD: [[usize; 2]; 2] = [[0, 0], [1, 1]];

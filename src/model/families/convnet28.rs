@@ -11,7 +11,7 @@ pub(super) static ALL: [ConvNet28; 1] = [ConvNet28];
 pub(super) struct ConvNet28;
 
 const CHANNELS: [usize; 5] = [32, 32, 64, 64, 128];
-/// Convolutions, counted from 1, after which the image is halved.
+/// The convolutions, counted from 1, after which the image's sides are halved.
 const POOL_AFTER: [usize; 2] = [2, 4];
 
 impl Architecture for ConvNet28 {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::graph::{Conv2d, Graph, GraphBuilder, ValueId, Window};
 use crate::tensor::{Activation, Shape};
 
-/// The family: side of the input, and multipliers of width and depth.
+/// The members of the family: the side of the input, and the multipliers of width and depth.
 pub(super) static ALL: [EfficientNetLite; 10] = [
     EfficientNetLite { name: "tf_efficientnet_lite0", side: 224, width: 1.0, depth: 1.0, same_pad: true },
     EfficientNetLite { name: "tf_efficientnet_lite1", side: 240, width: 1.0, depth: 1.1, same_pad: true },
@@ -27,7 +27,7 @@ pub(super) struct EfficientNetLite {
     side: usize,
     width: f64,
     depth: f64,
-    /// TensorFlow's padding and eps.
+    /// Whether padding and eps are those of TensorFlow.
     same_pad: bool,
 }
 
@@ -49,7 +49,7 @@ const STAGES: [Stage; 7] = [
     Stage { kernel: 5, stride: 2, expansion: 6, channels: 192, repeats: 4 },
     Stage { kernel: 3, stride: 1, expansion: 6, channels: 320, repeats: 1 },
 ];
-/// Width of stem and head, the same in all variants.
+/// The channels of stem and head, which are the same in all variants.
 const STEM: usize = 32;
 const HEAD: usize = 1280;
 
@@ -89,20 +89,20 @@ impl Architecture for EfficientNetLite {
 }
 
 impl EfficientNetLite {
-    /// Blocks of a stage; the first and the last stage don't grow.
+    /// The number of blocks of a stage. The first and the last stage do not grow with the depth.
     fn repeats(&self, stage: usize) -> usize {
         let plain = STAGES[stage].repeats;
         if stage == 0 || stage == STAGES.len() - 1 { plain } else { (self.depth * plain as f64).ceil() as usize }
     }
 }
 
-/// The nearest multiple of 8 that is not more than a tenth below.
+/// The nearest multiple of 8, or the next larger one if that is more than a tenth below `channels`.
 fn round_to_8(channels: f64) -> usize {
     let rounded = ((channels + 4.0) as usize / 8 * 8).max(8);
     if (rounded as f64) < 0.9 * channels { rounded + 8 } else { rounded }
 }
 
-/// A network being built: its last value and that value's shape.
+/// A network in the making, with its last value and that value's shape.
 struct Net {
     g: GraphBuilder,
     x: ValueId,
@@ -111,7 +111,7 @@ struct Net {
 }
 
 impl Net {
-    /// Depthwise-separable where nothing is expanded, otherwise inverted residual.
+    /// A depthwise separable block without expansion, otherwise an inverted residual block.
     fn block(&mut self, prefix: &str, stage: &Stage, stride: usize, out_channels: usize) {
         let (before, before_shape) = (self.x, self.shape);
         let name = |part: &str| format!("{prefix}.{part}");
@@ -156,7 +156,7 @@ impl Net {
     }
 }
 
-/// TensorFlow's "SAME" padding before and after: as much as makes ceil(pixels / stride) windows fit.
+/// TensorFlow's "SAME" padding before and after: as much as ceil(pixels / stride) windows need.
 fn same_pad(pixels: usize, kernel: usize, stride: usize) -> [usize; 2] {
     let last_window = pixels.div_ceil(stride).saturating_sub(1) * stride;
     let total = (last_window + kernel).saturating_sub(pixels);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn same_padding_depends_on_the_size() {
-        // From TensorFlow's formula by hand.
+        // The expected values are computed by hand from TensorFlow's formula.
         assert_eq!(same_pad(224, 3, 2), [0, 1]);
         assert_eq!(same_pad(225, 3, 2), [1, 1]);
         assert_eq!(same_pad(56, 5, 2), [1, 2]);

@@ -1,6 +1,7 @@
 //! GoogLeNet: blocks of four branches whose channels are put side by side, by torchvision's names.
 //!
-//! As torchvision has it: a batch norm behind each convolution, and a 3x3 window where the paper's third branch has 5x5.
+//! As in torchvision, each convolution has a batch norm, and the window of the third branch is 3x3 where the paper has
+//! 5x5.
 
 use super::Architecture;
 use crate::error::Error;
@@ -14,7 +15,7 @@ pub(super) struct GoogLeNet;
 
 const EPS: f64 = 1e-3;
 
-/// A block: its name's end, and the output channels of its convolutions: 1x1 | 1x1, 3x3 | 1x1, 3x3 | maximum, 1x1.
+/// A block: the end of its name, and the output channels of its convolutions: 1x1 | 1x1, 3x3 | 1x1, 3x3 | maximum, 1x1.
 type Block = (&'static str, [usize; 6]);
 
 /// The blocks between two maxima.
@@ -70,7 +71,7 @@ impl Architecture for GoogLeNet {
     }
 }
 
-/// A network being built, and height and width of its last value.
+/// A network in the making, with the height and width of its last value.
 struct Net {
     g: GraphBuilder,
     sides: [usize; 2],
@@ -99,7 +100,7 @@ impl Net {
         self.g.relu(&format!("{name}.relu"), x)
     }
 
-    /// The maximum over every other window, of which the last may begin in the image and end beyond it.
+    /// The maximum over windows with stride 2. The last window may begin in the image and end beyond it.
     fn max_pool(&mut self, name: &str, x: ValueId, size: usize) -> ValueId {
         let windows = self.sides.map(|pixels| pixels.saturating_sub(size).div_ceil(2) + 1);
         let beyond = |axis: usize| ((windows[axis] - 1) * 2 + size).saturating_sub(self.sides[axis]);
@@ -132,7 +133,7 @@ mod tests {
         }
     }
 
-    /// From torch's formula for `ceil_mode` by hand.
+    /// The expected sides are computed by hand from torch's formula for `ceil_mode`.
     #[test]
     fn the_last_window_may_end_beyond_the_image() {
         for (side, sides) in [(224, [56, 28, 14, 7]), (97, [24, 12, 6, 3]), (15, [4, 2, 1, 1])] {

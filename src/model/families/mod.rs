@@ -18,21 +18,21 @@ use crate::tensor::Shape;
 
 /// An architecture that can be built.
 pub(super) trait Architecture: Sync {
-    /// Its name, without a tag.
+    /// The architecture's name, without a tag.
     fn name(&self) -> &'static str;
 
     /// The input for which it was designed.
     fn default_input(&self) -> Shape;
 
-    /// The name of its last, fully connected layer.
+    /// The name of the architecture's last, fully connected layer.
     fn classifier(&self) -> &'static str;
 
-    /// What the names of its tensors begin with that are there for training alone.
+    /// The beginnings of the names of tensors that are only needed for training.
     fn training_only(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Its graph.
+    /// The architecture's graph for this number of classes and this input.
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error>;
 }
 
@@ -96,13 +96,13 @@ pub fn architectures() -> Vec<String> {
     all().map(|architecture| architecture.name().to_owned()).collect()
 }
 
-/// The architecture of this name, a tag ignored.
+/// The architecture of this name; a tag is ignored.
 pub(super) fn find(name: &str) -> Option<&'static dyn Architecture> {
     let plain = name.split_once('.').map_or(name, |(plain, _tag)| plain);
     all().find(|architecture| architecture.name() == plain)
 }
 
-/// Checks that every tensor that the graph reads is there, with its shape and a usable type.
+/// Checks that every tensor that the graph reads exists, with its shape and a usable type.
 fn check_weights(graph: &Graph, weights: &Weights) -> Result<(), Error> {
     graph.weights().try_for_each(|(name, of)| weights.check(name, &of.dims))
 }
@@ -127,11 +127,11 @@ fn stored_classes(architecture: &dyn Architecture, weights: &Weights) -> Result<
     }
 }
 
-/// A tensor that no node reads means that the weights are another architecture's, which may still fit by chance:
-/// one with more blocks, or with a layer in each block that this one has not.
+/// Checks that no tensor is left over. A tensor that no node reads means that the weights belong to another
+/// architecture and fit only by chance, such as one with more blocks, or with a further layer in each block.
 fn check_nothing_left(architecture: &dyn Architecture, graph: &Graph, weights: &Weights) -> Result<(), Error> {
     let used: HashSet<&str> = graph.weights().map(|(name, _)| name).collect();
-    // A matrix is there as a filter, too, once a network was found.
+    // Once a network has been found, each matrix also exists as a filter.
     let filters: HashSet<String> = used.iter().map(|name| filter_of(name, false)).collect();
     let for_training = |name: &str| {
         name.ends_with(".num_batches_tracked") || architecture.training_only().iter().any(|part| name.starts_with(part))
@@ -151,7 +151,7 @@ mod tests {
     use crate::model::images::Network;
     use crate::model::{Op, fold_conv, optimize, read_linear, shape};
 
-    /// Trainable parameters, as PyTorch counts them.
+    /// The number of trainable parameters, as PyTorch counts them.
     fn trainable(graph: &Graph) -> usize {
         let learned =
             graph.weights().filter(|(name, _)| !name.ends_with("running_mean") && !name.ends_with("running_var"));
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// The way that a planner and a loader go: the rewritten graph gets all its weights.
+    /// The order in which a planner and a loader work: the rewritten graph finds all its weights.
     #[test]
     fn the_weights_of_rewritten_graphs_are_read() {
         for name in

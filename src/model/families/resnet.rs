@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::graph::{Graph, GraphBuilder, ValueId, Window};
 use crate::tensor::Shape;
 
-/// The family.
+/// The members of the family.
 pub(super) static ALL: [ResNet; 5] = [
     ResNet { name: "resnet18", blocks: [2, 2, 2, 2], bottleneck: false },
     ResNet { name: "resnet34", blocks: [3, 4, 6, 3], bottleneck: false },
@@ -16,9 +16,9 @@ pub(super) static ALL: [ResNet; 5] = [
 
 pub(super) struct ResNet {
     name: &'static str,
-    /// Blocks in each of the four layers.
+    /// The number of blocks in each of the four layers.
     blocks: [usize; 4],
-    /// Blocks of 1x1, 3x3, 1x1 instead of 3x3, 3x3.
+    /// Whether blocks have convolutions of 1x1, 3x3, 1x1 instead of 3x3, 3x3.
     bottleneck: bool,
 }
 
@@ -61,11 +61,11 @@ impl Architecture for ResNet {
     }
 }
 
-/// One block being built.
+/// A block in the making.
 struct Block<'a> {
     g: &'a mut GraphBuilder,
     prefix: String,
-    /// Channels that come in.
+    /// The number of input channels.
     channels: usize,
     stride: usize,
 }
@@ -91,8 +91,8 @@ impl Block<'_> {
         self.relu("relu3", sum)
     }
 
-    /// The block's input, or its projection. It comes first: the input's memory is free after the main path's first
-    /// convolution, and the main path's last convolution takes the addition.
+    /// The block's input, or its projection. It is computed first, so that the input's memory is free after the first
+    /// convolution of the main path, and the last convolution of the main path can add it.
     fn shortcut(&mut self, x: ValueId, out_channels: usize) -> ValueId {
         if self.stride == 1 && self.channels == out_channels {
             return x;

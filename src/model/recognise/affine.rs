@@ -1,10 +1,10 @@
-//! Expressions that are a multiple of one operand and a constant.
+//! Expressions that are an affine function of one operand.
 
 use crate::graph::{Binary, Expr, Unary};
 use crate::tensor::Dtype;
 
-/// The slope and the offset of an expression that is slope * x + offset, where x is the operand `at` and the other
-/// operands are constants: two expressions of these, in f64. None of one that is something else.
+/// The slope and the offset of an expression that is slope * x + offset, where x is operand `at` and the other operands
+/// are constants. Both are expressions of these constants in f64. `None` for any other expression.
 pub(super) fn affine(expr: &Expr, at: usize) -> Option<(Expr, Expr)> {
     let number = |value| Expr::float(Dtype::F64, value);
     if !reads(expr, at) {
@@ -41,7 +41,7 @@ fn reads(expr: &Expr, at: usize) -> bool {
     }
 }
 
-/// An expression of floats, computed in f64; none where integers or places matter.
+/// An expression of floats, computed in f64; `None` if it depends on integers or places.
 fn wide(expr: &Expr) -> Option<Expr> {
     match expr {
         Expr::Arg(number) => Some(Expr::arg(*number).cast(Dtype::F64)),

@@ -11,19 +11,19 @@ use crate::model::quantization::{check, missing};
 use crate::model::weights::Weights;
 use crate::tensor::{Activation, Dtype};
 
-/// What a pair of `QuantizeLinear` and `DequantizeLinear` keeps of a value.
+/// The bytes to which a pair of `QuantizeLinear` and `DequantizeLinear` rounds a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kept {
-    /// Bytes of this scale, whose 0 is 0: negative numbers too.
+    /// Bytes of this scale for negative numbers too: signed with the zero point 0, or unsigned with 128.
     Signed(f32),
-    /// The same of what is not negative: negative numbers become 0.
+    /// Bytes of this scale whose zero point is the lowest byte: negative numbers become 0.
     Unsigned(f32),
-    /// Bytes whose 0 is another number.
+    /// Bytes with this other zero point.
     Asymmetric(i64),
 }
 
-/// The graph without such pairs of one scale: what they leave of a value is a bound that has the name of the second. And
-/// what each of these bounds keeps.
+/// The graph in which each such pair with one scale is replaced by a bound that has the same effect apart from rounding
+/// and the name of the second node; and for each of these bounds, the bytes of its pair.
 pub(super) fn without_pairs(
     graph: &values::Graph,
     weights: &Weights,
@@ -35,7 +35,7 @@ pub(super) fn without_pairs(
         let node = &mut without.nodes[at];
         let [first, second] = [quantize, &*node].map(|node| grid(graph, &numbers, node));
         let Some(of) = first.filter(|first| Some(*first) == second).map(Grid::kept) else { continue };
-        // The smallest float bounds nothing.
+        // A bound of the smallest float has no effect.
         let least = if matches!(of, Kept::Unsigned(_)) { 0.0 } else { f64::from(f32::MIN) };
         node.op = Op::Map(Expr::arg(0).binary(Binary::Max, Expr::float(Dtype::F32, least)));
         node.inputs = vec![Some(x)];
@@ -44,12 +44,12 @@ pub(super) fn without_pairs(
     Ok((without, kept))
 }
 
-/// A value that is rounded to integers and back, each by one scale for all.
+/// A value that is rounded to integers and converted back, both with one scale for all channels.
 struct Pair<'a> {
-    /// What is rounded: floats.
+    /// The value that is rounded, in floats.
     x: ValueId,
     quantize: &'a values::Node,
-    /// The number of the node that gives floats again.
+    /// The index of the node that converts back to floats.
     at: usize,
 }
 
@@ -62,7 +62,7 @@ fn pair<'a>(graph: &'a values::Graph, at: usize, node: &values::Node) -> Option<
     is_of_floats.then_some(Pair { x, quantize, at })
 }
 
-/// The scales and zero points of pairs that are constants.
+/// The scales and zero points of pairs, if they are constants of one element.
 fn numbers(graph: &values::Graph, weights: &Weights, pairs: &[Pair<'_>]) -> Result<HashMap<ValueId, f64>, Error> {
     let is_constant = constants(graph);
     let nodes = pairs.iter().flat_map(|pair| [pair.quantize, &graph.nodes[pair.at]]);
@@ -74,7 +74,7 @@ fn numbers(graph: &values::Graph, weights: &Weights, pairs: &[Pair<'_>]) -> Resu
     Ok(ids.into_iter().zip(tensors.iter().map(|tensor| tensor.to_f64s()[0])).collect())
 }
 
-/// What bytes stand for.
+/// The meaning of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Grid {
     is_signed: bool,
@@ -82,7 +82,7 @@ struct Grid {
     zero: i64,
 }
 
-/// That of one of a pair; none if its parameters are no constants, or its integers no bytes.
+/// The meaning of the bytes of one node of a pair; `None` if its parameters are no constants, or its integers no bytes.
 fn grid(graph: &values::Graph, numbers: &HashMap<ValueId, f64>, node: &values::Node) -> Option<Grid> {
     let dtype = match node.op {
         Op::Quantize { dtype, .. } => dtype,
@@ -108,7 +108,8 @@ impl Grid {
     }
 }
 
-/// Leaves the dense convolutions of a network with scales in floats that lack one, and tells which lack which.
+/// Makes the dense convolutions that lack a scale compute in floats, in a network with scales; returns which layers
+/// those are and why.
 pub(super) fn leave_in_floats(graph: &mut Network, asymmetric: &HashMap<String, i64>) -> Vec<String> {
     if graph.nodes.iter().all(|node| node.scale.is_none()) && asymmetric.is_empty() {
         return Vec::new();
@@ -127,7 +128,7 @@ pub(super) fn leave_in_floats(graph: &mut Network, asymmetric: &HashMap<String, 
     told
 }
 
-/// The values of constants.
+/// Computes constant values.
 pub(super) fn constants_of(graph: &values::Graph, weights: &Weights, ids: &[ValueId]) -> Result<Vec<Tensor>, Error> {
     let port = |(number, &value): (usize, &ValueId)| values::Port { name: format!("constant {number}"), value };
     let outputs = ids.iter().enumerate().map(port).collect();
@@ -136,7 +137,7 @@ pub(super) fn constants_of(graph: &values::Graph, weights: &Weights, ids: &[Valu
 }
 
 impl Recogniser<'_> {
-    /// The image that is kept as bytes, with a scale: an activation where negative numbers become 0.
+    /// The image as bytes with a scale. If negative numbers become 0, this is an activation.
     pub(super) fn kept(&mut self, node: &values::Node, kept: Kept, x: NodeId) -> Result<NodeId, Failed> {
         let (x, scale) = match kept {
             Kept::Signed(scale) => (x, scale),

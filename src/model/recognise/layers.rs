@@ -1,4 +1,4 @@
-//! Layers: convolutions, pools, means, concatenations, linear layers, and the softmax behind them.
+//! Layers: convolutions, pools, means, concatenations, linear layers, and the softmax that follows them.
 
 use super::{Failed, Recogniser, Why, read};
 use crate::graph::{self as values, PoolOp, ReduceOp, ValueId, ValueType};
@@ -51,7 +51,7 @@ impl Recogniser<'_> {
         Ok(self.push(node, Op::Linear(Linear { out_features, weight, bias: None }), vec![x]))
     }
 
-    /// Outputs of a linear layer, and the name of its weight `[out, in]`.
+    /// The number of outputs of a linear layer, and the name of its weight `[out, in]`.
     pub(super) fn linear_weight(
         &mut self,
         node: &values::Node,
@@ -73,7 +73,7 @@ impl Recogniser<'_> {
         Ok((dims[1], self.keep(node, "weight", tensor)))
     }
 
-    /// A vector seen as an image of one pixel, or the other way round.
+    /// The reshape of a vector to an image of one pixel, or the reverse.
     pub(super) fn reshape(&mut self, node: &values::Node, x: NodeId) -> Result<NodeId, Failed> {
         let [from, to] = [read(node), node.outputs[0]].map(|id| self.from.value(id));
         let is_vector = |of: &ValueType| of.dims.last() == Some(&of.elems());
@@ -94,7 +94,7 @@ impl Recogniser<'_> {
     }
 }
 
-/// The pooling that a node is.
+/// The pooling operation that a node is.
 pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Why> {
     let window = window_of(&pool.window)?;
     if node.outputs.len() > 1 {
@@ -108,7 +108,7 @@ pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Wh
     }
 }
 
-/// The mean over all pixels that a reduction of a value of this rank is.
+/// The mean over all pixels that a reduction is, of a value of this rank.
 fn mean_of(of: &values::Reduce, rank: usize) -> Result<Op, Why> {
     match (of.op, &of.axes[..], rank) {
         (ReduceOp::Mean, [1, 2], 4) => Ok(Op::GlobalAvgPool),

@@ -40,7 +40,8 @@ impl Recogniser<'_> {
         self.scaled(node, slope, offset, x)
     }
 
-    /// The bound that an expression of one image is, if it is one: whether from above, and where.
+    /// The bound that an expression of one image is: whether it is an upper bound, and the limit. `None` for other
+    /// expressions.
     fn bound(&mut self, node: &values::Node, expr: &Expr, at: usize) -> Result<Option<(bool, f64)>, Failed> {
         let Expr::Binary(op @ (Binary::Max | Binary::Min), of) = expr else { return Ok(None) };
         let limit = match (&of[0], &of[1]) {
@@ -72,14 +73,14 @@ impl Recogniser<'_> {
         }
     }
 
-    /// The name of the weight that an expression adds to a layer alone, if it is one that the layer can have as its bias.
+    /// The name of the weight that an expression adds to a layer's image, if it can become the layer's bias.
     fn stored_bias(&self, node: &values::Node, expr: &Expr, x: NodeId) -> Option<String> {
         let [Some(a), Some(b)] = node.inputs[..] else { return None };
         let bias = self.stored_vector(node, if self.is_constant(a) { a } else { b })?;
         (is_sum(expr) && self.takes_bias(x)).then_some(bias)
     }
 
-    /// Whether an image is that of a layer without bias which nothing else reads.
+    /// Whether an image is the result of a layer without a bias, and no other node reads it.
     fn takes_bias(&self, x: NodeId) -> bool {
         let has_none = matches!(
             &self.nodes[x.0].op,
@@ -95,7 +96,8 @@ impl Recogniser<'_> {
         x
     }
 
-    /// The batch norm of a convolution that nothing else reads, if its vectors are weights, which need not be read then.
+    /// The batch norm of a convolution that no other node reads, if its vectors are stored weights. They are not read
+    /// then.
     fn stored_norm(&self, node: &values::Node, expr: &Expr, x: NodeId) -> Option<BatchNorm> {
         let eps = eps_of_batch_norm(expr)?;
         let [_, Some(gamma), Some(beta), Some(mean), Some(var)] = node.inputs[..] else { return None };
@@ -104,7 +106,7 @@ impl Recogniser<'_> {
         (matches!(self.nodes[x.0].op, Op::Conv2d(_)) && self.readers(x) == 1).then_some(norm)
     }
 
-    /// The name of a weight that has an element for each channel of a node's value.
+    /// The name of a weight that has one element for each channel of a node's value.
     fn stored_vector(&self, node: &values::Node, id: ValueId) -> Option<String> {
         let of = self.from.value(node.outputs[0]);
         match self.from.constant(id) {
@@ -115,8 +117,8 @@ impl Recogniser<'_> {
         }
     }
 
-    /// slope * x + offset, for each channel: a layer's bias, a convolution's batch norm, or a depthwise convolution of one
-    /// tap.
+    /// The node for slope * x + offset with a number for each channel: x with a bias, a convolution with a batch norm,
+    /// or a depthwise convolution of one tap.
     fn scaled(&mut self, node: &values::Node, slope: Tensor, offset: Tensor, x: NodeId) -> Result<NodeId, Failed> {
         if self.takes_bias(x) && slope.elems::<f32>().iter().all(|&slope| slope == 1.0) {
             let name = self.keep(node, "bias", offset);
@@ -149,7 +151,7 @@ impl Recogniser<'_> {
         }
     }
 
-    /// How often an image is read, or shown, by what is no view of it.
+    /// The number of reads of an image, by nodes that are no views of it and as outputs.
     fn readers(&self, of: NodeId) -> usize {
         let is_it = |id: &ValueId| self.of_value.get(id) == Some(&of);
         let is_view = |node: &values::Node| is_it(&node.outputs[0]) && matches!(node.op, values::Op::Reshape(_));
@@ -160,14 +162,14 @@ impl Recogniser<'_> {
         self.of_value.iter().filter(|(_, node)| **node == of).map(|(&value, _)| times(value)).sum()
     }
 
-    /// An expression of a map's constants, f64, as one f32 for each channel.
+    /// An expression of a map's constants, computed in f64, as an f32 for each channel.
     fn vector(&mut self, node: &values::Node, expr: &Expr) -> Result<Tensor, Failed> {
         let of = self.from.value(node.outputs[0]);
         let channels = *of.dims.last().ok_or(Failed::Why("it has no channels"))?;
         let mut tensors = Vec::new();
         for id in &node.inputs {
             let id = id.expect("an expression reads what is there");
-            // The image itself is in neither expression.
+            // Neither expression reads the image.
             tensors.push(if self.is_constant(id) { self.tensor(id)? } else { Tensor::of(&[], &[0.0_f32]) });
         }
         let per_channel = |tensor: &Tensor| tensor.value_type().dims.iter().rev().skip(1).all(|&dim| dim == 1);

@@ -1,5 +1,5 @@
-//! A network of images, recognised in a graph of values: convolutions, batch norms, activations, sums, pools and linear
-//! layers, in whatever pieces they were written.
+//! The recognition of a network of images in a graph of values: convolutions, batch norms, activations, sums, pools and
+//! linear layers, whichever operations they are written in.
 
 mod affine;
 mod bytes;
@@ -21,23 +21,25 @@ use crate::tensor::{Dtype, Shape};
 pub(crate) use layers::{pool_of, window_of};
 pub(crate) use maps::is_sum;
 
-/// A network of images that computes what a graph does.
+/// A network of images that computes the same as a graph.
 pub(super) struct Recognised {
-    /// The network, without softmax.
+    /// The network, without a softmax at the end.
     pub network: Network,
     /// Weights that are computed from those of the graph, by new names.
     pub computed: Vec<(String, Tensor)>,
-    /// Weights that are also read in other dimensions: the new name, the name, the dimensions.
+    /// Weights that are also read with other dimensions: the new name, the weight's name and the dimensions.
     pub views: Vec<(String, String, Vec<usize>)>,
-    /// Of a network in bytes the layers that are in floats for want of a scale, and why.
+    /// In a network in bytes, the layers that are computed in floats because a scale is missing, each with the reason.
     pub in_floats: Vec<String>,
 }
 
 impl Recognised {
-    /// The weights that it reads: those of the graph, and its own, which they may have from another size.
+    /// The weights that the network reads: those of the graph and its own, which `weights` may already have from
+    /// another size.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for one of its own that differs between sizes; [`Error::Tensor`] if it has a name that is there.
+    /// [`Error::Unsupported`] if one of its own weights differs between sizes; [`Error::Tensor`] if a name exists
+    /// already.
     pub fn weights(&mut self, weights: &Arc<Weights>) -> Result<Arc<Weights>, Error> {
         let (mut computed, mut views) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.views));
         for (name, tensor) in computed.iter().filter(|(name, _)| weights.dims(name).is_some()) {
@@ -58,8 +60,9 @@ impl Recognised {
 }
 
 impl Network {
-    /// The network of images that a graph computes, whose weights need not be there. [`Model::new`](crate::model::Model::new)
-    /// finds one in every graph in which this does, and in those with constants to compute first.
+    /// The network of images that a graph computes. Its weights need not exist.
+    /// [`Model::new`](crate::model::Model::new) finds every network that this function finds, and also those in graphs
+    /// with constants that have to be computed first.
     ///
     /// ```
     /// use trefoil::model::{architecture, images::Network};
@@ -70,27 +73,27 @@ impl Network {
     ///
     /// # Errors
     /// [`Error::Unsupported`] with every node that no kernel for images computes; [`Error::Graph`] if a window lies in padding
-    /// alone; [`Error::Tensor`] if the network depends on what a weight holds.
+    /// alone; [`Error::Tensor`] if the network depends on the elements of a weight.
     pub fn of(graph: &values::Graph) -> Result<Self, Error> {
         graph.check()?;
         Ok(network(graph, &Weights::from_tensors::<String>([])?)?.network)
     }
 }
 
-/// The order that makes pixels of planes.
+/// The order of axes that turns planes into pixels.
 const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
-/// The order that makes planes of pixels.
+/// The order of axes that turns pixels into planes.
 const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
-/// The network of images that `graph`, of one image, computes.
+/// The network of images that `graph` computes, whose rows are one image.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with every node that is none of a network of images; [`Error::Tensor`] and [`Error::Io`] for
+/// [`Error::Unsupported`] with every node that no network of images has; [`Error::Tensor`] and [`Error::Io`] for
 /// weights that cannot be read.
 pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recognised, Error> {
     let mut least: Option<Vec<String>> = None;
     let (graph, kept) = bytes::without_pairs(graph, weights)?;
-    // What is done to planes before the first convolution can as well be done to pixels.
+    // Operations on planes before the first convolution can also be applied to pixels.
     let ways: [fn(&values::Graph) -> values::Graph; 2] = [values::Graph::clone, of_pixels];
     for read in ways {
         let graph = values::simplify(&read(&graph));
@@ -110,7 +113,7 @@ pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recogn
     })
 }
 
-/// The graph that reads pixels in place of planes, where its input may be planes.
+/// The graph with an input of pixels instead of planes, if its input may be planes.
 fn of_pixels(graph: &values::Graph) -> values::Graph {
     let [port] = &graph.inputs[..] else { return graph.clone() };
     if graph.value(port.value).rank() != TO_PIXELS.len() {
@@ -127,9 +130,9 @@ struct Recogniser<'a> {
     nodes: Vec<Node>,
     /// The node that computes each value.
     of_value: HashMap<ValueId, NodeId>,
-    /// Values that are an image as planes, in any dimensions: only a linear layer can read them.
+    /// Values that are an image as planes, in any dimensions. Only a linear layer can read them.
     planes: HashMap<ValueId, NodeId>,
-    /// Of each value whether it is the same for all requests.
+    /// For each value, whether it is the same for all requests.
     is_constant: Vec<bool>,
     /// The nodes that read each value.
     readers: Vec<Vec<values::NodeId>>,
@@ -137,16 +140,16 @@ struct Recogniser<'a> {
     views: Vec<(String, String, Vec<usize>)>,
     softmax: Option<ValueId>,
     input: Shape,
-    /// What bounds keep of values, by their names.
+    /// The bytes of pairs, by the names of the bounds that replace them.
     kept: &'a HashMap<String, bytes::Kept>,
-    /// The zero points of values in bytes without a scale, by their nodes.
+    /// The zero points of values in bytes that have no scale, by the names of their nodes.
     asymmetric: HashMap<String, i64>,
 }
 
-/// Why a node is none of a network of images.
+/// The reason why a network of images cannot have a node.
 pub(crate) type Why = &'static str;
 
-/// What a node of the graph is.
+/// The network's node for a node of the graph; `None` if one of its inputs was refused.
 type Found = Result<Option<NodeId>, Failed>;
 
 enum Failed {
@@ -210,7 +213,7 @@ impl<'a> Recogniser<'a> {
         })
     }
 
-    /// The network, or the nodes that are none of one.
+    /// The network, or a text for each node that a network of images cannot have.
     fn run(mut self) -> Result<Result<Recognised, Vec<String>>, Error> {
         let mut refused = Vec::new();
         for node in &self.from.nodes {
@@ -219,7 +222,7 @@ impl<'a> Recogniser<'a> {
             }
             match self.recognise(node) {
                 Ok(Some(id)) => drop(self.of_value.insert(node.outputs[0], id)),
-                Ok(None) => {} // what it reads was refused
+                Ok(None) => {} // an input was refused
                 Err(Failed::Error(error)) => return Err(error),
                 Err(Failed::Why(why)) => {
                     let of = self.from.value(node.outputs[0]);
@@ -235,7 +238,7 @@ impl<'a> Recogniser<'a> {
         let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
         let last = network.output.0;
         for (_, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
-            // Only the last layer is followed by nothing that kernels do in the same launch.
+            // A layer before the last becomes a 1x1 convolution, into which kernels fuse the operations that follow.
             if let Op::Linear(linear) = &node.op {
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
                 let filter = filter_of(&linear.weight, false);
@@ -283,14 +286,14 @@ impl<'a> Recogniser<'a> {
         }
     }
 
-    /// What reads an image as planes: a view of them, or a linear layer on all of them, which is a convolution by a window of
-    /// the image's size.
+    /// Adds a node that reads an image as planes: a view of them, or a linear layer of all of them, which is a
+    /// convolution with a window of the image's size.
     fn of_planes(&mut self, node: &values::Node) -> Found {
         let Some(&x) = node.inputs.first().copied().flatten().and_then(|id| self.planes.get(&id)) else {
             return if node.inputs.iter().flatten().any(|id| self.planes.contains_key(id)) {
                 Err("it reads an image as planes".into())
             } else {
-                Ok(None) // what it reads was refused
+                Ok(None) // an input was refused
             };
         };
         match (&node.op, &node.inputs[..]) {
@@ -316,7 +319,7 @@ impl<'a> Recogniser<'a> {
         self.is_constant[id.0]
     }
 
-    /// The name of a constant among the weights; one that is computed is kept under a new one.
+    /// The name of the weight that a constant is. A computed constant becomes a weight with a new name.
     fn named(&mut self, node: &values::Node, part: &str, id: ValueId) -> Result<String, Failed> {
         match self.from.constant(id) {
             Some(Constant::Weight(name)) => Ok(name.clone()),
@@ -343,7 +346,7 @@ impl<'a> Recogniser<'a> {
     }
 }
 
-/// Of each value whether it is a constant, or computed from constants alone.
+/// For each value, whether it is a constant or computed only from constants.
 fn constants(graph: &values::Graph) -> Vec<bool> {
     let given = |value: &values::Value| matches!(value.origin, Origin::Constant(_));
     let mut is_constant: Vec<bool> = graph.values.iter().map(given).collect();

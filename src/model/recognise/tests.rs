@@ -8,7 +8,7 @@ use crate::tensor::Activation;
 const F32: Dtype = Dtype::F32;
 const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
-/// A convolution as importers of planes write it.
+/// A convolution as importers write it for planes.
 fn conv(g: &mut GraphBuilder, name: &str, x: ValueId, [k, c, r]: [usize; 3], groups: usize) -> ValueId {
     let filter = g.weight(&format!("{name}.weight"), F32, &[k, c, r, r]);
     let pixels = g.node(&format!("{name}.in"), values::Op::Transpose(TO_PIXELS.to_vec()), &[x]);
@@ -26,7 +26,7 @@ fn bounded(g: &mut GraphBuilder, name: &str, x: ValueId, (op, at): (Binary, f32)
     g.map(name, Expr::arg(1).binary(op, Expr::arg(0)), &[x, at])
 }
 
-/// (x - mean) / sqrt(var + eps) * gamma + beta, of planes.
+/// (x - mean) / sqrt(var + eps) * gamma + beta, for planes.
 fn batch_norm(g: &mut GraphBuilder, name: &str, x: ValueId, channels: usize) -> ValueId {
     let vector = |part: &str| (format!("{name}.{part}"), format!("{name}.{part}.column"));
     let mut inputs = vec![x];
@@ -40,7 +40,7 @@ fn batch_norm(g: &mut GraphBuilder, name: &str, x: ValueId, channels: usize) -> 
     g.map(name, (x - mean) / spread * gamma + beta, &inputs)
 }
 
-/// A network with everything that is recognised.
+/// A network with every operation that is recognised.
 fn network_of_planes() -> values::Graph {
     let mut g = GraphBuilder::new();
     let image = g.input("image", F32, &[1, 3, 9, 7]);
@@ -126,7 +126,7 @@ fn everything_that_is_not_of_a_network_of_images_is_told_at_once() {
     assert!(error.contains("`erf`") && error.contains("`five`") && !error.contains("`sum`"), "{error}");
 }
 
-/// Each constant is the sum of the one before it and itself: to follow both operands back would take 2^64 steps.
+/// Each constant is the one before it plus itself: a search through both operands of each would take 2^64 steps.
 #[test]
 fn constants_that_share_operands_are_looked_at_once() {
     let mut g = GraphBuilder::new();
@@ -165,7 +165,8 @@ fn layers_keep_their_names_and_no_weight_is_read() {
     assert_eq!(network.nodes[6].op, Op::Linear(values::Linear::named("fc", 5)));
 }
 
-/// Its convolution's value is read by something else, too, so it is computed by itself, of weights that are read.
+/// Another node reads the convolution's value too, so the batch norm is computed separately, with weights that are
+/// read.
 #[test]
 fn a_batch_norm_that_cannot_be_folded_is_a_convolution_of_each_channel() {
     let mut g = GraphBuilder::new();

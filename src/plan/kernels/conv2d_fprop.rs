@@ -1,4 +1,4 @@
-//! The implicit-GEMM convolution of any GPU: its tiles, and how long a tile's layer takes.
+//! The implicit-GEMM convolution of any GPU: its tiles, and their predicted times.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::plan::work::Work;
 use crate::plan::{Family, Limits, Rates, StepOp};
 use crate::tensor::Dtype;
 
-/// `kernels/conv2d_fprop.cu`.
+/// The kernel in `kernels/conv2d_fprop.cu`.
 pub(super) struct Conv2dFprop;
 
 impl KernelDef for Conv2dFprop {
@@ -49,9 +49,9 @@ impl KernelDef for Conv2dFprop {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConvTile {
-    /// Output pixels (GEMM M).
+    /// The number of output pixels (M of the GEMM).
     pub m: usize,
-    /// Output channels (GEMM N).
+    /// The number of output channels (N of the GEMM).
     pub n: usize,
 }
 
@@ -76,7 +76,7 @@ impl ConvTile {
         Self { m: 16, n: 8 },
     ];
 
-    /// How the convolution kernels walk through this tile; `None` if they are not compiled for it.
+    /// The pipeline of the convolution kernels for this tile; `None` if they are not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<Pipeline> {
         let (k, stages, threads) = match (self.m, self.n) {
             (256, 128) => (64, 3, 256),
@@ -91,7 +91,7 @@ impl ConvTile {
     }
 }
 
-/// The shape of an implicit-GEMM kernel beyond its tile: what `kernels/gemm_tiles.cuh` says.
+/// The pipeline of an implicit-GEMM kernel for one tile, as in `kernels/gemm_tiles.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pipeline {
     /// Depth of one stage, in channels times taps.
@@ -128,10 +128,10 @@ fn tiles(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Ker
 
 /// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor.
 ///
-/// On compute capability 9.0 half of what it does, so that it is chosen only where the sm90 kernel has no chance: side by
-/// side in `examples/tile_sweep.rs` that kernel is no slower on any layer of ResNet-50 and EfficientNet-Lite0 but the
-/// stems. Elsewhere what it does on an H200, or, if the tensor cores have less to give, the same part of what they have:
-/// a prediction that no such GPU has confirmed.
+/// On compute capability 9.0 this is half of the measured rate, so that an sm80 kernel is chosen only where no sm90
+/// kernel can run: side by side in `examples/tile_sweep.rs`, the sm90 kernel is no slower on any layer of ResNet-50 and
+/// EfficientNet-Lite0 except the stems. On other GPUs it is the rate on an H200, or the same part of the GPU's own
+/// tensor rate if that is less. No such GPU has confirmed the prediction.
 fn products_a_clock(limits: &Limits) -> f64 {
     if limits.has_sm90_kernels() {
         return SM80_PRODUCTS / 2.0;
@@ -139,10 +139,10 @@ fn products_a_clock(limits: &Limits) -> f64 {
     Rates::of(limits).map_or(SM80_PRODUCTS, |rates| SM80_PRODUCTS.min(SM80_PART * rates.products_a_clock(limits.units)))
 }
 
-/// What the best tile does on an H200 where products count.
+/// Multiply-adds in a clock of the best tile on an H200, measured where products bound the time.
 const SM80_PRODUCTS: f64 = 800.0;
 
-/// Of what mma.sync can do there, which is about 60 % of the 2048 of wgmma.
+/// The part of the rate of mma.sync that the best tile reaches there. mma.sync has about 60 % of the 2048 of wgmma.
 const SM80_PART: f64 = SM80_PRODUCTS / (0.6 * 2048.0);
 
 /// Prologue and epilogue of one block, in multiply-adds of the best tile.
@@ -171,7 +171,7 @@ mod tests {
     use crate::plan::{Choices, Plan, Request, plan};
     use crate::tensor::{InputFormat, OutputKind};
 
-    /// What products cost decides between families, never between tiles of one.
+    /// The rate of products decides between families, never between tiles of one family.
     #[test]
     fn tiles_are_chosen_alike_whatever_products_cost() {
         let other_gpus = [Limits::a100(), Limits::b200(), Limits::l4(), Limits::rtx4090(), Limits::rtx5090()];
@@ -185,7 +185,7 @@ mod tests {
                 let (preprocessing, choices) = (&Preprocessing::new(graph.input), &Choices::new());
                 let (input, output) = (InputFormat::U8Nhwc, OutputKind::Logits);
                 let plan = plan(&graph, &Request { limits, batch, input, preprocessing, output, choices }).unwrap();
-                // The same hardware, products at the rate that compute capability 9.0 is given.
+                // The same hardware with the rate of products of compute capability 9.0.
                 let like_hopper = Limits { compute_capability: [9, 0], ..limits.clone() };
                 for (step, mnk) in products(&plan) {
                     let [here, there] = [limits, &like_hopper].map(|limits| tiles(&ConvTile::ALL, limits, mnk));
@@ -203,7 +203,7 @@ mod tests {
         assert!(convs > 1000, "{convs}");
     }
 
-    /// The dense convolutions of a plan: step and GEMM.
+    /// The dense convolutions of a plan: the index of the step, and M, N and K of the GEMM.
     fn products(plan: &Plan) -> Vec<(usize, [usize; 3])> {
         let of = |(index, step): (usize, &crate::plan::Step)| {
             let StepOp::Conv(conv) = &step.op else { return None };

@@ -1,4 +1,4 @@
-//! A dense convolution as its kernels see it, and what the copy engine's window walk takes.
+//! A dense convolution as its kernels see it, and the limits of the copy engine's window walk.
 
 use crate::error::Error;
 use crate::model::Window;
@@ -15,17 +15,17 @@ pub(crate) struct ConvShape {
     pub(crate) window: Window,
 }
 
-/// Channels of a step of the Hopper convolution.
+/// The number of channels of a step of the sm90 convolution.
 const STEP_CHANNELS: usize = 64;
 
-/// Channels of a tap as the Hopper convolution's filters have them: those of whole steps.
+/// The number of channels of a tap in the filters of the sm90 convolution: a multiple of a step's channels.
 #[cfg(feature = "cuda")]
 pub(crate) fn packed_channels(channels: usize) -> usize {
     channels.next_multiple_of(STEP_CHANNELS)
 }
 
-/// The place of a channel among [`packed_channels`]: the last step ends with the last channel, and begins among those of the
-/// one before it, if there is one.
+/// The place of a channel among [`packed_channels`]. The last step covers the last 64 channels; a
+/// channel that the step before covers too has its place there.
 #[cfg(feature = "cuda")]
 pub(crate) fn packed_channel(channels: usize, channel: usize) -> usize {
     let packed = packed_channels(channels);
@@ -34,25 +34,25 @@ pub(crate) fn packed_channel(channels: usize, channel: usize) -> usize {
 }
 
 impl ConvShape {
-    /// Of a dense convolution in f16; none of anything else.
+    /// The shape of a dense convolution in f16; `None` for any other layer.
     pub(super) fn of(layer: &Layer<'_>, batch: usize) -> Option<Self> {
         let is_in_f16 = [layer.input, layer.output].iter().all(|operand| operand.dtype == Dtype::F16);
         let conv = layer.dense_conv().filter(|_| is_in_f16)?;
         Some(Self { batch, input: layer.input.stored(), output: layer.output.stored(), window: conv.window })
     }
 
-    /// Of the dense convolutions of a step's first sum; none if it has others.
+    /// The shapes of the convolutions in a step's first sum; `None` if it contains any other layer.
     pub(super) fn all(work: &Work<'_>) -> Option<Vec<Self>> {
         let layers = work.sums().into_iter().next()?;
         layers.iter().map(|layer| Self::of(layer, work.batch)).collect()
     }
 
-    /// Steps of the sum, of 64 channels each.
+    /// The number of steps of the sum, of 64 channels each.
     pub(crate) fn steps(&self) -> usize {
         self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(STEP_CHANNELS)
     }
 
-    /// Whether every output pixel sees just the input pixel of its own place.
+    /// Whether every output pixel reads just the input pixel at its own place.
     #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) fn is_matrix(&self) -> bool {
         let Self { input, output, window, .. } = self;
@@ -63,7 +63,7 @@ impl ConvShape {
     }
 }
 
-/// An error that names what the copy engine's window walk cannot do, if anything.
+/// An error that names what the copy engine's window walk cannot do, if there is anything.
 pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
     let ConvShape { batch, input, output, window } = *conv;
     let refuse = |what: &str, value: String, takes: &str| {
@@ -90,7 +90,8 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
         if before > 127 || after > 127 {
             return refuse(&format!("{axis}: padding"), before.max(after).to_string(), "up to 127 pixels");
         }
-        // The engine steps through what the windows' first pixels may be; it must come to the same count.
+        // The engine derives the number of steps from the range of the windows' first pixels; it has to equal the
+        // output's size.
         let span = (size + before + after).checked_sub(reach + 1);
         if size == 0 || size >= INDEX_LIMIT || span.map(|span| span / stride + 1) != Some(out) {
             return refuse(&format!("{axis}: output size"), out.to_string(), "what follows from size and window");
@@ -108,11 +109,11 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
     Ok(())
 }
 
-/// 2^31: what counts and indices stay below.
+/// The limit 2^31, below which counts and indices stay.
 const INDEX_LIMIT: usize = 1 << 31;
 
-/// What the blocks of dense convolutions read from the L2 cache: each pixel for every tap and 256 output channels, and the
-/// filters once for each multiprocessor.
+/// Bytes that the blocks of dense convolutions read from the L2 cache: each pixel once for every tap and every 256
+/// output channels, and the filters once for each multiprocessor.
 pub(super) fn cache_bytes(convs: &[ConvShape], limits: &Limits) -> u64 {
     let of = |conv: &ConvShape| {
         let pixels = conv.batch * conv.output.pixels();
@@ -123,7 +124,8 @@ pub(super) fn cache_bytes(convs: &[ConvShape], limits: &Limits) -> u64 {
     convs.iter().map(of).sum()
 }
 
-/// Output channels and output pixels that are computed from one copy of what they share.
+/// The number of output channels that share one copy of a pixel, and of output pixels that share one copy of the
+/// filters.
 pub(super) const SHARED: usize = 256;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Linear layers on any GPU: how long one takes in each tile. What takes the time is the way of both operands to the
-//! multiprocessors.
+//! Linear layers on any GPU: the predicted time in each tile. The copies of both operands to the multiprocessors take
+//! most of it.
 
 use super::{ConvTile, Kernel, KernelDef, Variant};
 use crate::plan::work::Work;
 use crate::plan::{Family, Limits, StepOp};
 use crate::tensor::Dtype;
 
-/// `kernels/linear.cu`.
+/// The kernel in `kernels/linear.cu`.
 pub(super) struct Linear;
 
 impl KernelDef for Linear {
@@ -26,7 +26,7 @@ impl KernelDef for Linear {
         matches!(kernel, Kernel::Sm80Gemm(_))
     }
 
-    /// Of tiles that take as long the smallest first, which has the fewest products.
+    /// The smallest tile comes first: of tiles with equal times it has the fewest products.
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
         let Some(shape) = LinearShape::of(work) else { return Vec::new() };
         let of = |tile| Variant::modelled((Kernel::Sm80Gemm(tile), sm80_clocks(&shape, tile, limits)));
@@ -34,7 +34,7 @@ impl KernelDef for Linear {
     }
 }
 
-/// What decides how long a linear layer takes; channels and outputs are the stored ones.
+/// The sizes of a linear layer that decide its time; channels and outputs are the stored ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinearShape {
     pub batch: usize,
@@ -43,7 +43,7 @@ pub(super) struct LinearShape {
 }
 
 impl LinearShape {
-    /// Of a step; none if it is no linear layer of values in f16.
+    /// The sizes of a step; `None` unless it is a linear layer of values in f16.
     pub(super) fn of(work: &Work<'_>) -> Option<Self> {
         let is_linear = matches!(work.op, StepOp::Linear(_)) && work.is_in(Dtype::F16, Dtype::F32);
         is_linear.then(|| {
@@ -60,7 +60,8 @@ fn sm80_clocks(shape: &LinearShape, tile: ConvTile, limits: &Limits) -> f64 {
     blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + SM80_BLOCK)
 }
 
-/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
+/// Bytes that a multiprocessor of an H200 gets from the L2 cache in a clock while all others read too: 7.8 TB/s over
+/// 132.
 pub(super) const BYTES_A_CLOCK: f64 = 30.0;
-/// The rest of a block, in clocks: latencies, and adding its warps' sums.
+/// The rest of a block's time, in clocks: latencies, and the addition of its warps' sums.
 const SM80_BLOCK: f64 = 2000.0;

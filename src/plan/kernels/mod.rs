@@ -63,58 +63,58 @@ pub(crate) use toy::GPU as TOY_GPU;
 
 /// A kernel as the planner sees it: what it computes, in which tiles, and how long that takes.
 pub(crate) trait KernelDef: Sync {
-    /// The stem of its files: `kernels/NAME.cu`, and what launches it.
+    /// The stem of the file names: `kernels/NAME.cu` and the launcher's file.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
     fn name(&self) -> &'static str;
 
-    /// Whether devices with these limits run it.
+    /// Whether devices with these limits can run the kernel.
     fn runs_on(&self, limits: &Limits) -> bool {
         limits.has_sm90_kernels()
     }
 
-    /// Whether it is for such operations on operands of such types.
+    /// Whether the kernel is made for this operation and the types of its operands.
     fn takes(&self, work: &Work<'_>) -> bool;
 
-    /// Whether it applies an activation, in what it `takes`.
+    /// Whether the kernel applies this activation in the operations that it `takes`.
     fn applies(&self, activation: Activation) -> bool {
         activation.is_bound()
     }
 
-    /// Whether this is one of its tiles.
+    /// Whether `kernel` is one of this kernel's tiles.
     fn has(&self, kernel: Kernel) -> bool;
 
-    /// The tiles in which it computes what it `takes`; none if it cannot.
+    /// The tiles in which the kernel computes work that it `takes`; empty if it cannot compute this work.
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant>;
 
-    /// Whether it computes what it `takes` in a tile that somebody has chosen, which may be none of its `variants`.
+    /// Checks that the kernel computes work that it `takes` in a chosen tile, which may be none of its `variants`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] that says why not.
+    /// [`Error::Unsupported`] that says why it does not.
     fn check(&self, _work: &Work<'_>, _kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
         Ok(())
     }
 
-    /// What it would compute of several nodes in one step, found at one of them; the output rows are a node too.
+    /// Groups of nodes that the kernel can compute in one step, found at node `at`; the output rows are a node too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a choice that cannot be had.
+    /// [`Error::Unsupported`] for a chosen kernel that cannot compute its node.
     fn matches(&self, _context: &Context<'_>, _at: NodeId) -> Result<Vec<Match>, Error> {
         Ok(Vec::new())
     }
 
-    /// What its blocks read from the L2 cache: see [`Roofline::cache`](super::Roofline::cache).
+    /// Bytes that its blocks read from the L2 cache: see [`Roofline::cache`](super::Roofline::cache).
     fn cache_bytes(&self, _work: &Work<'_>, _limits: &Limits) -> u64 {
         0
     }
 
-    /// The weights as it reads them, for each sum.
+    /// The weights as the kernel reads them, for each sum.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         super::packing::usual(work)
     }
 }
 
-/// Every kernel. Of those that take as long the first one is chosen.
+/// Every kernel. Of kernels with equal times, the first one in this list is chosen.
 pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::Cpu,
     &conv2d_fprop::Conv2dFprop,
@@ -147,34 +147,34 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &toy::Toy,
 ];
 
-/// A kernel in a tile, for some work.
+/// A kernel with its tile, for some work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Variant {
     /// The kernel.
     pub(crate) kernel: Kernel,
-    /// Clocks of the busiest multiprocessor, if there is a model of it.
+    /// Predicted clocks of the busiest multiprocessor; `None` if there is no prediction.
     pub(crate) clocks: Option<f64>,
 }
 
 impl Variant {
-    /// Of a kernel that the tile model knows.
+    /// A variant that the tile model predicts.
     pub(super) const fn modelled((kernel, clocks): (Kernel, f64)) -> Self {
         Self { kernel, clocks: Some(clocks) }
     }
 }
 
-/// Whether a kernel is for such an operation, its operands, and its activations.
+/// Whether a kernel is made for the operation of `work`, its operands and its activations.
 fn computes(def: &dyn KernelDef, work: &Work<'_>) -> bool {
     def.takes(work) && work.activations().all(|of| def.applies(of))
 }
 
-/// Every way to compute some work on a device.
+/// Every way to compute some work on a device: kernels with their tiles.
 pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
     let able = KERNELS.iter().filter(|def| def.runs_on(limits) && computes(**def, work));
     able.flat_map(|def| def.variants(work, limits)).collect()
 }
 
-/// Whether a kernel computes this in bytes.
+/// Whether a kernel computes these layers in bytes.
 pub(super) fn take_bytes(of: &ByteWork<'_>, request: &Request<'_>) -> bool {
     let (op, shapes) = match *of {
         ByteWork::Conv(conv, shapes) => (StepOp::QuantizedConv(QuantizedConv::plain(conv)), shapes),
@@ -189,7 +189,8 @@ pub(super) fn take_bytes(of: &ByteWork<'_>, request: &Request<'_>) -> bool {
     !variants(&Work { name: "in bytes", op: &op, batch: 1, inputs, outputs }, request.limits).is_empty()
 }
 
-/// The one that takes the fewest clocks, the first of those that take as many; one without a model if there is no other.
+/// The variant with the fewest clocks, the first one if several have as many. A variant without a prediction only if
+/// there is no other.
 pub(super) fn best(work: &Work<'_>, limits: &Limits) -> Option<Variant> {
     let clocks = |variant: &Variant| variant.clocks.unwrap_or(f64::INFINITY);
     variants(work, limits).into_iter().min_by(|a, b| clocks(a).total_cmp(&clocks(b)))
@@ -198,7 +199,7 @@ pub(super) fn best(work: &Work<'_>, limits: &Limits) -> Option<Variant> {
 /// The kernel of some work: the chosen one, or the best.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if none computes it, or not the chosen one.
+/// [`Error::Unsupported`] if no kernel computes the work, or if the chosen one does not.
 pub(super) fn choose(work: &Work<'_>, limits: &Limits, choices: &Choices) -> Result<Kernel, Error> {
     match choices.get(work.name) {
         Some(&kernel) if limits.family != Family::Cpu => {
@@ -212,12 +213,12 @@ pub(super) fn choose(work: &Work<'_>, limits: &Limits, choices: &Choices) -> Res
     }
 }
 
-/// What defines the kernel that computes some work.
+/// The definition of the kernel that computes some work; `None` if there is none.
 pub(crate) fn of(work: &Work<'_>, kernel: Kernel) -> Option<&'static dyn KernelDef> {
     KERNELS.iter().copied().find(|def| def.has(kernel) && computes(*def, work))
 }
 
-/// An error about a kernel that was chosen for a node.
+/// The error for a chosen kernel that cannot compute its node.
 pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
     Error::Unsupported {
         what: format!("node `{name}`: the chosen kernel {kernel:?}"),
@@ -246,7 +247,7 @@ pub enum Kernel {
     Sm90Conv {
         /// The tile.
         tile: Sm90Tile,
-        /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
+        /// The number of blocks of a cluster, one of [`Sm90Tile::clusters`].
         cluster: usize,
     },
     /// The sm90 convolution with 3x3 windows and up to 64 channels, which copies pixels to shared memory once for all
@@ -279,11 +280,11 @@ pub enum Kernel {
     Sm90Attention(AttentionKernel),
     /// The sm90 norm of rows.
     Sm90RowNorm,
-    /// A loop: evaluated on a CPU, written as PTX for a GPU.
+    /// A loop: evaluated on a CPU, compiled from PTX on a GPU.
     Loop,
     /// A function over values, on a CPU.
     Hand,
-    /// One that only tests have, with images of a block.
+    /// A kernel that only tests have, with the images of a block.
     #[cfg(test)]
     Toy(usize),
 }
@@ -299,7 +300,7 @@ impl Kernel {
         }
     }
 
-    /// Its name with the stem of the operation that it computes, where its own does not say.
+    /// The kernel's name, followed by the stem of the operation if the name does not tell it.
     pub(super) fn title(self, stem: &str) -> String {
         let name = self.to_string();
         let says = match self {
@@ -389,7 +390,7 @@ mod tests {
         }
     }
 
-    /// Rows that are read may be of any type; what is written, and what lies between, is not.
+    /// Rows that a plan reads may have any type; its result and the tensors between steps may not.
     #[test]
     fn operands_of_another_type_have_no_kernel_on_a_gpu() {
         for limits in [Limits::a100(), Limits::h200()] {

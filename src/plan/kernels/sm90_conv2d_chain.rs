@@ -1,4 +1,4 @@
-//! Which 1x1 convolutions are computed by the one whose result they read, and in which tile of the Hopper chain kernel.
+//! Chains: which pairs of 1x1 convolutions one step computes, and in which tile of the sm90 chain kernel.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::plan::work::Work;
 use crate::plan::{Joined, Limits, StepOp};
 use crate::tensor::Dtype;
 
-/// `kernels/sm90_conv2d_chain.cu`.
+/// The kernel in `kernels/sm90_conv2d_chain.cu`.
 pub(super) struct Sm90Conv2dChain;
 
 impl KernelDef for Sm90Conv2dChain {
@@ -40,14 +40,14 @@ impl KernelDef for Sm90Conv2dChain {
 
     fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
         let Some(shape) = ChainShape::of(work) else { return 0 };
-        // What is between the two convolutions stays on the multiprocessor.
+        // The result of the first convolution stays on the multiprocessor.
         let filter = shape.sources[0].output.channels * shape.next_channels * Dtype::F16.bytes();
         let next = filter * limits.units.min(shape.pixels().div_ceil(conv_shape::SHARED));
         conv_shape::cache_bytes(&shape.sources, limits) + next as u64
     }
 }
 
-/// The tile of the Hopper chain kernel: all channels of some pixels.
+/// The tile of the sm90 chain kernel: all channels of some pixels.
 ///
 /// ```
 /// use trefoil::plan::{ChainTile, Kernel};
@@ -56,7 +56,7 @@ impl KernelDef for Sm90Conv2dChain {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChainTile {
-    /// Pixels.
+    /// The number of pixels.
     pub pixels: usize,
 }
 
@@ -64,10 +64,10 @@ impl ChainTile {
     /// Every tile that the kernel is compiled for.
     pub const ALL: [Self; 2] = [Self { pixels: 128 }, Self { pixels: 256 }];
 
-    /// Warpgroups that multiply, each its own part of the pixels.
+    /// The number of warpgroups that multiply. Each computes one part of the pixels.
     pub(crate) const PARTS: usize = 2;
 
-    /// The counts of 64 channels of the second result that it is compiled for: as many as there are registers for.
+    /// The channels of the second result for which the kernel is compiled, in units of 64; registers limit them.
     pub(crate) const fn next_slabs(self) -> &'static [usize] {
         match self.pixels {
             128 => &[1, 2, 4],
@@ -76,7 +76,7 @@ impl ChainTile {
         }
     }
 
-    /// Pixels of a part.
+    /// The number of pixels of a part.
     pub(crate) const fn part_pixels(self) -> usize {
         self.pixels / Self::PARTS
     }
@@ -88,44 +88,44 @@ impl fmt::Display for ChainTile {
     }
 }
 
-/// Two convolutions as the kernel sees them.
+/// The two convolutions of a chain as the kernel sees them.
 #[derive(Clone, Debug)]
 pub(crate) struct ChainShape {
-    /// The first one; two, if their sum is what the second reads.
+    /// The first convolution, or the two convolutions whose sum the second one reads.
     pub(crate) sources: Vec<ConvShape>,
-    /// Whether a residual is added.
+    /// Whether a residual is added to the first result.
     pub(crate) has_residual: bool,
-    /// Stored channels of the second result.
+    /// The stored channels of the second result.
     pub(crate) next_channels: usize,
 }
 
-/// How a launch divides shared memory.
+/// The division of shared memory in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainLayout {
-    /// Counts of 64 channels of the second result, as compiled.
+    /// The channels of the second result for which the kernel is compiled, in units of 64.
     pub(crate) next_slabs: usize,
-    /// Filters of 64x64 channels; as many as there are: they are read once.
+    /// The number of places for filters of 64x64 channels. With a place for each filter, filters are read only once.
     pub(crate) filter_stages: usize,
-    /// Tiles whose input is there.
+    /// The number of tiles whose input is in shared memory at the same time.
     pub(crate) x_buffers: usize,
-    /// Slabs of a part on their way in and out.
+    /// The number of slabs of a part that are on their way in or out.
     pub(crate) slots: usize,
-    /// All of it, with the barriers.
+    /// Bytes of shared memory in all, with the barriers.
     pub(crate) shared_bytes: usize,
 }
 
-/// Channels of a slab, and of a step of a sum.
+/// The channels of a slab, and of a step of a sum.
 const SLAB: usize = 64;
-/// Of a filter of 64x64 channels, and of 64 channels of a pixel.
+/// The bytes of a filter of 64x64 channels, and of 64 channels of a pixel.
 const FILTER_BYTES: usize = SLAB * SLAB * 2;
 const ROW_BYTES: usize = SLAB * 2;
-/// Two barriers for each place.
+/// The bytes of the two barriers of each place.
 const BARRIER_BYTES: usize = 16;
-/// Slabs of a part that are worth their memory.
+/// The largest number of slabs of a part that pays for its memory.
 const MOST_SLOTS: usize = 10;
 
 impl ChainShape {
-    /// Of a step; none if it is no chain of convolutions in f16.
+    /// The chain of a step; `None` if it is no chain of convolutions in f16.
     pub(crate) fn of(work: &Work<'_>) -> Option<Self> {
         let StepOp::Chain { joined, .. } = work.op else { return None };
         let &[_, next] = &work.outputs[..] else { return None };
@@ -133,7 +133,7 @@ impl ChainShape {
         Some(Self { sources: ConvShape::all(work)?, has_residual, next_channels: next.stored_channels })
     }
 
-    /// Whether the kernel computes it.
+    /// Whether the kernel can compute the chain.
     pub(crate) fn fits(&self) -> bool {
         let single = |window: &Window| {
             let none = Pad { top: 0, left: 0, bottom: 0, right: 0 };
@@ -145,13 +145,13 @@ impl ChainShape {
             && self.next_channels.is_multiple_of(8)
     }
 
-    /// Slabs of the first result, and steps of each.
+    /// The number of slabs of the first result, and the number of steps of each.
     fn work(&self) -> [usize; 2] {
         let slabs = self.sources[0].output.channels.div_ceil(SLAB);
         [slabs, self.sources.iter().map(ConvShape::steps).sum()]
     }
 
-    /// What it reads and writes, without weights.
+    /// The number of values that the chain reads and writes, without weights.
     fn values(&self) -> usize {
         let ConvShape { batch, output, .. } = self.sources[0];
         let sources: usize = self.sources.iter().map(|conv| conv.output.pixels() * conv.input.channels).sum();
@@ -159,12 +159,12 @@ impl ChainShape {
         batch * (sources + output.pixels() * outputs)
     }
 
-    /// Pixels of the results.
+    /// The number of pixels of the results.
     pub(crate) fn pixels(&self) -> usize {
         self.sources[0].batch * self.sources[0].output.pixels()
     }
 
-    /// How shared memory is divided in this tile; `None` if it does not suffice.
+    /// The division of shared memory in this tile; `None` if there is too little.
     pub(crate) fn layout(&self, tile: ChainTile, limits: &Limits) -> Option<ChainLayout> {
         let wanted = self.next_channels.div_ceil(SLAB);
         let next_slabs = *tile.next_slabs().iter().find(|&&compiled| compiled >= wanted)?;
@@ -172,7 +172,8 @@ impl ChainShape {
         let filters = slabs * (steps + next_slabs);
         let part_bytes = tile.part_pixels() * ROW_BYTES;
         let place = |bytes: usize, count: usize| count * (bytes + BARRIER_BYTES);
-        // Filters that stay are best, then x of the next tile beside this one's; but slabs must be on their way.
+        // Best is a place for each filter; next, room for the input of the next tile. But some slabs must be on their
+        // way.
         let ways = [filters, 8, 6, 4].map(|stages| [2, 1].map(|x_buffers| (stages.min(filters), x_buffers)));
         let with = |least: usize| {
             ways.into_iter().flatten().find_map(|(filter_stages, x_buffers)| {
@@ -189,7 +190,7 @@ impl ChainShape {
     }
 }
 
-/// Every tile in which the kernel computes both, with its clocks.
+/// Every tile in which the kernel computes the chain, with its predicted clocks.
 fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)> {
     if !shape.fits() {
         return Vec::new();
@@ -198,7 +199,7 @@ fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)> {
     ChainTile::ALL.into_iter().filter_map(of).collect()
 }
 
-/// Clocks of the busiest multiprocessor.
+/// Predicted clocks of the busiest multiprocessor; `None` if the tile has too little shared memory.
 fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
     let layout = shape.layout(tile, limits)?;
     let [slabs, steps] = shape.work();
@@ -208,43 +209,44 @@ fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
     Some(STARTUP + waves * tile.pixels as f64 * of_pixel)
 }
 
-/// Launch, barriers and the first loads.
+/// Clocks of the launch, the barriers and the first loads.
 const STARTUP: f64 = 3600.0;
-/// Of a pixel of a slab: from sums to halves, and out.
+/// Clocks for each pixel of a slab, from sums to halves that are stored.
 const OF_SLAB: f64 = 7.0;
-/// Of a pixel, for each 64x64 of the filters.
+/// Clocks for each pixel and each 64x64 channels of the filters.
 const OF_FILTER: f64 = 2.5;
 
-/// The clocks that so many halves take through device memory.
+/// The clocks in which `values` halves pass through device memory.
 fn memory_clocks(values: usize, limits: &Limits) -> f64 {
     (values * VALUE_BYTES) as f64 / (MEMORY_BYTES_A_CLOCK * limits.units.max(1) as f64)
 }
 
-/// Of a half.
+/// The bytes of a half.
 const VALUE_BYTES: usize = 2;
-/// A multiprocessor's part of what device memory moves in a clock: 4.35 TB/s of an H200's 132.
+/// The bytes that device memory moves in a clock for each multiprocessor: 4.35 TB/s over the 132 of an H200.
 const MEMORY_BYTES_A_CLOCK: f64 = 18.0;
 /// A tensor up to this size is still in the L2 cache when the next step reads it.
 const KEPT_BYTES: usize = 30_000_000;
-/// Of two things that go on at the same time: how much of the shorter one comes on top.
+/// Of two activities at the same time, the part of the shorter one that adds to the time of the longer one.
 const ON_TOP: f64 = 0.25;
 
-/// Clocks of what a kernel computes and moves at the same time.
+/// Clocks of a kernel that computes and moves data at the same time.
 fn overlapped(clocks: f64, memory_clocks: f64) -> f64 {
     clocks.max(memory_clocks) + ON_TOP * clocks.min(memory_clocks)
 }
 
-/// A convolution or the sum of two, and a 1x1 convolution that reads the result.
+/// A convolution, or the sum of two, followed by a 1x1 convolution that reads the result.
 struct Chain<'a> {
     context: &'a Context<'a>,
-    /// The first by itself.
+    /// The step of the first convolution, or of the sum, by itself.
     first: Match,
     next: Match,
     both: Match,
 }
 
 impl<'a> Chain<'a> {
-    /// The one whose second convolution is a node, whether or not the kernel computes it.
+    /// The chain whose second convolution is node `next`, whether or not the kernel computes it; `None` if there is
+    /// none.
     fn find(context: &'a Context<'a>, next: NodeId) -> Result<Option<Self>, Error> {
         let Some((conv, &[first])) = context.dense(next) else { return Ok(None) };
         let Some((first_conv, _)) = context.dense(first) else { return Ok(None) };
@@ -273,7 +275,8 @@ impl<'a> Chain<'a> {
         Ok(Some(Self { context, first: first_alone, next: next_alone, both }))
     }
 
-    /// The chain in its tile, if the kernel computes it and it is chosen or saves anything.
+    /// The chain in its best or chosen tile; `None` if the kernel does not compute it, or if it saves nothing and is
+    /// not chosen.
     fn matched(self) -> Result<Option<Match>, Error> {
         let (limits, work) = (self.context.limits(), self.context.work(&self.both));
         let Some(shape) = ChainShape::of(&work).filter(ChainShape::fits) else { return Ok(None) };
@@ -295,7 +298,7 @@ impl<'a> Chain<'a> {
         Ok(found.map(|(kernel, saved)| Match { kernel: Some(kernel), saved: self.first.saved + saved, ..self.both }))
     }
 
-    /// Clocks of the two by themselves: their kernels' or their bytes'.
+    /// Clocks of two separate steps. Each takes its kernel's clocks and those of its bytes, partly at the same time.
     fn apart_clocks(&self, shape: &ChainShape) -> f64 {
         let limits = self.context.limits();
         let values = |id: NodeId| shape.sources[0].batch * self.context.shapes[id.0].elems();
@@ -305,7 +308,7 @@ impl<'a> Chain<'a> {
             + overlapped(clocks(&self.next), memory_clocks(y + next, limits))
     }
 
-    /// Bytes of what is between the two.
+    /// Bytes of the tensor between the two convolutions.
     fn read_back(&self) -> usize {
         self.context.target.batch * self.context.shapes[self.first.place.0].elems() * VALUE_BYTES
     }
@@ -316,7 +319,8 @@ mod tests {
     use super::*;
     use crate::tensor::Shape;
 
-    /// `channels` and, at stride 2, `strided` channels to `wide`, and those to `next`.
+    /// A chain from `channels` and, if not 0, `strided` channels at stride 2 to `wide` channels, and from these to
+    /// `next`.
     fn shape(side: usize, channels: usize, strided: usize, wide: usize, next: usize) -> ChainShape {
         let (output, single) = (Shape::new(side, side, wide), Window::square(1, 1, 0));
         let conv = |input, window| ConvShape { batch: 8, input, output, window };
@@ -348,7 +352,7 @@ mod tests {
                 assert!(layout.slots >= 2 && (1..=2).contains(&layout.x_buffers), "{layout:?}");
             }
         }
-        // Filters of the first stage of a ResNet stay, those of the second do not.
+        // Filters of the first stage of a ResNet all have a place in shared memory; those of the second stage do not.
         let stay = |shape: &ChainShape| {
             let layout = shape.layout(ChainTile { pixels: 128 }, &limits).unwrap();
             let [slabs, steps] = shape.work();

@@ -1,4 +1,4 @@
-//! The Hopper depthwise convolution: its tiles, what it can compute, and how long a tile's layer takes.
+//! The sm90 depthwise convolution: its tiles, what it can compute, and the predicted times.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
 use crate::tensor::{Dtype, Shape};
 
-/// `kernels/sm90_conv2d_depthwise.cu` for a depthwise convolution by itself.
+/// The kernel in `kernels/sm90_conv2d_depthwise.cu`, for a depthwise convolution by itself.
 pub(super) struct Sm90Conv2dDepthwise;
 
 impl KernelDef for Sm90Conv2dDepthwise {
@@ -38,14 +38,14 @@ impl KernelDef for Sm90Conv2dDepthwise {
     }
 }
 
-/// A kernel in every tile in which it computes a step.
+/// The kernel in every tile in which it computes a step.
 pub(super) fn variants(work: &Work<'_>, limits: &Limits, kernel: fn(DepthwiseTile) -> Kernel) -> Vec<Variant> {
     let Some(shape) = DepthwiseShape::of(work) else { return Vec::new() };
     tiles(&shape, limits).map(|(tile, clocks)| Variant::modelled((kernel(tile), clocks))).collect()
 }
 
-/// The tile of the Hopper depthwise convolution: the part of 32 channels of the output that one thread block computes
-/// at a time.
+/// The tile of the sm90 depthwise convolution: the part of 32 channels of the output that one thread block computes at
+/// a time.
 ///
 /// ```
 /// use trefoil::plan::DepthwiseTile;
@@ -54,9 +54,9 @@ pub(super) fn variants(work: &Work<'_>, limits: &Limits, kernel: fn(DepthwiseTil
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DepthwiseTile {
-    /// Rows of outputs, a multiple of the unit's.
+    /// Rows of outputs, a multiple of the unit's rows.
     pub rows: usize,
-    /// Columns of outputs, a multiple of the unit's.
+    /// Columns of outputs, a multiple of the unit's columns.
     pub columns: usize,
     /// Rows and columns of outputs that a thread computes at a time, one of [`DepthwiseTile::UNITS`].
     pub unit: [usize; 2],
@@ -67,7 +67,8 @@ impl DepthwiseTile {
     /// outputs, which it divides among more threads.
     pub const UNITS: [[usize; 2]; 2] = [[2, 7], [1, 4]];
 
-    /// The tile's units along each axis, if it consists of whole ones.
+    /// The number of units along each axis; `None` unless the tile consists of whole units that the kernel is compiled
+    /// for.
     pub(crate) fn units(self) -> Option<[usize; 2]> {
         let Self { rows, columns, unit: [unit_rows, unit_columns] } = self;
         let whole = Self::UNITS.contains(&self.unit)
@@ -89,55 +90,57 @@ impl fmt::Display for DepthwiseTile {
 /// A depthwise convolution as the kernel sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DepthwiseShape {
-    /// Images.
+    /// The number of images.
     pub(crate) batch: usize,
-    /// Shape of x with its stored channels: those of the output, unless a 1x1 convolution is in front.
+    /// The shape of the input with its stored channels. They equal those of the output unless a 1x1 convolution comes
+    /// first.
     pub(crate) input: Shape,
-    /// P, Q and the stored channels.
+    /// Height, width and stored channels of the output.
     pub(crate) output: Shape,
     /// The window.
     pub(crate) window: Window,
-    /// Whether a 1x1 convolution of x is in front.
+    /// Whether a 1x1 convolution of the input comes first.
     pub(crate) expands: bool,
 }
 
-/// How a launch divides the work.
+/// The division of work in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DepthwiseGrid {
-    /// Units of a tile along each axis.
+    /// The number of units of a tile along each axis.
     pub(crate) units: [usize; 2],
-    /// Threads of a block.
+    /// The number of threads of a block.
     pub(crate) threads: usize,
-    /// Height and width of the box of pixels that a tile's windows reach over.
+    /// Height and width of the box of input pixels that the windows of a tile read.
     pub(crate) box_size: [usize; 2],
-    /// Bytes of a box of 32 channels in shared memory, up to the next one.
+    /// Bytes from one box of 32 channels to the next in shared memory.
     pub(crate) stage_bytes: usize,
-    /// Dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a block.
     pub(crate) shared_bytes: usize,
-    /// Tiles of an image, one below the other, and side by side.
+    /// The number of tiles of an image from top to bottom, and from left to right.
     pub(crate) bands: usize,
     pub(crate) column_tiles: usize,
-    /// Groups of 32 channels.
+    /// The number of groups of 32 channels.
     pub(crate) channel_tiles: usize,
-    /// Blocks for each of them.
+    /// The number of blocks for each group of channels.
     pub(crate) blocks: usize,
 }
 
 /// Sizes and strides of the windows that the kernel is compiled for.
 const WINDOWS: [(usize, usize); 5] = [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)];
-/// Channels of a tile.
+/// The number of channels of a tile.
 pub(crate) const TILE_CHANNELS: usize = 32;
-/// Boxes in shared memory: one that is computed, one on its way.
+/// Boxes in shared memory: one is computed while the other is loaded.
 const STAGES: usize = 2;
-/// Threads side by side, two channels each.
+/// The number of threads that share a unit's channels, two channels each.
 const PAIRS: usize = TILE_CHANNELS / 2;
-/// Of a block.
+/// The largest number of threads of a block.
 pub(crate) const MOST_THREADS: usize = 128;
-/// Pixels along an axis that the copy engine takes at once.
+/// The largest number of pixels along an axis that the copy engine takes at once.
 const MOST_BOX: usize = 256;
 
 impl DepthwiseShape {
-    /// Of a step; none if it is no depthwise convolution in f16.
+    /// The depthwise convolution of a step, with a 1x1 convolution in front or not; `None` for any other step, and if
+    /// not in f16.
     pub(super) fn of(work: &Work<'_>) -> Option<Self> {
         let (conv, expands) = match work.op {
             StepOp::Depthwise(conv) => (conv, false),
@@ -149,7 +152,7 @@ impl DepthwiseShape {
         work.is_in(Dtype::F16, Dtype::F16).then_some(shape)
     }
 
-    /// Whether the kernel is compiled for the window.
+    /// Whether the kernel is compiled for the window, and the sizes are within its limits.
     pub(crate) fn fits(&self) -> bool {
         let Window { size: [r, s], stride: [down, right], dilation, pad } = self.window;
         let pads = [pad.top, pad.left].into_iter().max() < Some(1 << 14);
@@ -157,7 +160,7 @@ impl DepthwiseShape {
         r == s && down == right && WINDOWS.contains(&(r, down)) && dilation == [1; 2] && pads && extents
     }
 
-    /// How a launch in this tile divides the work; `None` if the kernel does not take the window or the tile.
+    /// The division of work in this tile; `None` if the kernel cannot compute the window or the tile.
     pub(crate) fn grid(&self, tile: DepthwiseTile, limits: &Limits) -> Option<DepthwiseGrid> {
         let units = tile.units().filter(|_| self.fits())?;
         let Self { batch, output, window, .. } = *self;
@@ -197,14 +200,14 @@ impl DepthwiseShape {
     }
 }
 
-/// Shared memory of a block beside what is dynamic.
+/// Bytes of static shared memory of a block.
 pub(crate) const STATIC_BYTES: usize = 512;
-/// Of a pixel that a 1x1 convolution made, in shared memory.
+/// Bytes of a pixel of the 1x1 convolution's result in shared memory.
 const EXPANDED_BYTES: usize = TILE_CHANNELS * 2 + 16;
 
-/// Blocks that a multiprocessor has room for.
+/// The number of blocks that fit on a multiprocessor.
 fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -> usize {
-    // As many of the largest as the kernels' launch bounds say.
+    // The number of blocks with the most threads, as in the launch bounds of the kernels.
     let largest = match size {
         3 => 5,
         5 => 4,
@@ -214,13 +217,13 @@ fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -
     (largest * MOST_THREADS / threads).min(by_memory).max(1)
 }
 
-/// The tile that takes the fewest clocks, and how many; `None` if the kernel does not take the window.
+/// The tile with the fewest clocks, and its clocks; `None` if the kernel cannot compute the window.
 #[cfg(test)]
 fn tile(shape: &DepthwiseShape, limits: &Limits) -> Option<(DepthwiseTile, f64)> {
     tiles(shape, limits).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Every tile that the kernel takes, with its clocks; none if it does not take the window.
+/// Every tile that the kernel can compute, with its clocks; empty if it cannot compute the window.
 fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (DepthwiseTile, f64)> {
     let along =
         |outputs: usize, unit: usize| (1..=outputs.div_ceil(unit).min(MOST_UNITS)).map(move |count| count * unit);
@@ -232,11 +235,11 @@ fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (Depth
     tiles.filter_map(move |tile: DepthwiseTile| Some((tile, clocks(shape, tile, limits)?)))
 }
 
-/// Of a tile along an axis.
+/// The largest number of units of a tile along an axis.
 const MOST_UNITS: usize = 16;
 
-/// Clocks of the busiest multiprocessor: its instructions or its bytes, whichever take longer, and no less than one
-/// block's own way through its tiles.
+/// Clocks of the busiest multiprocessor: the time of its instructions or of its bytes, whichever is longer, but at
+/// least the time that one block alone takes for its tiles.
 fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Option<f64> {
     let grid = shape.grid(tile, limits)?;
     let ([size, _], [stride, _]) = (shape.window.size, shape.window.stride);
@@ -245,7 +248,7 @@ fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Optio
     let outputs = unit_rows * unit_columns;
     let units = grid.units[0] * grid.units[1];
     let pixels = grid.box_size.iter().product::<usize>();
-    // Of a warp: two units at a time, 32 pixels at a time.
+    // Instructions of a warp: it computes two units at a time, and 32 pixels of the 1x1 convolution at a time.
     let mut of_tile = units.div_ceil(2) * (loads * 3 + outputs * (2 * size * size + 4) + 40);
     let mut x_bytes = pixels * TILE_CHANNELS * 2;
     if shape.expands {
@@ -263,20 +266,20 @@ fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Optio
     Some(STARTUP + alone.max(shared))
 }
 
-/// Instructions of a warp that a multiprocessor issues in a clock.
+/// Warp instructions that a multiprocessor issues in a clock.
 const ISSUED_A_CLOCK: f64 = 3.0;
-/// Warps with which it does so.
+/// The number of warps with which a multiprocessor reaches this rate.
 const MOST_WARPS: f64 = 12.0;
-/// Instructions of a warp for 32 pixels of a 1x1 convolution, and more for each 16 channels that it reads.
+/// Warp instructions for 32 pixels of a 1x1 convolution, and for each 16 channels that it reads.
 const OF_EXPANDED: usize = 150;
 const OF_STEP: usize = 20;
-/// Clocks for each instruction of a warp that nothing else runs beside.
+/// Clocks for each instruction of a warp that runs alone.
 const CLOCKS_ALONE: f64 = 1.6;
 /// Bytes that a multiprocessor reads and writes in a clock.
 const BYTES_A_CLOCK: f64 = 20.0;
-/// Launch, barriers, filters, the first box.
+/// Clocks of the launch, the barriers, the filters and the first box.
 const STARTUP: f64 = 2700.0;
-/// Of each tile, whatever its size.
+/// Clocks of each tile, whatever its size.
 const OF_TILE: f64 = 100.0;
 
 #[cfg(test)]

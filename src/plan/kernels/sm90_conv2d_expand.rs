@@ -1,4 +1,5 @@
-//! The Hopper depthwise convolution with a 1x1 convolution in front, whose result it keeps to itself.
+//! The sm90 kernel of a 1x1 convolution and the depthwise convolution that reads its result. Memory never holds that
+//! result.
 
 use super::sm90_conv2d_depthwise::{DepthwiseShape, variants};
 use super::{Kernel, KernelDef, Variant};
@@ -8,7 +9,7 @@ use crate::plan::context::{CHOSEN, Context, Match};
 use crate::plan::work::Work;
 use crate::plan::{Joined, Limits, StepOp};
 
-/// `kernels/sm90_conv2d_depthwise.cu` for both.
+/// The kernel in `kernels/sm90_conv2d_depthwise.cu`, for both convolutions.
 pub(super) struct Sm90Conv2dExpand;
 
 impl KernelDef for Sm90Conv2dExpand {
@@ -28,8 +29,8 @@ impl KernelDef for Sm90Conv2dExpand {
         variants(work, limits, Kernel::Sm90Expand)
     }
 
-    /// A 1x1 convolution reads one tensor, pixel by pixel. It is worth it if the kernel for both takes less time than the
-    /// better kernels for each, or if it is chosen.
+    /// The pair of convolutions whose second one is node `at`, if the 1x1 convolution reads one tensor, pixel by pixel.
+    /// It is a match if the kernel for both takes less time than the best kernels for each, or if it is chosen.
     fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
         let Some(both) = pair(context, at) else { return Ok(Vec::new()) };
         let chosen = [both.covers[0], both.covers[1]].map(|id| context.chosen(id));
@@ -45,7 +46,7 @@ impl KernelDef for Sm90Conv2dExpand {
     }
 }
 
-/// A depthwise convolution and the 1x1 convolution whose result it reads.
+/// The depthwise convolution at node `depthwise` together with the 1x1 convolution whose result it reads.
 fn pair(context: &Context<'_>, depthwise: NodeId) -> Option<Match> {
     let (conv, &[first]) = context.depthwise(depthwise)? else { return None };
     let (expand, &[x]) = context.dense(first)? else { return None };

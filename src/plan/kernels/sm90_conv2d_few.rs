@@ -1,5 +1,5 @@
-//! Convolutions of images of few channels on Hopper, as graphs of values begin with: what the kernel takes, its tile, and
-//! how long it takes.
+//! Convolutions of images of few channels on sm90 hardware, the first layers of many graphs of values: what the kernel
+//! can compute, its tile and its predicted time.
 
 use super::{Kernel, KernelDef, Variant};
 use crate::model::{Conv2d, Window};
@@ -10,7 +10,7 @@ use crate::plan::work::{Operand, Work, taps};
 use crate::plan::{Limits, ProductActivation, Rates, StepOp};
 use crate::tensor::{Dtype, Shape};
 
-/// `kernels/sm90_conv2d_few.cu`.
+/// The kernel in `kernels/sm90_conv2d_few.cu`.
 pub(super) struct Sm90Conv2dFew;
 
 impl KernelDef for Sm90Conv2dFew {
@@ -33,7 +33,7 @@ impl KernelDef for Sm90Conv2dFew {
         vec![Variant { kernel: Kernel::Sm90Few, clocks: of.clocks(work.batch, limits) }]
     }
 
-    /// The filter alone, in the type of the result: biases are tensors.
+    /// The filter without a bias, in the type of the result: biases are tensors.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         let in_type = |filter| Packing { dtype: work.outputs[0].dtype, ..filter };
@@ -43,8 +43,8 @@ impl KernelDef for Sm90Conv2dFew {
     }
 }
 
-/// A convolution of images of few channels, whose step reads them as they lie, in f32, then biases if there are any, and
-/// writes pixels of f16 or bf16.
+/// A convolution of images of few channels. Its step reads images in f32 in any layout, then biases if there are any,
+/// and writes pixels of f16 or bf16.
 ///
 /// ```
 /// use trefoil::Shape;
@@ -67,15 +67,15 @@ pub struct FewOp {
     pub conv: Conv2d,
     /// The shape of an image.
     pub input: Shape,
-    /// The shape of its result.
+    /// The shape of the result.
     pub output: Shape,
     /// The place of the images in the operand.
     pub x: ImagesAt,
-    /// The factor of what is read.
+    /// The factor of the values that are read.
     pub factor: f32,
-    /// The activation of sums and biases.
+    /// The activation, applied after the bias is added.
     pub activation: ProductActivation,
-    /// Whether a number for each output channel is added to the sums.
+    /// Whether a bias for each output channel is added to the sums.
     pub bias: bool,
 }
 
@@ -88,44 +88,45 @@ pub struct ImagesAt {
     pub strides: [usize; 4],
 }
 
-/// What a thread block computes, as `kernels/sm90_conv2d_few.cu` has it.
+/// The part of an output that a thread block computes, as in `kernels/sm90_conv2d_few.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FewTile {
-    /// Rows and columns of what its windows see.
+    /// Rows and columns of the input pixels that the tile's windows read.
     pub(crate) patch: [usize; 2],
-    /// Bytes of shared memory from one of these rows to the next.
+    /// Bytes of shared memory from one of the patch's rows to the next.
     pub(crate) pitch: usize,
-    /// Tiles of an image, along its height and width.
+    /// The number of tiles of an image along its height and width.
     pub(crate) tiles: [usize; 2],
 }
 
 /// Rows and columns of the result that a block computes.
 const TILE: [usize; 2] = [8, 32];
-/// Channels of a pixel in shared memory, of which the image may have fewer.
+/// The number of channels of a pixel in shared memory. The image may have fewer.
 const STORED: usize = 4;
-/// Taps of a window, at most.
+/// The largest number of taps of a window.
 pub(crate) const MOST_FEW_TAPS: usize = 64;
-/// Output channels, at most.
+/// The largest number of output channels.
 pub(crate) const MOST_FEW_OUTPUTS: usize = 64;
-/// Shared memory of a block, at most: what every kernel may have without asking for more.
+/// The largest number of bytes of shared memory of a block: any kernel may have these without asking for more.
 const MOST_SHARED: usize = 48 << 10;
 
 impl FewTile {
-    /// For a window and an output of this shape; `None` if the window is too large, or moves too far.
+    /// The tile for a window and an output of this shape; `None` if the patch does not fit into shared memory.
     pub(crate) fn of(window: &Window, output: Shape) -> Option<Self> {
         let axis = |axis: usize| {
             let reach = window.size[axis].checked_sub(1)?.checked_mul(window.dilation[axis])?;
             (TILE[axis] - 1).checked_mul(window.stride[axis])?.checked_add(reach)?.checked_add(1)
         };
         let patch = [axis(0)?, axis(1)?];
-        // Neighbouring rows half of the banks apart, so that a product's taps of several rows are in different ones.
+        // Neighbouring rows begin half of the banks apart, so that a product reads the taps of several rows from
+        // different banks.
         let pitch = patch[1].checked_mul(STORED * 2)?.checked_add(64)? / 128 * 128 + 64;
         let tiles = [output.height.div_ceil(TILE[0]), output.width.div_ceil(TILE[1])];
         let this = Self { patch, pitch, tiles };
         (patch[0].checked_mul(pitch)? <= MOST_SHARED).then_some(this)
     }
 
-    /// Dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a block.
     #[cfg(feature = "cuda")]
     pub(crate) const fn shared_bytes(&self) -> usize {
         self.patch[0] * self.pitch
@@ -133,7 +134,7 @@ impl FewTile {
 }
 
 impl FewOp {
-    /// Whether the kernel computes it.
+    /// Whether the kernel can compute the convolution.
     pub(crate) fn has_kernel(&self) -> bool {
         let Self { conv, input, output, x, .. } = self;
         let channels = (1..=STORED).contains(&input.channels) && conv.groups == 1;
@@ -144,18 +145,19 @@ impl FewOp {
         channels && outputs && window && last.is_some_and(|last| last < MOST) && output.elems() < MOST
     }
 
-    /// The pixels that a sum's terms are of, in shared memory.
+    /// The pixels in shared memory from which a sum takes its terms, as an operand.
     pub(in crate::plan) fn pixels(&self, dtype: Dtype) -> Operand {
         Operand { shape: self.input, stored_channels: STORED, dtype }
     }
 
-    /// What it computes, in short.
+    /// A short text of the operation.
     pub(crate) fn label(&self) -> String {
         let [r, s] = self.conv.window.size;
         format!("conv{r}x{s}{}", self.activation.suffix())
     }
 
-    /// Clocks of the multiprocessor that has the most blocks, or of the memory, if that is known.
+    /// Clocks of the multiprocessor with the most blocks, or of the memory if they are more. `None` on unknown
+    /// hardware.
     pub(in crate::plan) fn clocks(&self, batch: usize, limits: &Limits) -> Option<f64> {
         let FewTile { patch, tiles, .. } = FewTile::of(&self.conv.window, self.output)?;
         let blocks = (batch * tiles[0] * tiles[1]).div_ceil(limits.units.max(1)) as f64;
@@ -168,7 +170,7 @@ impl FewOp {
         Some((blocks * block).max(memory))
     }
 
-    /// Clocks of the loop that another kernel needs, which makes pixels in that kernel's type of the images.
+    /// Clocks of the loop that any other kernel needs first, which converts the images to pixels of type `dtype`.
     pub(in crate::plan) fn clocks_of_pixels(&self, batch: usize, dtype: Dtype, limits: &Limits) -> Option<f64> {
         let rates = Rates::of(limits)?;
         let made = Operand::activations(self.input, dtype, limits.family);
@@ -178,12 +180,12 @@ impl FewOp {
     }
 }
 
-/// What offsets in an image stay below.
+/// The limit below which offsets in an image stay.
 const MOST: usize = 1 << 31;
 
-/// Clocks of a pixel that a block copies, of a step of a block's products for each group of channels, and of an output
-/// channel, by instructions. A full multiprocessor takes up to twice as long, as it does with the kernel for images that
-/// this one is compared with (benches/notes/2026-11-24-few-channels.md).
+/// Clocks by counts of instructions: of a pixel that a block copies, of a step of a block's products for each group of
+/// channels, and of an output channel. A full multiprocessor takes up to twice as long. So does the kernel for images,
+/// with which this one is compared (benches/notes/2026-11-24-few-channels.md).
 const PIXEL: f64 = 0.4;
 const PRODUCT: f64 = 32.0;
 const OUTPUT: f64 = 24.0;

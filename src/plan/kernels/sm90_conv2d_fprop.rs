@@ -1,4 +1,4 @@
-//! The Hopper convolution, alone or with another whose result it adds: its tiles, and how long a tile's layer takes.
+//! The sm90 convolution, alone or with a second one whose result it adds: its tiles and their predicted times.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::plan::work::Work;
 use crate::plan::{Joined, Limits, StepOp};
 use crate::tensor::Activation;
 
-/// `kernels/sm90_conv2d_fprop.cu`.
+/// The kernel in `kernels/sm90_conv2d_fprop.cu`.
 pub(super) struct Sm90Conv2dFprop;
 
 impl KernelDef for Sm90Conv2dFprop {
@@ -57,7 +57,7 @@ impl KernelDef for Sm90Conv2dFprop {
         Ok(joined(context, at)?.into_iter().collect())
     }
 
-    /// Filters by the steps of each tap, where they do not divide the channels.
+    /// The order of filters by taps if the channels are no multiple of a step's; otherwise the usual order.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         let by_steps = |filter: Packing<'a>| match filter.c_stored() {
@@ -73,9 +73,9 @@ impl KernelDef for Sm90Conv2dFprop {
     }
 }
 
-/// A convolution with the one whose result it adds: its sum goes on over that one's products. Such a convolution has no
-/// activation or residual of its own. It is worth it if the kernel takes less time for the sum than the better kernels
-/// take for each, or if it is chosen.
+/// A convolution in one step with a second convolution whose result it adds: the products of both go into one sum. The
+/// second convolution has no activation and no residual. The match counts if the kernel takes less time for the sum
+/// than the best kernels for each, or if it is chosen.
 pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match>, Error> {
     let Some((conv, &[x, added])) = context.dense(host) else { return Ok(None) };
     let name = &context.graph.nodes[added.0].name;
@@ -109,7 +109,7 @@ pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match
     Ok(found.zip(saved).map(|(found, saved)| Match { saved, ..found }))
 }
 
-/// The tile of the Hopper convolution: output channels x pixels of one thread block.
+/// The tile of the sm90 convolution: output channels x output pixels of one thread block.
 ///
 /// ```
 /// use trefoil::plan::Sm90Tile;
@@ -119,9 +119,9 @@ pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sm90Tile {
-    /// Output channels.
+    /// The number of output channels.
     pub channels: usize,
-    /// Output pixels.
+    /// The number of output pixels.
     pub pixels: usize,
 }
 
@@ -149,13 +149,13 @@ impl Sm90Tile {
         }
     }
 
-    /// The kernel in every tile and cluster.
+    /// The kernel in every tile, with every size of clusters.
     pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
         let of = |tile: Self| tile.clusters().iter().map(move |&cluster| Kernel::Sm90Conv { tile, cluster });
         Self::ALL.into_iter().flat_map(of)
     }
 
-    /// How the kernel walks through this tile; `None` if it is not compiled for it.
+    /// The division of work for this tile; `None` if the kernel is not compiled for the tile.
     pub(crate) const fn pipeline(self) -> Option<Sm90Pipeline> {
         let (parts, stages, chunks, blocks) = match (self.channels, self.pixels) {
             (128, 256) => (1, 4, 2, 1),
@@ -180,44 +180,44 @@ impl fmt::Display for Sm90Tile {
     }
 }
 
-/// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_fprop.cu` says.
+/// The division of a tile's work within a block, as in `kernels/sm90_conv2d_fprop.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sm90Pipeline {
-    /// Groups of 64 output channels, a warpgroup for each.
+    /// The number of groups of 64 output channels. Each group has its own warpgroups.
     pub(crate) slabs: usize,
-    /// Groups of pixels, a warpgroup for each.
+    /// The number of groups of pixels. Each group has its own warpgroups.
     pub(crate) parts: usize,
-    /// Pixels of a part.
+    /// The number of pixels of a part.
     pub(crate) part_pixels: usize,
-    /// Stages in flight, of 64 channels each.
+    /// The number of stages in flight, of 64 channels each.
     pub(crate) stages: usize,
-    /// Pixels that are stored at once.
+    /// The number of pixels that are stored at once.
     pub(crate) chunk_pixels: usize,
-    /// Chunks on their way out, for each warpgroup.
+    /// The number of chunks on their way out, for each warpgroup.
     pub(crate) chunks: usize,
-    /// Blocks that a multiprocessor has room for.
+    /// The number of blocks that fit on a multiprocessor.
     pub(crate) blocks: usize,
 }
 
 impl Sm90Pipeline {
-    /// Threads of a block: a warpgroup that copies, and those that multiply.
+    /// The number of threads of a block: a warpgroup that copies, and those that multiply.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) const fn threads(self) -> usize {
         128 * (1 + self.slabs * self.parts)
     }
 
-    /// Whether the blocks of a cluster share a tile.
+    /// Whether the blocks of a cluster share each tile.
     pub(crate) const fn splits(self) -> bool {
         self.slabs * self.parts == 1
     }
 
-    /// Whether the blocks of a cluster share their pixels.
+    /// Whether the blocks of a cluster have the same pixels, and each copies a part of them for all.
     pub(crate) const fn pairs(self) -> bool {
         self.slabs == 2
     }
 
-    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or what it gets of a shared
-    /// tile's sums, with a barrier.
+    /// Bytes of dynamic shared memory of a block: the stages with two barriers each, and the chunks of results. If
+    /// blocks share a tile, the sums from other blocks may take the place of the chunks, and have a barrier.
     pub(crate) const fn shared_bytes(self) -> usize {
         let rows = self.slabs * 64 + self.parts * self.part_pixels;
         let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels * ROW_BYTES;
@@ -226,12 +226,12 @@ impl Sm90Pipeline {
     }
 }
 
-/// Bytes of 64 halves.
+/// The bytes of 64 halves.
 const ROW_BYTES: usize = 128;
 
-/// Clocks that the sum of `convs`, which have one output shape, takes in this tile and clusters of so many blocks: the
-/// busiest block's copies or products, whichever is longer, and its epilogues, which take `of_value` for each value. Infinity
-/// for a tile that is not compiled.
+/// Predicted clocks of the sum of `convs`, which have one output shape, in this tile and clusters of `cluster` blocks:
+/// the copies or the products of the busiest block, whichever take longer, and its epilogues, of which the activation
+/// takes `of_value` clocks for each value. Infinity for a tile for which the kernel is not compiled.
 fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, of_value: f64, limits: &Limits) -> f64 {
     let ConvShape { batch, output, .. } = convs[0];
     let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
@@ -249,7 +249,8 @@ fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, of_value: f64, li
     startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * of_value + exchange)
 }
 
-/// Clocks of a result's activation: SiLU has two special functions, of which a multiprocessor does 16 in a clock.
+/// Clocks of the activation of one value: SiLU takes two special functions, and a multiprocessor computes 16 in a
+/// clock.
 pub(super) fn activation_of_value(work: &Work<'_>) -> f64 {
     if work.activations().all(Activation::is_bound) { 0.0 } else { 2.0 / 16.0 }
 }
@@ -258,17 +259,17 @@ pub(super) fn activation_of_value(work: &Work<'_>) -> f64 {
 pub(super) const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
 /// Bytes that a multiprocessor gets from the L2 cache in a clock.
 const BYTES_A_CLOCK: f64 = 36.0;
-/// Launch, barriers and the first load.
+/// Clocks of the launch, the barriers and the first load.
 const STARTUP: f64 = 1500.0;
-/// Until the blocks of a pair have begun and ended together.
+/// Clocks that the blocks of a pair wait for each other at their beginning and end.
 const PAIR: f64 = 500.0;
-/// Of each tile, whatever its size.
+/// Clocks of each tile's epilogue, whatever its size.
 const EPILOGUE: f64 = 600.0;
-/// Of each output value of a tile.
+/// Clocks of the epilogue for each output value of a tile.
 const EPILOGUE_OF_VALUE: f64 = 0.035;
-/// Of a tile that blocks share: until a block has what the others send.
+/// Clocks until a block has the sums that the others send, for each tile that blocks share.
 const EXCHANGE: f64 = 1500.0;
-/// Of each value of such a tile.
+/// Clocks of this exchange for each value of the tile.
 const EXCHANGE_OF_VALUE: f64 = 0.5;
 
 #[cfg(test)]
@@ -281,7 +282,7 @@ mod tests {
             let pipeline = tile.pipeline().unwrap();
             assert_eq!(pipeline.slabs * 64, tile.channels);
             assert_eq!(pipeline.parts * pipeline.part_pixels, tile.pixels);
-            // A block takes 1 KiB more than it asks for.
+            // The device reserves 1 KiB for each block beyond what the block asks for.
             let granted = Limits::h200().shared_bytes + 1024;
             assert!(pipeline.blocks * (pipeline.shared_bytes() + 1024) <= granted, "{tile}");
         }

@@ -1,4 +1,4 @@
-//! The Hopper convolution by 3x3 windows of few channels: its tile, what it can compute, and how long a layer takes.
+//! The sm90 convolution with 3x3 windows of few channels: its tile, what it can compute, and the predicted times.
 
 use super::conv_shape::{self, ConvShape};
 use super::sm90_conv2d_fprop::{PRODUCTS_A_CLOCK, activation_of_value};
@@ -9,7 +9,7 @@ use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
 use crate::tensor::Activation;
 
-/// `kernels/sm90_conv2d_halo.cu`.
+/// The kernel in `kernels/sm90_conv2d_halo.cu`.
 pub(super) struct Sm90Conv2dHalo;
 
 impl KernelDef for Sm90Conv2dHalo {
@@ -45,49 +45,52 @@ impl KernelDef for Sm90Conv2dHalo {
     }
 }
 
-/// The one dense convolution of a step.
+/// The dense convolution of a step that computes nothing else.
 fn conv(work: &Work<'_>) -> Option<ConvShape> {
     let is_conv = matches!(work.op, StepOp::Conv(_));
     ConvShape::all(work).filter(|_| is_conv)?.pop()
 }
 
-/// The tile of a layer: what one thread block computes at a time, of 64 output channels.
+/// The tile of a layer: the part of 64 output channels that one thread block computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HaloTile {
-    /// Rows of outputs of each of two warpgroups.
+    /// The number of rows of outputs of each of the two warpgroups.
     pub(crate) rows: usize,
-    /// Columns of outputs.
+    /// The number of columns of outputs.
     pub(crate) columns: usize,
-    /// Of a pixel in shared memory, and of a channel's tap: 16, 32 or 64 halves, or 64 bytes.
+    /// Bytes of a pixel in shared memory, and of one tap of an output channel's filter: 16, 32 or 64 halves, or 64
+    /// bytes.
     pub(crate) row_bytes: usize,
-    /// Pixels of a part: columns of its product.
+    /// The number of pixels of a part: the columns of its product.
     pub(crate) pixels: usize,
 }
 
-/// Channels of a pixel that are read, at most, and output channels of a tile.
+/// The largest number of input channels, and the number of output channels of a tile.
 pub(crate) const CHANNELS: usize = 64;
-/// Channels of halves that the kernel is compiled for: as many of a pixel lie in shared memory.
+/// The numbers of channels, in halves, for which the kernel is compiled. A pixel in shared memory has that many.
 pub(crate) const STORED: [usize; 3] = [16, 32, CHANNELS];
-/// Warpgroups that multiply, each its own part of a tile's rows.
+/// The number of warpgroups that multiply. Each computes a part of a tile's rows.
 pub(crate) const PARTS: usize = 2;
-/// Pixels of a part, of halves and of bytes.
+/// The number of pixels of a part, for halves and for bytes.
 const HALVES_PIXELS: usize = 120;
 const BYTES_PIXELS: usize = 240;
-/// Taps of the window on a side.
+/// The number of taps of the window along each axis.
 const TAPS: usize = 3;
-/// Of the places for a part's results, two for each.
+/// The bytes of a place for results. Each part has two places.
 const OUT_BYTES: usize = 128 * CHANNELS * 2;
-/// The filters' barrier, two for each band, and one for each place of results.
+/// The bytes of all barriers: one for the filters, two for each band, and one for each place of results.
 const BARRIER_BYTES: usize = 8 * (1 + 2 * 2 + PARTS * 2);
 
 impl HaloTile {
-    /// The tile with which a layer of halves has the fewest; `None` if the kernel does not compute it.
+    /// The tile of a layer of halves that divides it into the fewest tiles; `None` if the kernel does not compute the
+    /// layer.
     pub(crate) fn of(conv: &ConvShape, limits: &Limits) -> Option<Self> {
         let stored = STORED.into_iter().find(|&stored| conv.input.channels <= stored)?;
         Self::of_rows(stored * 2, HALVES_PIXELS, conv, limits)
     }
 
-    /// The same of a layer of bytes.
+    /// The tile of a layer of bytes that divides it into the fewest tiles; `None` if the kernel does not compute the
+    /// layer.
     pub(crate) fn of_bytes(conv: &ConvShape, limits: &Limits) -> Option<Self> {
         Self::of_rows(CHANNELS, BYTES_PIXELS, conv, limits)
     }
@@ -101,7 +104,7 @@ impl HaloTile {
             && limits.has_sm90_kernels()
             && conv_shape::check(conv).is_ok();
         let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
-        // Wider ones have no row on the columns of a product.
+        // If a row of a tile is wider, it does not fit into the columns of a product.
         let narrow = widths.filter(|&columns| columns <= pixels).take(MOST_WIDTHS);
         let with = |columns: usize| {
             let most = output.height.div_ceil(PARTS).min((pixels + TAPS - 1) / (columns + TAPS - 1));
@@ -111,39 +114,39 @@ impl HaloTile {
         computes.then(|| narrow.filter_map(with).min_by_key(|tile| tile.count(conv)))?
     }
 
-    /// Whether its pixels are of bytes.
+    /// Whether the pixels are bytes.
     pub(crate) fn is_of_bytes(self) -> bool {
         self.pixels == BYTES_PIXELS
     }
 
-    /// Tiles of one channel tile.
+    /// The number of tiles for each 64 output channels.
     pub(crate) fn count(self, conv: &ConvShape) -> usize {
         conv.batch * self.tiles(conv).iter().product::<usize>()
     }
 
-    /// Tiles down and across an image.
+    /// The number of tiles down and across an image.
     pub(crate) fn tiles(self, conv: &ConvShape) -> [usize; 2] {
         [conv.output.height.div_ceil(PARTS * self.rows), conv.output.width.div_ceil(self.columns)]
     }
 
-    /// Pixels of a band's row.
+    /// The number of pixels of a band's row.
     pub(crate) fn line(self) -> usize {
         self.columns + TAPS - 1
     }
 
-    /// Rows of a band: what the windows of a tile's rows see.
+    /// The number of rows of a band: all that the windows of a tile read.
     pub(crate) fn band_rows(self) -> usize {
         PARTS * self.rows + TAPS - 1
     }
 
-    /// From one band to the other in shared memory: its pixels, and those that the last products read for sums that are
-    /// left out.
+    /// Bytes from one band to the other in shared memory. They cover the band's pixels, and those that the last
+    /// products read for sums that are not stored.
     pub(crate) fn band_bytes(self) -> usize {
         let read = (self.rows + TAPS - 1) * self.line() + self.pixels + TAPS - 1;
         ((self.band_rows() * self.line()).max(read) * self.row_bytes).next_multiple_of(SWIZZLED_BYTES)
     }
 
-    /// Dynamic shared memory of a block: filters, results, two bands, barriers.
+    /// Bytes of dynamic shared memory of a block: filters, results, two bands and barriers.
     pub(crate) fn shared_bytes(self) -> usize {
         TAPS * TAPS * CHANNELS * self.row_bytes + PARTS * 2 * OUT_BYTES + 2 * self.band_bytes() + BARRIER_BYTES
     }
@@ -158,15 +161,16 @@ impl HaloTile {
     }
 }
 
-/// The swizzle is of addresses, and repeats after so many.
+/// The bytes after which the swizzle repeats. It depends on addresses.
 const SWIZZLED_BYTES: usize = 1024;
 
-/// Of tiles that are tried: narrower ones have more halo.
+/// The largest number of tile widths that are tried: narrower tiles have more halo.
 const MOST_WIDTHS: usize = 8;
 
-/// The kernel with its clocks, if it computes the layer. A tile's band, which two of fit the shared memory beside the
-/// filters, is there before the products of the one before it are done, unless its pixels end within what is copied.
-/// Activations of the results take `of_value` for each, beside the products of the other part.
+/// The kernel with its predicted clocks; `None` if it does not compute the layer. Shared memory holds two bands, so
+/// that the band of the next tile is loaded during the products of a tile. Copies take longer if a pixel's channels end
+/// within the part that is copied. Activations take `of_value` clocks for each result, during the products of the other
+/// part.
 fn kernel(conv: &ConvShape, of_value: f64, limits: &Limits) -> Option<(Kernel, f64)> {
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
@@ -180,9 +184,9 @@ fn kernel(conv: &ConvShape, of_value: f64, limits: &Limits) -> Option<(Kernel, f
     Some((Kernel::Sm90Halo, STARTUP + waves * (products.max(copies).max(activations) + OF_TILE)))
 }
 
-/// Launch, barriers, the filters, the first band, and the last tile's results.
+/// Clocks of the launch, the barriers, the filters, the first band and the last tile's results.
 const STARTUP: f64 = 5000.0;
-/// Of a tile, beside its products.
+/// Clocks of a tile besides its products.
 const OF_TILE: f64 = 300.0;
 
 #[cfg(test)]
@@ -236,14 +240,14 @@ mod tests {
             c.window = Window { stride: [2, 1], ..c.window };
             c.output.height = 10;
         }));
-        // Any padding will do.
+        // Any padding is possible.
         assert!(!refused(|c| {
             c.window.pad = Pad { top: 0, left: 2, bottom: 3, right: 1 };
             (c.output.height, c.output.width) = (21, 31);
         }));
     }
 
-    /// The layer of a ResNet's first stage: the copies of a tile take less time than its products.
+    /// A layer of a ResNet's first stage: the copies of a tile take less time than its products.
     #[test]
     fn a_layer_of_64_channels_is_bound_by_its_products() {
         let limits = Limits::h200();

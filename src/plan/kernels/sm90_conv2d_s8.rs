@@ -1,4 +1,4 @@
-//! The Hopper convolutions of bytes as the planner sees them: which layers they compute, and how long a tile takes.
+//! The sm90 convolutions of bytes as the planner sees them: the layers that they compute, and the predicted times.
 
 use super::sm90_conv2d_halo::CHANNELS as HALO_CHANNELS;
 use super::{HaloTile, Kernel, KernelDef, Variant, not_a_choice};
@@ -15,14 +15,14 @@ use crate::tensor::Dtype;
 /// A kernel for convolutions of bytes.
 pub(super) struct Sm90Conv2dS8 {
     name: &'static str,
-    /// Whether it is the one that copies a tile's pixels once for all taps.
+    /// Whether this is the kernel that copies a tile's pixels once for all taps.
     is_halo: bool,
 }
 
-/// `kernels/sm90_conv2d_s8.cu`.
+/// The kernel in `kernels/sm90_conv2d_s8.cu`.
 pub(super) const TILED: Sm90Conv2dS8 = Sm90Conv2dS8 { name: "sm90_conv2d_s8", is_halo: false };
 
-/// `kernels/sm90_conv2d_s8_halo.cu`.
+/// The kernel in `kernels/sm90_conv2d_s8_halo.cu`.
 pub(super) const HALO: Sm90Conv2dS8 = Sm90Conv2dS8 { name: "sm90_conv2d_s8_halo", is_halo: true };
 
 impl KernelDef for Sm90Conv2dS8 {
@@ -61,7 +61,7 @@ impl KernelDef for Sm90Conv2dS8 {
     }
 }
 
-/// The convolutions of bytes whose products go into a step's sums; none if it computes something else.
+/// The convolutions of bytes whose products a step sums; `None` for any other step.
 fn sum(work: &Work<'_>) -> Option<Vec<S8Conv>> {
     let StepOp::QuantizedConv(of) = work.op else { return None };
     let mut operands = work.inputs.iter().chain(&work.outputs);
@@ -74,14 +74,14 @@ fn sum(work: &Work<'_>) -> Option<Vec<S8Conv>> {
     is_in_bytes.then(|| of.convs().zip(&work.inputs).map(conv).collect())
 }
 
-/// The kernels that compute a sum.
+/// The kernels that compute a sum of convolutions.
 fn kernels(sum: &[S8Conv], limits: &Limits) -> impl Iterator<Item = S8Kernel> {
     let (first, others) = sum.split_first().expect("a step has a convolution");
     let (is_alone, fits) = (others.is_empty(), others.iter().all(|other| first.check_sum(other).is_ok()));
     first.kernels(limits).into_iter().filter(move |kernel| is_alone || (fits && *kernel != S8Kernel::Halo))
 }
 
-/// Clocks of the busiest multiprocessor.
+/// Predicted clocks of the busiest multiprocessor.
 fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
     match kernel {
         S8Kernel::Tiled { tile, cluster } => match tile.pipeline() {
@@ -93,8 +93,8 @@ fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
     }
 }
 
-/// Blocks that share a multiprocessor take turns at its tensor cores, and one's results are stored during the products of
-/// the other. `sharing` of them copy filters for each other.
+/// Clocks of tiles that blocks do not share. Blocks on one multiprocessor take turns at its tensor cores, and one
+/// stores its results during the products of the other. `sharing` blocks copy filters for each other.
 fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: usize, limits: &Limits) -> f64 {
     let tiles = pixels(sum).div_ceil(tile.pixels * sharing) * sharing * channel_tiles(sum, tile);
     let busiest = tiles.div_ceil(limits.units.max(1));
@@ -108,8 +108,8 @@ fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: us
     STARTUP + pair + rounds(busiest, pipeline.blocks, of_round) + busiest as f64 * area(tile) * value
 }
 
-/// Blocks that share a tile. While all of them run at once, the filters of their first stages have come before; what is
-/// beyond these waits for its stage, and then for its copy.
+/// Clocks of tiles that `sharing` blocks share. If all blocks run at once, the filters of their first stages are there
+/// early; a later step waits until its stage is free, and then for the copy.
 fn shared_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: usize, limits: &Limits) -> f64 {
     let tiles = pixels(sum).div_ceil(tile.pixels) * channel_tiles(sum, tile);
     let busiest = (tiles * sharing).div_ceil(limits.units.max(1));
@@ -123,13 +123,14 @@ fn shared_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: u
     STARTUP + rounds(busiest, pipeline.blocks, of_round) + busiest as f64 * area(tile) * OF_VALUE
 }
 
-/// Clocks of a multiprocessor's tiles, of which so many at a time are computed in `of_round`.
+/// Clocks of the `tiles` tiles of a multiprocessor, of which it computes `at_once` at a time; `of_round` gives the
+/// clocks of so many tiles.
 fn rounds(tiles: usize, at_once: usize, of_round: impl Fn(usize) -> f64) -> f64 {
     let rest = tiles % at_once;
     (tiles / at_once) as f64 * of_round(at_once) + if rest > 0 { of_round(rest) } else { 0.0 }
 }
 
-/// Of the result.
+/// The number of pixels of the result.
 fn pixels(sum: &[S8Conv]) -> usize {
     sum[0].batch * sum[0].output.pixels()
 }
@@ -142,12 +143,12 @@ fn steps(sum: &[S8Conv], tile: S8Tile) -> usize {
     sum.iter().map(|of| of.steps(tile)).sum()
 }
 
-/// Values of a tile.
+/// The number of output values of a tile.
 fn area(tile: S8Tile) -> f64 {
     (tile.pixels * tile.channels) as f64
 }
 
-/// Clocks of a step's products.
+/// Clocks of the products of a step.
 fn products(tile: S8Tile) -> f64 {
     area(tile) * tile.row_bytes as f64 / PRODUCTS_A_CLOCK
 }
@@ -170,24 +171,24 @@ fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
 
 /// Multiply-adds of bytes that a multiprocessor does in a clock.
 const PRODUCTS_A_CLOCK: f64 = 4096.0 / 1.06;
-/// Bytes that it gets from the L2 cache in a clock, other blocks' copies of the same in between.
+/// Bytes that a multiprocessor gets from the L2 cache in a clock, while other blocks copy the same data.
 const BYTES_A_CLOCK: f64 = 60.0;
-/// Of an output value: beside the products of another block, and with nothing beside.
+/// Clocks of an output value: during the products of another block, and without another block.
 const OF_VALUE: f64 = 0.11;
 const OF_VALUE_ALONE: f64 = 0.12;
-/// Launch, barriers and the first load; until the blocks of a pair have begun and ended together.
+/// Clocks of the launch, the barriers and the first load; and clocks that the blocks of a pair wait for each other.
 const STARTUP: f64 = 1500.0;
 const PAIR: f64 = 300.0;
-/// From a stage that is free to the one that is copied.
+/// Clocks from the moment when a stage is free until its copy has arrived.
 const LATENCY: f64 = 1800.0;
-/// Of each step where windows have several taps, in blocks by themselves and in pairs, which wait for each other.
+/// Extra clocks of each step if windows have several taps: for single blocks, and for pairs, which wait for each other.
 const OF_STEP: [f64; 2] = [20.0, 180.0];
-/// Of a tile that blocks may share, whatever its size.
+/// Clocks of a tile that blocks may share, whatever its size.
 const OF_SHARED: f64 = 500.0;
-/// Of a tile that they share, and of each value of it: until a block has what the others send.
+/// Clocks until a block has the sums that the others send: of each shared tile, and of each of its values.
 const EXCHANGE: f64 = 1100.0;
 const EXCHANGE_OF_VALUE: f64 = 0.2;
-/// The same as of tiles of the halo kernel, with its filters; and of a tile of it, beside its products.
+/// Clocks of the halo kernel's launch, with the filters; and of each of its tiles besides the products.
 const HALO_STARTUP: f64 = 5000.0;
 const HALO_TILE: f64 = 500.0;
 
@@ -231,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Layers of a ResNet at small batches, by the kernels that were fastest on an H200, or within 4 % of them.
+    /// At small batches, the layers of a ResNet get the kernel that was fastest on an H200, or one within 4 % of it.
     #[test]
     fn small_batches_have_small_tiles() {
         let best = |batch: usize, side: usize, channels: [usize; 2], taps: usize| {
@@ -272,7 +273,7 @@ mod tests {
         assert!(matches!(best(&single), S8Kernel::Tiled { tile: found, .. } if found == tile));
     }
 
-    /// By windows of several taps pairs were slower than blocks by themselves.
+    /// With windows of several taps, pairs were slower than single blocks.
     #[test]
     fn windows_of_several_taps_are_for_no_pairs() {
         let limits = Limits::h200();

@@ -1,4 +1,4 @@
-//! The Hopper linear layer: its tiles, and how long a tile's layer takes.
+//! The sm90 linear layer: its tiles, and their predicted times.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::plan::Limits;
 use crate::plan::work::Work;
 
-/// `kernels/sm90_linear.cu`.
+/// The kernel in `kernels/sm90_linear.cu`.
 pub(super) struct Sm90Linear;
 
 impl KernelDef for Sm90Linear {
@@ -38,8 +38,8 @@ impl KernelDef for Sm90Linear {
     }
 }
 
-/// The tile of the Hopper linear layer: 80 outputs of some images, computed by a cluster of thread blocks that divide
-/// the input channels among them.
+/// The tile of the sm90 linear layer: 80 outputs of some images, computed by a cluster of thread blocks that divide the
+/// input channels among them.
 ///
 /// ```
 /// use trefoil::plan::{Kernel, LinearTile};
@@ -49,9 +49,9 @@ impl KernelDef for Sm90Linear {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinearTile {
-    /// Images.
+    /// The number of images.
     pub images: usize,
-    /// Blocks of the cluster.
+    /// The number of blocks of the cluster.
     pub blocks: usize,
 }
 
@@ -64,8 +64,9 @@ impl LinearTile {
         Self { images: 128, blocks: 8 },
     ];
 
-    /// Dynamic shared memory of a block for `channels`: its share of them in boxes, and a barrier for each and for what
-    /// it gets of the others' sums, which take the place of two boxes. As `kernels/sm90_linear.cu` has it.
+    /// Bytes of dynamic shared memory of a block for `channels` input channels: its share of them in boxes, a barrier
+    /// for each box, and one for the sums from the other blocks, which take the place of two boxes. It agrees with
+    /// `kernels/sm90_linear.cu`.
     pub(crate) fn shared_bytes(self, channels: usize) -> usize {
         let boxes = channels.div_ceil(BOX_CHANNELS).div_ceil(self.blocks).max(SUM_BOXES);
         boxes * (self.images + LINEAR_OUTPUTS) * BOX_CHANNELS * 2 + (boxes + 1) * 8
@@ -78,14 +79,14 @@ impl fmt::Display for LinearTile {
     }
 }
 
-/// Outputs of a tile.
+/// The number of outputs of a tile.
 pub(crate) const LINEAR_OUTPUTS: usize = 80;
-/// Channels that are copied at once.
+/// The number of channels that are copied at once.
 pub(crate) const BOX_CHANNELS: usize = 64;
-/// Boxes whose place the blocks' sums take.
+/// The number of boxes whose place the sums of other blocks take.
 const SUM_BOXES: usize = 2;
 
-/// An error unless the kernel is compiled for the tile and the blocks' shares of the channels fit the shared memory.
+/// An error unless the kernel is compiled for the tile and a block's share of the channels fits into shared memory.
 fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> Result<(), Error> {
     if !LinearTile::ALL.contains(&tile) {
         let instead = "use one of LinearTile::ALL".into();
@@ -101,7 +102,7 @@ fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> Result<(), E
     })
 }
 
-/// With a block on each multiprocessor; of each eleven about one is in no whole cluster.
+/// Predicted clocks with one block on each multiprocessor. About one of eleven multiprocessors is in no whole cluster.
 fn clocks(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> f64 {
     let &LinearShape { batch, channels, outputs } = shape;
     let clusters = batch.div_ceil(tile.images) * outputs.div_ceil(LINEAR_OUTPUTS);
@@ -113,9 +114,10 @@ fn clocks(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> f64 {
     clusters.div_ceil(at_once) as f64 * clocks
 }
 
-/// What it gets from other multiprocessors of its cluster.
+/// Bytes that a multiprocessor gets from the others of its cluster in a clock.
 const SUM_BYTES_A_CLOCK: f64 = 12.0;
-/// The rest of a block, in clocks: latencies, the last products, and until it has the first of the others' sums.
+/// The rest of a block's time, in clocks: latencies, the last products, and the wait for the first sums of other
+/// blocks.
 const OF_BLOCK: f64 = 2200.0;
 
 #[cfg(test)]
@@ -127,7 +129,7 @@ mod tests {
     use crate::plan::work::Operand;
     use crate::tensor::{Dtype, Shape};
 
-    /// The kernels of a layer, the fastest first.
+    /// The kernels of a linear layer, the fastest first.
     fn kernels(batch: usize, channels: usize, outputs: usize, limits: &Limits) -> Vec<Kernel> {
         let op = StepOp::Linear(model::Linear::named("fc", outputs));
         let inputs = vec![Operand::rows(Shape::vector(channels), Dtype::F16)];

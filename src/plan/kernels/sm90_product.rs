@@ -1,4 +1,4 @@
-//! Products of rows with matrices of weights on Hopper.
+//! Products of rows with matrices of weights on sm90 hardware.
 
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
@@ -7,7 +7,7 @@ use crate::plan::packing::{PackedSum, Packing, usual};
 use crate::plan::work::Work;
 use crate::plan::{Limits, ProductSizes, StepOp};
 
-/// `kernels/sm90_product.cu`.
+/// The kernel in `kernels/sm90_product.cu`.
 pub(super) struct Sm90Product;
 
 impl KernelDef for Sm90Product {
@@ -36,7 +36,7 @@ impl KernelDef for Sm90Product {
         }
     }
 
-    /// The matrix alone, in the type of the rows: biases are tensors.
+    /// The matrix without a bias, in the type of the rows: biases are tensors.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         let in_type = |filter| Packing { dtype: work.inputs[0].dtype, ..filter };
@@ -46,7 +46,7 @@ impl KernelDef for Sm90Product {
     }
 }
 
-/// Of a run of a product of f16 or bf16, and of a residual of that type.
+/// The sizes of a step's product, if its rows are f16 or bf16 and a residual has the same type.
 fn sizes(work: &Work<'_>) -> Option<ProductSizes> {
     match work.op {
         StepOp::Product(of) => {

@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm of rows on Hopper.
+//! LayerNorm and RMSNorm of rows on sm90 hardware.
 
 use super::{Kernel, KernelDef, Variant};
 #[cfg(feature = "cuda")]
@@ -6,7 +6,7 @@ use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
 
-/// `kernels/sm90_row_norm.cu`.
+/// The kernel in `kernels/sm90_row_norm.cu`.
 pub(super) struct Sm90RowNorm;
 
 impl KernelDef for Sm90RowNorm {

@@ -1,4 +1,5 @@
-//! A network's first layers as one step on compute capability 9.0: which graphs begin with them, and in which tile.
+//! A network's first layers as one step on compute capability 9.0: which graphs begin with them, and the tile of the
+//! kernel.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
 use crate::tensor::{Dtype, InputFormat, Shape};
 
-/// `kernels/sm90_stem.cu`.
+/// The kernel in `kernels/sm90_stem.cu`.
 pub(super) struct Sm90Stem;
 
 impl KernelDef for Sm90Stem {
@@ -66,15 +67,15 @@ impl KernelDef for Sm90Stem {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stem {
-    /// Subtracted from each channel of bytes, in units of their full scale (0-1).
+    /// Subtracted from each channel of the bytes, in units of their full scale (0-1).
     pub mean: Vec<f32>,
-    /// Divides each channel after that.
+    /// Divides each channel after the mean is subtracted.
     pub std: Vec<f32>,
     /// The convolution, with bias and activation.
     pub conv: Conv2d,
-    /// Shape of its result.
+    /// The shape of the convolution's result.
     pub conv_shape: Shape,
-    /// The maximum, if there is one.
+    /// The maximum over windows, if there is one.
     pub pool: Option<Pool>,
 }
 
@@ -88,9 +89,9 @@ pub struct Stem {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StemTile {
-    /// Columns of the convolution, one of [`StemTile::COLUMNS`].
+    /// The number of columns of the convolution, one of [`StemTile::COLUMNS`].
     pub columns: usize,
-    /// Rows of the result, any number.
+    /// The number of rows of the result; any number is possible.
     pub rows: usize,
 }
 
@@ -98,8 +99,8 @@ impl StemTile {
     /// The columns that the kernel is compiled for.
     pub const COLUMNS: [usize; 2] = [112, 64];
 
-    /// The rows of tiles that divide a result of such a height in different ways: of those that make as many bands the
-    /// fewest.
+    /// The numbers of rows that divide a result of this height in different ways. Of those with the same number of
+    /// bands, only the smallest.
     pub(crate) fn rows_of(height: usize) -> impl Iterator<Item = usize> {
         (1..=height).filter(move |rows| *rows == height.div_ceil(height.div_ceil(*rows)))
     }
@@ -111,27 +112,27 @@ impl fmt::Display for StemTile {
     }
 }
 
-/// What the kernel is compiled for, beyond its columns: what `kernels/sm90_stem.cu` says.
+/// The layers for which the kernel is compiled, apart from its columns, as in `kernels/sm90_stem.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StemLayers {
-    /// Taps of the filter along each axis.
+    /// The number of taps of the filter along each axis.
     pub(crate) taps: usize,
     /// Whether the convolution's result is pooled.
     pub(crate) pools: bool,
 }
 
 impl StemLayers {
-    /// All of them.
+    /// All layers for which the kernel is compiled.
     pub(crate) const ALL: [Self; 2] = [Self { taps: 7, pools: true }, Self { taps: 3, pools: false }];
 
-    /// Columns of the result that a block of so many columns of the convolution computes, and how far the next block's
-    /// are from them: a pooled column needs the convolution's column to its left.
+    /// The columns of the result that a block with `columns` columns of the convolution computes, and the distance to
+    /// the first column of the next block: a pooled column also needs the convolution's column to its left.
     pub(crate) const fn out_columns(self, columns: usize) -> [usize; 2] {
         if self.pools { [columns / 2, columns / 2 - 1] } else { [columns, columns] }
     }
 
-    /// Blocks of so many columns that a multiprocessor holds: what the kernel's registers and shared memory leave room
-    /// for.
+    /// The number of blocks with `columns` columns that fit on a multiprocessor, by the kernel's registers and shared
+    /// memory.
     pub(crate) const fn resident(self, columns: usize) -> usize {
         match (self.pools, columns) {
             (false, 64) => 4,
@@ -139,39 +140,41 @@ impl StemLayers {
         }
     }
 
-    /// Blocks side by side for a result of this width.
+    /// The number of blocks side by side for a result of this width.
     pub(crate) const fn column_tiles(self, columns: usize, out_width: usize) -> usize {
         let [of_block, next] = self.out_columns(columns);
         1 + out_width.saturating_sub(of_block).div_ceil(next)
     }
 }
 
-/// How the kernel has its weights.
+/// The order of weights as the kernel reads them.
 #[cfg(feature = "cuda")]
 impl StemLayers {
-    /// Pairs of pixels of a window's row, but for its last column.
+    /// The number of pairs of pixels in a window's row, without its last column.
     pub(crate) const fn pairs(self) -> usize {
         self.taps / 2
     }
 
-    /// Blocks of eight terms of a window: its pairs, with two channels of its last column, and that column's third.
+    /// The number of blocks of eight terms of a window. A block has a pair of pixels, and some also two channels of a
+    /// pixel in the last column; one block has the third channels of that column.
     const fn blocks(self) -> usize {
         self.taps * self.pairs() + 1
     }
 
-    /// Halves of the filter as the kernel reads it: 8 terms of 64 channels for each block.
+    /// The number of halves of the filter as the kernel reads it: 8 terms of 64 channels for each block of terms.
     pub(crate) const fn filter_elems(self) -> usize {
         self.blocks() * MOST_STEM_CHANNELS * 8
     }
 
-    /// Bytes of filter and bias.
+    /// Bytes of the filter and the bias.
     pub(crate) const fn weight_bytes(self) -> usize {
         2 * self.filter_elems() + 4 * MOST_STEM_CHANNELS
     }
 
-    /// Where in the filter a weight of an output channel lies. A block is a pair of columns of a row, or the last
-    /// column's third channel in all rows; two channels of that are with the row's first pair. Every thread has its
-    /// terms of a product, which are of two blocks, together: two terms of two channels, eight channels apart.
+    /// The index of a weight of an output channel in the filter. A block of terms is a pair of columns of a row, or the
+    /// last column's third channel in all rows; the other two channels of that column are in the block of the row's
+    /// first pair. The weights that a thread reads for a product of two blocks lie together: two terms each of two
+    /// channels that are eight apart.
     pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
         let (block, term) = match (s + 1 == self.taps, c) {
             (false, _) => (r * self.pairs() + s / 2, s % 2 * 3 + c),
@@ -184,14 +187,14 @@ impl StemLayers {
     }
 }
 
-/// Threads of a block that multiply.
+/// The number of threads of a block that multiply.
 #[cfg(feature = "cuda")]
 const GROUP_THREADS: usize = 128;
-/// Output channels of a product.
+/// The largest number of output channels, which are those of a product.
 const MOST_STEM_CHANNELS: usize = 64;
 
 impl Stem {
-    /// What the kernel for these layers is compiled for; `None` if there is no such kernel.
+    /// The layers for which a kernel is compiled, if it computes these; else `None`.
     pub(crate) fn layers(&self) -> Option<StemLayers> {
         let Window { size: [r, s], stride, dilation, pad } = self.conv.window;
         let pools = match self.pool {
@@ -220,7 +223,7 @@ impl Stem {
     }
 }
 
-/// What the pixels along each axis of an image, of the convolution and of padding stay below.
+/// The limit below which the pixels of an image, of the convolution and of padding stay along each axis.
 const MOST_PIXELS: usize = 1 << 14;
 
 /// The normalisation, the convolution at a node, and what follows it, if one kernel computes them. Their values must be
@@ -266,31 +269,32 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     })
 }
 
-/// The tile with which the busiest multiprocessor is done first.
+/// The tile with the least predicted time of the busiest multiprocessor.
 fn tile(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> StemTile {
     let tiles = tiles(layers, batch, output, limits);
     tiles.min_by(|a, b| a.1.total_cmp(&b.1)).expect("a result has rows").0
 }
 
-/// Every tile that makes other bands of rows, with its clocks.
+/// Every tile that divides the rows in a different way, with its predicted clocks.
 fn tiles(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> impl Iterator<Item = (StemTile, f64)> {
     let rows = move |columns| StemTile::rows_of(output.height).map(move |rows| StemTile { columns, rows });
     let tiles = StemTile::COLUMNS.into_iter().flat_map(rows);
     tiles.map(move |tile| (tile, clocks(layers, batch, output, tile, limits)))
 }
 
-/// Every kernel of a network's first layers, with its clocks.
+/// The kernel of a network's first layers in every tile, with its predicted clocks.
 fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Kernel, f64)> {
     let Some(layers) = stem.layers() else { return Vec::new() };
     tiles(layers, batch, output, limits).map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
 }
 
-/// Clocks of the busiest multiprocessor.
+/// Predicted clocks of the busiest multiprocessor.
 fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limits: &Limits) -> f64 {
     clocks_of(layers, if layers.pools { POOLED } else { APART }, batch, output, tile, limits)
 }
 
-/// The same with rows of the convolution that take so long: blocks come in rounds of as many as a multiprocessor holds.
+/// Predicted clocks if a row of the convolution takes `fixed + column * columns`. Blocks run in rounds of as many as
+/// fit on a multiprocessor.
 pub(super) fn clocks_of(
     layers: StemLayers,
     RowClocks { fixed, column }: RowClocks,
@@ -309,27 +313,27 @@ pub(super) fn clocks_of(
     STARTUP + full as f64 * round(resident) + if last > 0 { round(last) } else { 0.0 }
 }
 
-// From times on an H200 at batch 1 to 256.
+// These constants are fitted to times on an H200 at batch 1 to 256.
 
-/// Launch, and the last stores.
+/// Clocks of the launch and the last stores.
 const STARTUP: f64 = 4000.0;
-/// Of each round: the first image rows.
+/// Clocks of each round: the loads of the first image rows.
 const OF_ROUND: f64 = 2000.0;
-/// What a block beside another takes longer for both, of what one takes alone.
+/// The part of its own time by which each further block on a multiprocessor makes a round longer.
 const BESIDE_ANOTHER: f64 = 0.75;
 
-/// Clocks of a row of the convolution, of a block that is alone.
+/// Clocks of a row of the convolution in a block that runs alone on its multiprocessor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowClocks {
-    /// However wide it is.
+    /// Clocks for a row of any width.
     pub(super) fixed: f64,
-    /// More for each column.
+    /// Additional clocks for each column.
     pub(super) column: f64,
 }
 
-/// Every other row and column goes out.
+/// Clocks of a row if there is a maximum over windows: every other row and column is stored.
 const POOLED: RowClocks = RowClocks { fixed: 540.0, column: 5.8 };
-/// All do.
+/// Clocks of a row if there is no maximum over windows: all rows and columns are stored.
 const APART: RowClocks = RowClocks { fixed: 390.0, column: 4.2 };
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! A network's first layers from photos to bytes as one step on compute capability 9.0: its tiles, and how long they take.
+//! A network's first layers from photos to bytes as one step on compute capability 9.0: its tiles and their predicted
+//! times.
 
 use super::sm90_stem::{RowClocks, StemLayers, clocks_of};
 use super::{Kernel, KernelDef, Variant, not_a_choice};
@@ -11,7 +12,7 @@ use crate::plan::work::Work;
 use crate::plan::{Limits, S8Stem, StemTile, StepOp, bytes};
 use crate::tensor::Dtype;
 
-/// `kernels/sm90_stem_s8.cu`.
+/// The kernel in `kernels/sm90_stem_s8.cu`.
 pub(super) struct Sm90StemS8;
 
 impl KernelDef for Sm90StemS8 {
@@ -49,15 +50,16 @@ impl KernelDef for Sm90StemS8 {
     }
 }
 
-/// Clocks of the busiest multiprocessor.
+/// Predicted clocks of the busiest multiprocessor.
 fn clocks(stem: &S8Stem, tile: StemTile, limits: &Limits) -> f64 {
     clocks_of(LAYERS, ROW, stem.batch, stem.output, tile, limits)
 }
 
-/// Blocks overlap as those of the kernel of halves do, and as many share a multiprocessor.
+/// The layers of the kernel: its blocks overlap like those of the kernel of halves, and as many fit on a
+/// multiprocessor.
 const LAYERS: StemLayers = StemLayers { taps: 7, pools: true };
 
-/// Of the one width that there is.
+/// Clocks of a row. There is only one number of columns, so the clocks are all fixed.
 const ROW: RowClocks = RowClocks { fixed: 770.0, column: 0.0 };
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! A network's last layers as one step on compute capability 9.0: which graphs end with them, and how they are shared.
+//! A network's last layers as one step on compute capability 9.0: which graphs end with them, and how the work is
+//! divided.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use crate::plan::work::{Operand, Work};
 use crate::plan::{Family, Limits, StepOp};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
-/// `kernels/sm90_tail.cu`.
+/// The kernel in `kernels/sm90_tail.cu`.
 pub(super) struct Sm90Tail;
 
 impl KernelDef for Sm90Tail {
@@ -64,7 +65,7 @@ impl Tail {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
     }
 
-    /// What the layer reads and writes: the mean of `x`, and logits, which the kernel keeps to itself.
+    /// The operands of the fully connected layer: the mean of `x`, and the logits. The kernel writes neither to memory.
     pub(crate) fn layer(&self, x: Operand) -> [Operand; 2] {
         let vector =
             |channels, stored_channels, dtype| Operand { shape: Shape::vector(channels), stored_channels, dtype };
@@ -93,19 +94,21 @@ impl Tail {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TailTile {
-    /// Images, from 1 to the largest of [`TailTile::IMAGES`].
+    /// The number of images, from 1 to the largest of [`TailTile::IMAGES`].
     pub images: usize,
-    /// Blocks of the cluster, one of [`TailTile::BLOCKS`].
+    /// The number of blocks of the cluster, one of [`TailTile::BLOCKS`].
     pub blocks: usize,
 }
 
 impl TailTile {
     /// The numbers of images that the kernels are compiled for; each kernel also computes fewer.
     pub const IMAGES: [usize; 2] = [8, 16];
-    /// Blocks of a cluster. Sixteen run where a GPU's multiprocessors are in groups of as many: in whole H100s and H200s.
+    /// The numbers of blocks of a cluster. 16 blocks need a GPU whose multiprocessors are in groups of 16: a whole H100
+    /// or H200.
     pub const BLOCKS: [usize; 2] = [8, 16];
 
-    /// Of the kernel that computes it: the most images, and stages in flight.
+    /// The largest number of images of the kernel that computes the tile, and its stages in flight; `None` if no kernel
+    /// does.
     pub(crate) fn kernel(self) -> Option<[usize; 2]> {
         let stages = [5, 3];
         let index = Self::IMAGES.into_iter().position(|most| self.images <= most)?;
@@ -119,7 +122,8 @@ impl fmt::Display for TailTile {
     }
 }
 
-/// What decides how long the tail takes: the rows, an image with the stored channels and its type, the stored outputs.
+/// All that decides the time of the tail: rows, an image with its stored channels and type, stored outputs, kind of
+/// output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailShape {
     pub batch: usize,
@@ -129,13 +133,13 @@ pub(crate) struct TailShape {
     pub output: OutputKind,
 }
 
-/// Threads of a block.
+/// The number of threads of a block.
 pub(crate) const TAIL_THREADS: usize = 512;
-/// Outputs that a warp computes at a time.
+/// The number of outputs that a warp computes at a time.
 pub(crate) const TAIL_UNIT: usize = 32;
 
 impl TailShape {
-    /// Of a step; none if it is no tail on activations in f16, or on bytes whose scale is known.
+    /// The tail of a step; `None` unless it reads activations in f16, or bytes with a scale.
     fn of(work: &Work<'_>) -> Option<Self> {
         let StepOp::Tail(tail) = work.op else { return None };
         let (input, dtype) = (work.inputs[0].stored(), work.inputs[0].dtype);
@@ -147,8 +151,8 @@ impl TailShape {
         (is_taken && work.writes(Dtype::F32)).then_some(shape)
     }
 
-    /// Dynamic shared memory of a block; `None` if there is no kernel for the tile. As `kernels/sm90_tail.cu` has it:
-    /// filters on their way, partial sums, means, and logits of the rows that the block writes.
+    /// Bytes of dynamic shared memory of a block: filters on their way, partial sums, means, and logits of the rows
+    /// that the block writes. `None` if there is no kernel for the tile. It agrees with `kernels/sm90_tail.cu`.
     pub(crate) fn shared_bytes(&self, tile: TailTile) -> Option<usize> {
         let [most_images, stages] = tile.kernel()?;
         let ring = stages * TAIL_UNIT / 8 * TAIL_THREADS * 16;
@@ -162,18 +166,19 @@ impl TailShape {
         self.shared_bytes(tile).is_some_and(|bytes| bytes + STATIC_BYTES <= limits.shared_bytes)
     }
 
-    /// Every tile that the GPU has room for, with its clocks.
+    /// Every tile that fits into shared memory, with its predicted clocks.
     fn tiles(&self, limits: &Limits) -> impl Iterator<Item = (TailTile, f64)> {
         let most = TailTile::IMAGES[1].min(self.batch);
-        // As many images for each cluster as they come out even, and no more clusters than that takes.
+        // The smallest number of images for each number of clusters.
         let images = (1..=most).filter(|&images| self.batch.div_ceil(self.batch.div_ceil(images)) == images);
         let blocks = TailTile::BLOCKS.into_iter().filter(|&blocks| blocks <= 8 || limits.units >= WHOLE);
         let tiles = images.flat_map(move |images| blocks.clone().map(move |blocks| TailTile { images, blocks }));
         tiles.filter(|&tile| self.fits(tile, limits)).map(|tile| (tile, self.clocks(tile, limits)))
     }
 
-    /// Clocks of the busiest multiprocessor; of each eleven about one is in no whole cluster. What takes the time is the
-    /// way of its share of the filters and of its images to it, which is as fast as one can be, or as all together.
+    /// Predicted clocks of the busiest multiprocessor. About one of eleven multiprocessors is in no whole cluster. The
+    /// copy of a block's share of the filters and of its images takes most of the time; its rate is bounded by what one
+    /// multiprocessor can read, and by what all can read together.
     fn clocks(&self, tile: TailTile, limits: &Limits) -> f64 {
         let clusters = self.batch.div_ceil(tile.images);
         let at_once = clusters.min((limits.units * 10 / 11 / tile.blocks).max(1));
@@ -186,16 +191,16 @@ impl TailShape {
     }
 }
 
-/// Of an image of bytes, so that sums fit 32 bits.
+/// The largest number of pixels of an image of bytes, so that sums fit 32 bits.
 pub(crate) const MOST_PIXELS: usize = 1 << 23;
-/// Static shared memory of a block, and what the driver keeps of it.
+/// Bytes of static shared memory of a block, and of what the driver reserves.
 const STATIC_BYTES: usize = 256;
-/// Multiprocessors from which on a GPU is a whole one, whose groups have sixteen.
+/// The least number of multiprocessors of a whole GPU, which has groups of 16.
 const WHOLE: usize = 128;
-/// What a multiprocessor of an H200 gets from the L2 cache in a clock while few others do, and while all do.
+/// Bytes that a multiprocessor of an H200 gets from the L2 cache in a clock: while few others read, and while all do.
 const OF_ONE: f64 = 60.0;
 const OF_EACH: f64 = 30.0;
-/// The rest of a block, in clocks: latencies, what blocks wait for each other, sums, rows.
+/// The rest of a block's time, in clocks: latencies, waits for other blocks, sums and rows.
 const OF_BLOCK: f64 = 6000.0;
 
 /// The output rows at a node, with the mean and the linear layer that they are of, if one kernel computes them. Nobody else
@@ -227,7 +232,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     Some(Match { kernel: Some(Kernel::Sm90Tail(tile)), saved, ..found })
 }
 
-/// The tile with which the busiest multiprocessor is done first, if there is room for any.
+/// The tile with the least predicted time of the busiest multiprocessor; `None` if none fits into shared memory.
 fn best(shape: &TailShape, limits: &Limits) -> Option<TailTile> {
     shape.tiles(limits).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
 }

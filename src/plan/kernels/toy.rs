@@ -1,17 +1,17 @@
-//! A kernel that only tests have, added as docs/adding-a-kernel.md says: means over all pixels, on a GPU that there is not.
+//! A kernel that only tests have, added as in docs/adding-a-kernel.md: means over all pixels, on an imaginary GPU.
 
 use super::{Kernel, KernelDef, Variant};
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
 use crate::tensor::Dtype;
 
-/// `exec/cuda/toy.rs` launches it.
+/// The kernel of the tests. `exec/cuda/toy.rs` launches it.
 pub(super) struct Toy;
 
-/// The GPU that has it.
+/// The name of the GPU that has the kernel.
 pub(crate) const GPU: &str = "a GPU with a toy";
 
-/// Images of a block.
+/// The numbers of images of a block.
 const TILES: [usize; 2] = [1, 4];
 
 impl KernelDef for Toy {
@@ -69,7 +69,7 @@ mod tests {
         let at = plan.steps.iter().position(|step| step.name == "mean").unwrap();
         assert_eq!(plan.steps[at].kernel, Kernel::Toy(4));
         let clocks: Vec<_> = plan.candidates(at).iter().map(|found| (found.kernel, found.clocks)).collect();
-        assert_eq!(clocks, [(Kernel::Toy(4), 56.0)]); // the other takes more than half as long again
+        assert_eq!(clocks, [(Kernel::Toy(4), 56.0)]); // the other is more than half as long again
         assert_eq!(plan.predicted(at), plan.candidates(at).first().copied());
         assert_eq!(plan.shape_of(at), "global-pool : 8x8x24 f16 -> 1x1x24 f16, batch 64");
         assert!(plan.to_string().contains(" toy global_avg_pool 4 "), "{plan}");
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(planned(&Limits::a100(), 64, &Choices::new()).unwrap().steps[2].kernel, Kernel::Sm80);
     }
 
-    /// A kernel is named in its own two files and in two lists.
+    /// Besides its own two files, a kernel is named only in two lists.
     #[test]
     fn a_kernel_takes_edits_in_two_files_beside_its_own() {
         fn files(folder: &Path, found: &mut Vec<String>, name: &str) {
@@ -107,7 +107,7 @@ mod tests {
         for name in ["sm90_conv2d_halo", "toy"] {
             let mut found = Vec::new();
             files(Path::new("src"), &mut found, name);
-            // The kernel of bytes has its tiles.
+            // Files about bytes also name the kernel: the kernel of bytes has its tiles.
             let shares = |path: &str| path.contains("s8");
             found.retain(|path| !lists.contains(&&path[..]) && !path.ends_with("kernels/toy.rs") && !shares(path));
             found.sort();

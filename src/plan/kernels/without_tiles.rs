@@ -39,7 +39,7 @@ impl KernelDef for Cpu {
     }
 }
 
-/// What computes graphs of values: loops anywhere, and functions over values on a CPU.
+/// The kernels of graphs of values: loops on any device, and functions over values on a CPU.
 pub(super) struct Loops;
 
 impl KernelDef for Loops {
@@ -70,7 +70,7 @@ impl KernelDef for Loops {
     }
 }
 
-/// A kernel of any GPU.
+/// A kernel that runs on any GPU.
 pub(super) struct AnyGpu {
     name: &'static str,
     takes: fn(&Work<'_>) -> bool,

@@ -1,5 +1,5 @@
-//! The blocks of tiles of rows that lie end to end, as the kernel of attention reads them: what loops compute once of where
-//! rows begin and end, for all layers.
+//! The blocks of tiles of rows that lie end to end, as the kernel of attention reads them. Loops compute them once for
+//! all layers, from the places where rows begin and end.
 
 use super::layered::Split;
 #[cfg(feature = "cuda")]
@@ -15,16 +15,16 @@ use crate::loops;
 use crate::plan::PackedAttentionOp;
 use crate::tensor::Dtype;
 
-/// What blocks are made of.
+/// All that the blocks of packed rows depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Blocks {
-    /// Where rows begin and end.
+    /// The value with the places where rows begin and end.
     pub starts: ValueId,
-    /// What reads them: tokens, the longest row, and how many rows a block has.
+    /// The largest number of tokens and of tokens of a row, and the number of rows of a block.
     pub tokens: usize,
     pub longest: usize,
     pub block_rows: usize,
-    /// How many there may be.
+    /// The largest number of blocks.
     pub most: usize,
 }
 
@@ -34,12 +34,13 @@ impl Blocks {
         Self { starts, tokens, longest, block_rows: op.block_rows(), most: op.sizes.most_blocks(op.block_tiles) }
     }
 
-    /// The graph that computes `i32[1 + most, 4]` of starts: how many blocks have keys, and how many there are together with
-    /// those of tokens in no row; then each one's first token, the end of its row, the row's first token, and how many that
-    /// has. Those of longer rows are first, those of tokens in no row are last and have no keys.
+    /// The graph that computes `i32[1 + most, 4]` from `starts`. Line 0 has the number of blocks with keys and the
+    /// number of all blocks, including those of tokens in no row. Each other line is a block: its first token, the end
+    /// of its row, and the first token and the number of tokens of its row. Blocks of longer rows come first. Blocks of
+    /// tokens in no row come last and have no keys.
     ///
-    /// Rows are as [`PackedAttention`](crate::graph::PackedAttention) says. A number that there is no row from, or that is
-    /// there again, is followed by tokens in no row, maybe none; so is a number 0 in front of all others.
+    /// Rows are as [`PackedAttention`](crate::graph::PackedAttention) says. Tokens in no row, possibly zero of them,
+    /// follow each number at which no row begins or that is repeated, and a number 0 that is added in front.
     fn graph(&self, starts: &ValueType) -> Graph {
         let mut w = Writer { g: GraphBuilder::new(), rows: int(self.block_rows as i64) };
         let (tokens, count) = (int(self.tokens as i64), starts.elems() + 1);
@@ -85,7 +86,7 @@ impl Blocks {
         let counts = column(0).select(arg(1), column(1).select(all, int(0)));
         let counts = w.g.map("counts", counts.cast(Dtype::I32), &[columns, with_keys, at, rest_of]);
 
-        // Twice the number of what a block is of, and one more for tokens in no row.
+        // Twice the index of a row, plus one for the tokens in no row that follow it.
         let number = w.counted(&[self.most, 1]);
         let [row_along, rest_along] = [w.apart("row.along", row_at, 1), w.apart("rest.along", rest_at, 1)];
         let is_in = |at: usize, blocks: Expr| {
@@ -121,7 +122,7 @@ impl Blocks {
     }
 }
 
-/// The blocks of these starts, computed here.
+/// The blocks of these starts, computed on the host.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -133,33 +134,33 @@ pub(crate) fn blocks_of(op: &PackedAttentionOp, starts: &[i64]) -> Result<Vec<i3
     Ok(table[0].elems().to_vec())
 }
 
-/// Writes the graph.
+/// The builder of the graph, with short forms of its operations.
 struct Writer {
     g: GraphBuilder,
-    /// Rows of a block.
+    /// The number of rows of a block.
     rows: Expr,
 }
 
 impl Writer {
-    /// A vector along one of two axes.
+    /// Reshapes a vector to two axes, so that it lies along one of them.
     fn apart(&mut self, name: &str, x: ValueId, axis: usize) -> ValueId {
         let mut dims = vec![1; 2];
         dims[axis] = self.g.value(x).elems();
         self.g.node(name, Op::Reshape(dims), &[x])
     }
 
-    /// An expression of two axes, combined along the second.
+    /// Computes an expression of two axes and combines its values along the second axis.
     fn reduced(&mut self, name: &str, op: ReduceOp, expr: Expr, operands: &[ValueId]) -> ValueId {
         let pairs = self.g.map(&format!("{name}.pairs"), expr, operands);
         self.g.node(name, Op::Reduce(Reduce { op, axes: vec![1], keep: false }), &[pairs])
     }
 
-    /// How many blocks so many rows are.
+    /// The number of blocks of a number of rows.
     fn blocks(&self, rows: Expr) -> Expr {
         (rows + self.rows.clone() - int(1)).is(Binary::Div, self.rows.clone())
     }
 
-    /// 0, 1, 2, … in these dimensions.
+    /// A constant of these dimensions with the numbers 0, 1, 2, and so on.
     fn counted(&mut self, dims: &[usize]) -> ValueId {
         let all: Vec<i64> = (0..dims.iter().product::<usize>() as i64).collect();
         self.g.constant(Dtype::I64, dims, bytemuck::cast_slice::<i64, u8>(&all).to_vec())
@@ -185,13 +186,13 @@ fn int(value: i64) -> Expr {
     Expr::int(Dtype::I64, value.into())
 }
 
-/// Whether operand 0, the number of a column, is this one.
+/// Whether operand 0, the index of a column, is this number.
 fn column(number: i64) -> Expr {
     arg(0).is(Binary::Equal, int(number))
 }
 
 impl Split<'_> {
-    /// The blocks of rows, which other steps read too.
+    /// Adds the nodes that compute the blocks, or returns those that an earlier step has added.
     pub fn push_blocks(&mut self, of: &Blocks, name: &str) -> ValueId {
         if let Some(&(_, there)) = self.blocks.iter().find(|(known, _)| known == of) {
             return there;
@@ -225,7 +226,8 @@ mod tests {
     use crate::graph::Tensor;
     use crate::loops;
 
-    /// The blocks with keys, and those of tokens in no row, by plain loops, as `graph` says.
+    /// The blocks with keys, and the blocks of tokens in no row, computed by plain loops; the same table as that of
+    /// `graph`.
     fn expected(of: &Blocks, starts: &[i64]) -> [Vec<[i32; 4]>; 2] {
         let mut places: Vec<usize> = starts
             .iter()
@@ -240,7 +242,7 @@ mod tests {
             others.push(last..row.start);
             last = row.end;
         }
-        // A place that no row begins at ends the tokens in no row that are before it.
+        // A place at which no row begins divides the tokens in no row around it.
         let cut = |other: std::ops::Range<usize>| {
             let ends: Vec<usize> = places.iter().copied().filter(|at| other.start < *at && *at < other.end).collect();
             let from = [vec![other.start], ends.clone()].concat();
@@ -255,7 +257,7 @@ mod tests {
         [with_keys, others.into_iter().flat_map(|row| parts(row, [0; 2])).collect()]
     }
 
-    /// Random lengths, and numbers in no order, twice, negative, or behind all tokens.
+    /// Random lengths; numbers that are out of order, repeated, negative or behind all tokens.
     #[test]
     fn every_token_is_in_one_block_whatever_starts_are() {
         let mut state = 7_u64;

@@ -1,5 +1,5 @@
-//! Encoders as libraries describe them, in their real sizes: which of their steps are kernels that were made for them, and
-//! which are loops.
+//! Encoders as libraries describe them, in their real sizes: which of their steps special kernels compute, and which
+//! loops.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,12 +11,12 @@ use super::*;
 use crate::model::{Embedding, Tower, network_of_encoder};
 use crate::plan::Rates;
 
-/// Rows of a batch; packed texts are one.
+/// The number of rows of a batch; packed texts are one row.
 const ROWS: usize = 32;
-/// What the plans are kept in.
+/// The file in which the plans are kept.
 const KEPT: &str = "tests/golden/plans-of-encoders-h200.txt";
 
-/// Names of models, their configurations as far as the defaults are others, and what is asked of them.
+/// Names of models, their configurations where these differ from the defaults, and the requested embeddings.
 fn encoders() -> Vec<(&'static str, Value, Embedding)> {
     let plain = Embedding::new;
     let clip = json!({"model_type": "clip", "projection_dim": 512, "text_config": {"eos_token_id": 49407}, "vision_config": {"patch_size": 16}});
@@ -60,7 +60,7 @@ fn plan_of(config: &Value, asked: &Embedding, precision: Dtype) -> Plan {
     plan
 }
 
-/// Kinds of steps: how many, their rooflines together, and of loops the first one's name.
+/// A text for each kind of step: the number of steps, their rooflines in all, and for loops the first step's name.
 fn kinds(name: &str, plan: &Plan) -> String {
     let rates = Rates::of(&plan.limits).unwrap();
     let mut kinds = BTreeMap::<(bool, String), (usize, f64, &str)>::new();
@@ -90,8 +90,8 @@ fn encoders_are_the_kernels_that_are_kept() {
     assert!(printed == expected, "the plans are not as kept in {KEPT}:\n{printed}");
 }
 
-/// Products, attention and norms are the kernels that they are in f16, each of values and weights in bf16; other layers are
-/// loops that read bf16. Each has a time of its own.
+/// In bf16, the same products, attentions and norms have kernels as in f16, each with values and weights in bf16. Other
+/// layers are loops that read bf16. Each kernel has a predicted time of its own.
 #[test]
 fn encoders_in_bf16_are_the_same_kernels() {
     let is_fused = |step: &&Step| matches!(step.op, StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_));
@@ -126,7 +126,7 @@ fn encoders_in_bf16_are_the_same_kernels() {
                 false => assert_eq!(step.kernel, Kernel::Loop, "{name}, {}", step.name),
             }
         }
-        // Where no kernel is for bf16, nothing is one of f16.
+        // On hardware without kernels for bf16, no step uses a kernel for f16 instead.
         let loops = tests::planned(
             &network_of_encoder(&config, &asked).graph(1).unwrap(),
             &Limits::a100(),

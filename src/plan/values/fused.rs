@@ -1,4 +1,4 @@
-//! Steps that compute several nodes, as nodes of their own: what they read in f16 or bf16, and what they write.
+//! Steps that compute several nodes, as single nodes: their operands and results in f16 or bf16.
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
@@ -6,7 +6,8 @@ use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, ValueId, ValueT
 use crate::tensor::Dtype;
 
 impl Split<'_> {
-    /// Adds a step, named after a node, in the place of its nodes, and what it writes as f32 for whatever else reads that.
+    /// Adds a step in the place of its nodes, named after one of them, and a conversion of its result to f32 for other
+    /// readers.
     pub fn push_found(&mut self, named: &Node, found: &Found) {
         let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
         self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
@@ -24,7 +25,7 @@ impl Split<'_> {
         self.push_f32(&named.name, written, found.writes);
     }
 
-    /// What a step reads.
+    /// The value of the new graph that a step reads.
     fn read(&mut self, read: &Read, name: &str) -> ValueId {
         match read {
             Read::Half(value) => self.dense_half(*value, name),
@@ -42,7 +43,7 @@ impl Split<'_> {
         }
     }
 
-    /// A mask, which other steps read too.
+    /// Adds a mask in the type of kernels, which later steps can read too.
     fn push_mask(&mut self, mask: &Mask, name: &str) -> ValueId {
         let inputs = mask.values.iter().copied().map(Some).collect();
         let half = self.add(ValueType::new(self.dtype, &mask.dims));
@@ -53,7 +54,8 @@ impl Split<'_> {
         made
     }
 
-    /// A value in the type of kernels. A reshape of one that is there in it is a view of that.
+    /// A value in the type of kernels. If it is a reshape of a value that exists in this type, the result is a view of
+    /// that value.
     fn dense_half(&mut self, x: ValueId, name: &str) -> ValueId {
         if !self.halves.contains_key(&x)
             && let Some(Node { op: Op::Reshape(dims), inputs, .. }) = writer(self.from, x)
@@ -66,7 +68,7 @@ impl Split<'_> {
         self.half(x, name)
     }
 
-    /// The pixels of an image's windows, window by window.
+    /// The pixels of an image's windows, one window after the other.
     fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], name: &str) -> ValueId {
         let [batch, height, width, channels] = self.to.graph.value(x).dims[..] else { unreachable!("of an image") };
         let of = |dtype, dims: [usize; 6]| ValueType::new(dtype, &dims);
@@ -78,7 +80,7 @@ impl Split<'_> {
         self.node(name, &dtype.to_string(), Op::Map(Expr::arg(0).cast(dtype)), x, of(dtype, turned))
     }
 
-    /// A value with rows that are one longer.
+    /// The value with one element more at the end of each row.
     fn padded(&mut self, x: ValueId, name: &str) -> ValueId {
         let mut dims = self.to.graph.value(x).dims.clone();
         let (before, mut after) = (vec![0; dims.len()], vec![0; dims.len()]);

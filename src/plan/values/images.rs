@@ -1,5 +1,5 @@
-//! The operations of a graph of values that the kernels for images compute, as one network of images: layers, and what comes
-//! between them.
+//! The operations of a graph of values that the kernels for images compute, as one network of images: layers, and
+//! operations between them.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use crate::model::{self, is_sum, pool_of};
 use crate::plan::Limits;
 use crate::tensor::{Activation, Dtype, Shape};
 
-/// An operation of a network of images, and the values that it is of.
+/// An operation of a network of images, and the values that it reads.
 type Operation = (model::Op, Vec<ValueId>);
 
 impl Split<'_> {
-    /// What a node is of a network of images, if a kernel of the device computes it.
+    /// The operation of a network of images that a node is, if a kernel of the device computes it.
     pub fn operation(&self, node: &Node, limits: &Limits) -> Option<Operation> {
         let found = match &node.op {
             Op::Map(expr) if !is_sum(expr) => self.activation(node),
@@ -47,13 +47,13 @@ impl Split<'_> {
         }
     }
 
-    /// What is added, if both are images: a loop adds what it computes itself.
+    /// The operands of an addition if both are images; else `None`, and a loop adds them.
     fn summands(&self, reads: Vec<ValueId>) -> Option<Vec<ValueId>> {
         let fits = reads.len() == 2 && self.from.value(reads[0]).rank() == 4;
         (fits && reads.iter().all(|&id| self.is_image(id))).then_some(reads)
     }
 
-    /// The activation that a node is of an image: a bound, or that of a bounded one.
+    /// The activation of an image that a node is: a lower bound, or an upper bound of a value with a lower bound.
     fn activation(&self, node: &Node) -> Option<Operation> {
         let Expr::Binary(op, of) = inlined(self.from, node)? else { return None };
         let ((Expr::Arg(at), limit) | (limit, Expr::Arg(at))) = (&of[0], &of[1]) else { return None };
@@ -70,24 +70,26 @@ impl Split<'_> {
         }
     }
 
-    /// Whether the network computes a value, in f16.
+    /// Whether the network computes a value in f16.
     fn is_image(&self, id: ValueId) -> bool {
         let node = self.images.get(&id).map(|id| &self.to.network.nodes[id.0].op);
         node.is_some_and(|op| !matches!(op, model::Op::Given(_) | model::Op::Linear(_)))
     }
 
-    /// Whether a value is computed from some of the network's, so that it has no more digits than they have.
+    /// Whether a value is computed from values of the network, so that it has no more significant digits than they
+    /// have.
     fn is_of_layers(&self, id: ValueId) -> bool {
         !self.sources[id.0].is_empty()
     }
 
-    /// Whether the network has a value, if it has it, in the value's own dimensions.
+    /// Whether the network's image of a value has the value's own dimensions; true if the network does not have the
+    /// value.
     fn is_as_stored(&self, id: ValueId) -> bool {
         let own = image(&self.from.value(id).dims);
         self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == own)
     }
 
-    /// Whether a node is just that operation of these values, of rows in f32, and a kernel computes it.
+    /// Whether a node is exactly this operation of these values, all values are rows in f32, and a kernel computes it.
     fn fits(&self, node: &Node, op: &model::Op, reads: &[ValueId], limits: &Limits) -> bool {
         let is_of_rows = |id: &ValueId| {
             let of = self.from.value(*id);
@@ -100,14 +102,15 @@ impl Split<'_> {
         let shape = |id: ValueId| image(&self.from.value(id).dims);
         let shapes: Vec<Shape> = reads.iter().map(|&id| shape(id)).collect();
         let has_kernel = match op {
-            model::Op::Activation(_) => return true, // whatever the dimensions
+            model::Op::Activation(_) => return true, // activations have any dimensions
             model::Op::Conv2d(conv) => kernel(conv, self.dtype, [shapes[0], shape(y)], self.batch, limits).is_some(),
             _ => true,
         };
         has_kernel && op.shape(&shapes) == Ok(shape(y)) && reads.iter().all(|&id| self.is_as_stored(id))
     }
 
-    /// An image that a reshape shows in other dimensions stays one, if it has them too.
+    /// Records that the result of a reshape is the network's image of the operand, if the image can have these
+    /// dimensions.
     pub fn show(&mut self, node: &Node) {
         if let (Op::Reshape(dims), [Some(x)], [y]) = (&node.op, &node.inputs[..], &node.outputs[..])
             && let Some(&there) = self.images.get(x)
@@ -119,22 +122,22 @@ impl Split<'_> {
         }
     }
 
-    /// Whether an image of the first dimensions has the second as well: a vector may have any.
+    /// Whether an image with dimensions `image_dims` can have the dimensions `dims`: a vector may have any.
     fn is_shown(&self, image_dims: &[usize], dims: &[usize]) -> bool {
         let of = image(image_dims);
         image(dims) == of || (of.pixels() == 1 && dims.iter().product::<usize>() == self.batch * of.channels)
     }
 
-    /// A convolution of the network that computes a node of it and what follows, up to a value.
+    /// Adds a convolution to the network, which computes a node and the nodes that follow, up to the value `writes`.
     pub fn push_layer(&mut self, node: &Node, conv: &model::Conv2d, x: ValueId, writes: ValueId) {
         if !self.is_as_stored(x) {
-            self.images.remove(&x); // it is given anew, in its own dimensions
+            self.images.remove(&x); // so that it is given again, in its own dimensions
         }
         let node = Node { outputs: vec![writes], ..node.clone() };
         self.push_image(&node, model::Op::Conv2d(conv.clone()), self.dtype, &[x]);
     }
 
-    /// A node of the network, whose results are of this type, and what others read of it.
+    /// Adds a node to the network, with results of type `dtype`, and the conversions that other nodes read.
     pub fn push_image(&mut self, node: &Node, op: model::Op, dtype: Dtype, reads: &[ValueId]) {
         let inputs: Vec<model::NodeId> = reads.iter().map(|&x| self.image(x, &node.name)).collect();
         let y = node.outputs[0];
@@ -170,7 +173,7 @@ impl Split<'_> {
         self.push_f32(&node.name, dense, y);
     }
 
-    /// The node of the network that has a value, which is given to it if it does not compute it.
+    /// The network's node for a value. If the network does not compute the value, it is given to it.
     fn image(&mut self, x: ValueId, reader: &str) -> model::NodeId {
         if let Some(&there) = self.images.get(&x) {
             return there;

@@ -87,7 +87,7 @@ impl Network {
     }
 }
 
-/// Whatever a step reads is a row's, a constant, or written by a step before it.
+/// Checks that each tensor in the arena is written by a step before those that read it.
 fn are_in_order(plan: &Plan) {
     for (index, step) in plan.steps.iter().enumerate() {
         for &input in step.inputs.iter().filter(|id| matches!(plan.tensors[id.0].place, Place::Arena(_))) {
@@ -125,7 +125,7 @@ fn a_residual_block_has_its_sum_and_activations_in_its_convolutions() {
         let c = g.bound("c.high", low, Binary::Min, 6.0);
         let plan = g.planned(&limits, &[c]);
         assert_eq!(images(&plan), named(&[("a", "conv3x3+relu"), ("b", "conv3x3+res+relu"), ("c", "conv1x1+relu6")]));
-        // What a row brings is converted, and what it gets.
+        // The loops convert a row's input and output.
         assert_eq!(loops(&plan), 2, "{plan}");
         let between = plan.tensors[plan.steps[1].outputs[0].0].clone();
         assert_eq!((between.shape.channels, between.stored_channels, between.dtype), (13, 16, Dtype::F16));
@@ -147,7 +147,7 @@ fn what_others_read_is_written() {
     assert_eq!(images(&plan), named(&all));
 }
 
-/// A loop reads a convolution's result, and what it makes of it is added to another's.
+/// A loop reads a convolution's result, and another layer adds the loop's result.
 #[test]
 fn loops_between_layers_have_their_place() {
     let (mut g, x) = Network::new(2, [8, 8, 16]);
@@ -163,7 +163,7 @@ fn loops_between_layers_have_their_place() {
     let all = [("a", "conv1x1"), ("b", "conv1x1"), ("c", "conv1x1"), ("d", "conv1x1+res")];
     let mut found = images(&plan);
     found.sort();
-    // The two summands may be one step: a convolution that another one joins.
+    // The two summands may be one step: a convolution with a second one that joins it.
     assert!(found == named(&all) || found.iter().any(|(_, label)| label == "conv1x1+1x1"), "{plan}");
 }
 
@@ -184,7 +184,7 @@ fn a_concatenation_of_images_is_written_in_place() {
     }
 }
 
-/// Squares would not be held by f16, nor numbers that no layer has made.
+/// Squares may exceed f16, and so may numbers that no layer has computed.
 #[test]
 fn what_is_no_image_stays_a_loop() {
     let (mut g, x) = Network::new(1, [8, 8, 8]);
@@ -199,7 +199,7 @@ fn what_is_no_image_stays_a_loop() {
     assert_eq!(images(&plan), named(&[("a", "conv3x3")]));
 }
 
-/// 1x1 convolutions, one behind the other, with a residual: what the chain kernel is for.
+/// 1x1 convolutions, each reading the result of the one before, with a residual: the chain kernel can compute them.
 #[test]
 fn networks_of_images_within_values_have_the_kernels_of_several_layers() {
     let (mut g, x) = Network::new(32, [56, 56, 64]);
@@ -221,7 +221,7 @@ fn networks_of_images_within_values_have_the_kernels_of_several_layers() {
     );
 }
 
-/// Each way to write an activation behind a convolution, and what looks like one.
+/// Each way to write an activation after a convolution, and an expression that only looks like one.
 #[test]
 fn activations_are_found_in_whatever_pieces() {
     type Write = fn(&mut Network, ValueId) -> ValueId;
@@ -251,7 +251,7 @@ fn activations_are_found_in_whatever_pieces() {
     }
 }
 
-/// A mean, two layers of it and an activation between them, in whatever dimensions a vector is written.
+/// A mean, two layers of it and an activation between them. Any dimensions of a vector are found.
 #[test]
 fn a_vector_in_other_dimensions_stays_an_image() {
     let (mut g, x) = Network::new(2, [8, 8, 16]);
@@ -270,7 +270,8 @@ fn a_vector_in_other_dimensions_stays_an_image() {
     assert_eq!(images(&plan), named(&all));
 }
 
-/// Of 1x1 convolutions, products have the gates, and kernels for images the bounds. What a product writes is an image.
+/// With 1x1 convolutions, products apply gates, and kernels for images apply bounds. The result of a product is an
+/// image.
 #[test]
 fn a_gate_behind_single_pixels_makes_a_product_of_them() {
     let network = |limits: &Limits| {
@@ -291,13 +292,13 @@ fn a_gate_behind_single_pixels_makes_a_product_of_them() {
     let plan = network(&Limits::h200());
     let all = [("a", "product+silu"), ("b", "dw5x5+relu"), ("c", "product+hard-swish"), ("d", "conv1x1+relu")];
     assert_eq!(images(&plan), named(&all));
-    assert_eq!(loops(&plan), 2, "{plan}"); // casts of what comes and what goes
+    assert_eq!(loops(&plan), 2, "{plan}"); // conversions of the input and the output
     let all = [("a", "conv1x1"), ("b", "dw5x5+relu"), ("c", "conv1x1"), ("d", "conv1x1+relu")];
     assert_eq!(images(&network(&Limits::a100())), named(&all));
 }
 
-/// A GPU computes a gate where it is read, a mean and a product, rather than keep in f32 what it is of in f16; but not within
-/// a mean of so few results that few threads would compute all of it.
+/// A GPU computes a gate again in each of its readers, a mean and a product, instead of storing it in f32. But it does
+/// not compute the gate within a mean of few results, because only few threads would compute it.
 #[test]
 fn a_gate_that_is_read_twice_is_computed_twice() {
     for (channels, count) in [(240, 4), (24, 5)] {
@@ -309,12 +310,13 @@ fn a_gate_that_is_read_twice_is_computed_twice() {
         let b = g.conv("b", gated, [channels, 8, 1]);
         let plan = g.planned(&Limits::h200(), &[b]);
         assert_eq!(images(&plan), named(&[("a", "dw3x3"), ("b", "conv1x1")]));
-        // Casts of what comes and goes, the mean, the product, and perhaps the gate.
+        // The loops: conversions of input and output, the mean, the product, and in one case the gate.
         assert_eq!(loops(&plan), count, "{plan}");
     }
 }
 
-/// A product of vectors that no other layer reads is a linear layer, whose results stay in f32 until what follows has read them.
+/// A product of vectors that no other layer reads is a linear layer. Its results stay in f32 until the nodes after it
+/// have read them.
 #[test]
 fn a_classifier_is_not_rounded() {
     for limits in [Limits::a100(), Limits::h200()] {
@@ -337,7 +339,7 @@ fn a_classifier_is_not_rounded() {
     }
 }
 
-/// Of several vectors for each row it is a product, or a 1x1 convolution.
+/// A product of several vectors for each row is no linear layer, but a product or a 1x1 convolution.
 #[test]
 fn a_product_of_tokens_is_no_classifier() {
     for (limits, batch) in [(Limits::h200(), 3), (Limits::h200(), 1)] {
@@ -368,7 +370,7 @@ fn a_classifier_writes_the_output() {
     }
 }
 
-/// SiLU of a convolution that nobody else reads is applied by its kernel, where the device has one that does.
+/// The kernel of a convolution applies SiLU if no other node reads the sums and the device has such a kernel.
 #[test]
 fn silu_is_in_its_convolution() {
     for (limits, is_read_twice, label) in
@@ -383,7 +385,7 @@ fn silu_is_in_its_convolution() {
     }
 }
 
-/// The kernel of a chain applies bounds alone: a convolution with SiLU is a step of its own.
+/// The kernel of a chain applies only bounds: a convolution with SiLU is a step of its own.
 #[test]
 fn a_chain_takes_no_silu() {
     for with_silu in [false, true] {
@@ -429,7 +431,7 @@ fn computes(plan: &Plan, node: &str) -> bool {
     plan.steps.iter().any(has)
 }
 
-/// A convolution of groups has a kernel for images.
+/// A convolution of groups has a kernel for images, as one group with zeros between.
 #[test]
 fn groups_are_one_with_zeros_between() {
     let (mut g, x) = Network::new(2, [14, 14, 48]);

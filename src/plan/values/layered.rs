@@ -1,5 +1,6 @@
-//! What computes each node of a graph of values: a network of images, a kernel for nodes of a transformer, or a loop. The
-//! first two read and write a type of 16 bits with padded channels, the first one f16 alone; loops take in the conversions.
+//! The assignment of each node of a graph of values: to a network of images, to a kernel for nodes of a transformer, or
+//! to a loop. The first two read and write a type of 16 bits with padded channels, the first one f16 alone. Loops
+//! compute the conversions.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -11,22 +12,22 @@ use crate::model;
 use crate::plan::{Family, Limits, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
-/// Channels are stored in multiples of this.
+/// Channels are stored in multiples of this number.
 pub(super) const ALIGN: usize = Family::Sm80.channel_align();
 
-/// A graph of values, and what computes its nodes that are no loops.
+/// A graph of values, with the nodes that a network of images or fused steps compute.
 pub(super) struct Layered {
-    /// The graph: what the network and fused steps compute are nodes of values in f16 or bf16.
+    /// The graph. Values of nodes that the network or fused steps compute are in f16 or bf16.
     pub graph: Graph,
     /// The nodes that the network computes.
     pub apart: HashSet<NodeId>,
-    /// The nodes that one step computes, and what it is.
+    /// The nodes that a fused step computes, with the step's operation.
     pub fused: HashMap<NodeId, StepOp>,
-    /// The network. What others compute is given to it, and its last node stands for all outputs of the graph.
+    /// The network. Values that others compute are given to it. Its last node stands for all outputs of the graph.
     pub network: model::images::Network,
-    /// What is given to it, by the names of its nodes.
+    /// The values that are given to the network, by the names of the network's nodes for them.
     pub given: HashMap<String, Given>,
-    /// Channels of values that are stored with more.
+    /// The number of channels of each value that is stored with more.
     pub channels: HashMap<ValueId, usize>,
     /// The images that inputs have in the rows that a run reads.
     pub rows: HashMap<ValueId, Shape>,
@@ -34,28 +35,29 @@ pub(super) struct Layered {
     pub halves: Halves,
 }
 
-/// What of a graph kernels compute in f16 or bf16.
+/// The nodes of a graph that kernels compute in f16 or bf16, and their values.
 #[derive(Default)]
 pub(super) struct Halves {
-    /// Nodes: their operands are rounded, and their results.
+    /// Nodes whose operands and results are rounded to that type.
     pub nodes: HashSet<NodeId>,
-    /// Values that exist in that type alone.
+    /// Values that exist only in that type.
     pub written: HashSet<ValueId>,
-    /// Values that such nodes read in it.
+    /// Values that such nodes read in that type.
     pub read: HashSet<ValueId>,
 }
 
-/// A value that a network reads.
+/// A value that is given to a network.
 pub(super) struct Given {
-    /// The value; none for what stands for the outputs.
+    /// The value; `None` for the node that stands for the outputs.
     pub value: Option<ValueId>,
-    /// What it is computed from of the network's values, in the order of the node's operands.
+    /// The network's values from which it is computed, in the order of the node's operands.
     pub reads: Vec<ValueId>,
 }
 
 impl Layered {
-    /// The graph for `batch` rows with all that kernels of the device compute of it in f16 or bf16; nodes of these names stay
-    /// in f32. Loops compute the others: of f16 in f32, of bf16 from operands of layers in bf16.
+    /// The graph for `batch` rows, in which kernels of the device compute all that they can in f16 or bf16; nodes in
+    /// `in_f32` stay in f32. Loops compute all other nodes: with f16 from operands in f32, with bf16 from operands of
+    /// layers in bf16.
     pub fn of(graph: &Graph, dtype: Dtype, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
         let mut split = Split::new(graph, dtype, batch);
         let found = patterns::find(graph, dtype, limits, batch, in_f32);
@@ -72,7 +74,7 @@ impl Layered {
             } else if dtype != Dtype::F16 {
                 let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
                 let node = split.reading(node, operands);
-                split.push(node); // there is no network of images
+                split.push(node); // no kernels for images in this type
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
                 let dtype = rows::dtype(&op, limits.family);
@@ -87,7 +89,8 @@ impl Layered {
         split.finish()
     }
 
-    /// A graph of which loops compute everything. Layers read their operands in this type, but for nodes of these names.
+    /// The graph with all nodes computed by loops. Layers read operands of type `operands`, except the nodes in
+    /// `in_f32`.
     pub fn of_loops(graph: &Graph, operands: Dtype, in_f32: &BTreeSet<String>) -> Self {
         let mut split = Split::new(graph, operands, 0);
         for node in &graph.nodes {
@@ -104,34 +107,34 @@ impl Layered {
     }
 }
 
-/// A graph whose nodes become the network's or fused steps, one after the other, or stay.
+/// The state of a division of a graph, node by node: each node goes to the network or a fused step, or stays.
 pub(super) struct Split<'a> {
     pub from: &'a Graph,
-    /// The nodes that read each value of it.
+    /// The nodes that read each value of `from`.
     pub readers: Vec<Vec<NodeId>>,
     pub batch: usize,
-    /// The type of what kernels read and write.
+    /// The type in which kernels read and write.
     pub dtype: Dtype,
     pub to: Layered,
-    /// The node of the network that computes each value, or that it is given by.
+    /// The network's node for each value that it computes or that is given to it.
     pub images: HashMap<ValueId, model::NodeId>,
-    /// The values that the network's nodes are in the new graph, and their dimensions there, but for padding.
+    /// For each node of the network, its value in the new graph and the value's dimensions there, without padding.
     pub stored: Vec<(ValueId, Vec<usize>)>,
-    /// For each value of the graph the nodes of the network that it is computed from.
+    /// For each value of `from`, the nodes of the network from which it is computed.
     pub sources: Vec<BTreeSet<model::NodeId>>,
-    /// Values in that type, their channels padded, by what they are of the graph.
+    /// Values in the type of kernels with padded channels, by the value of `from`.
     pub halves: HashMap<ValueId, ValueId>,
-    /// Masks that steps read.
+    /// Masks that steps read, with their values in the new graph.
     pub masks: Vec<(Mask, ValueId)>,
-    /// Blocks of packed rows that steps read.
+    /// Blocks of packed rows that steps read, with their values in the new graph.
     pub blocks: Vec<(Blocks, ValueId)>,
-    /// Operands of layers in their type, by what they are of the graph.
+    /// Operands of layers in the operands' type, by the value of `from`.
     pub operands: HashMap<ValueId, ValueId>,
 }
 
 impl<'a> Split<'a> {
     fn new(from: &'a Graph, dtype: Dtype, batch: usize) -> Self {
-        let input = Shape::vector(1); // of an input, which it has not
+        let input = Shape::vector(1); // of the network's input, which it does not have
         let to = Layered {
             graph: Graph { nodes: Vec::new(), ..from.clone() },
             apart: HashSet::new(),
@@ -148,7 +151,7 @@ impl<'a> Split<'a> {
         Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, blocks, operands }
     }
 
-    /// With the node that stands for all outputs.
+    /// Adds the node that stands for all outputs, and returns the result.
     fn finish(mut self) -> Layered {
         let sources = self.sources_of(self.from.outputs.iter().map(|port| port.value));
         self.to.network.output = self.give("outputs (f32)".into(), None, vec![1, 1], &sources);
@@ -156,12 +159,12 @@ impl<'a> Split<'a> {
         self.to
     }
 
-    /// The nodes of the network that values are computed from.
+    /// The nodes of the network from which any of these values is computed.
     pub fn sources_of(&self, values: impl IntoIterator<Item = ValueId>) -> BTreeSet<model::NodeId> {
         values.into_iter().flat_map(|id| self.sources[id.0].iter().copied()).collect()
     }
 
-    /// A node as it is.
+    /// Adds a node unchanged.
     pub fn push(&mut self, node: Node) {
         let id = NodeId(self.to.graph.nodes.len());
         for (number, output) in node.outputs.iter().enumerate() {
@@ -170,7 +173,7 @@ impl<'a> Split<'a> {
         self.to.graph.nodes.push(node);
     }
 
-    /// A node that loops compute. An image that it shows in other dimensions stays one.
+    /// Adds a node that loops compute. The result of a reshape of an image may stay an image.
     fn push_other(&mut self, node: &Node) {
         let sources = self.sources_of(node.inputs.iter().flatten().copied());
         node.outputs.iter().for_each(|id| self.sources[id.0] = sources.clone());
@@ -178,14 +181,15 @@ impl<'a> Split<'a> {
         self.push(node.clone());
     }
 
-    /// A part of what a node becomes: an operation of a value of the new graph.
+    /// Adds one of the nodes that a node of `from` becomes: an operation of one value of the new graph. Returns its
+    /// result.
     pub fn node(&mut self, of: &str, part: &str, op: Op, x: ValueId, to: ValueType) -> ValueId {
         let y = self.add(to);
         self.push(Node { name: format!("{of} ({part})"), op, inputs: vec![Some(x)], outputs: vec![y] });
         y
     }
 
-    /// A value that the next node writes.
+    /// Adds the value that the next node writes.
     pub fn add(&mut self, of: ValueType) -> ValueId {
         self.add_from(Origin::Node(NodeId(self.to.graph.nodes.len()), 0), of)
     }
@@ -195,7 +199,7 @@ impl<'a> Split<'a> {
         ValueId(self.to.graph.values.len() - 1)
     }
 
-    /// A value in the type of kernels, its channels padded.
+    /// The value in the type of kernels with padded channels, which is added if it is not there yet.
     pub fn half(&mut self, x: ValueId, name: &str) -> ValueId {
         if let Some(&there) = self.halves.get(&x) {
             return there;
@@ -218,13 +222,13 @@ impl<'a> Split<'a> {
         half
     }
 
-    /// A value that is there in the type of kernels, for whatever reads it as f32.
+    /// Adds the conversion of a value in the type of kernels to f32, for other readers.
     pub fn push_f32(&mut self, name: &str, half: ValueId, y: ValueId) {
         let (name, cast) = (format!("{name} (f32)"), Op::Map(Expr::arg(0).cast(Dtype::F32)));
         self.push(Node { name, op: cast, inputs: vec![Some(half)], outputs: vec![y] });
     }
 
-    /// A value that is given to the network.
+    /// Adds a value that is given to the network, as a node of the network.
     pub fn give(
         &mut self,
         name: String,
@@ -239,7 +243,7 @@ impl<'a> Split<'a> {
         self.push_node(model::Node { name, op, inputs, scale: None }, value.unwrap_or(ValueId(0)), dims)
     }
 
-    /// A node of the network.
+    /// Adds a node of the network.
     pub fn push_node(&mut self, node: model::Node, stored: ValueId, dims: Vec<usize>) -> model::NodeId {
         self.to.network.nodes.push(node);
         self.stored.push((stored, dims));
@@ -247,7 +251,7 @@ impl<'a> Split<'a> {
     }
 }
 
-/// A type in these dimensions, but for the last.
+/// A type with the dimensions of `of`, except that the last one is `channels`.
 pub(super) fn with_channels(of: &ValueType, dtype: Dtype, channels: usize) -> ValueType {
     let mut dims = of.dims.clone();
     *dims.last_mut().expect("it has channels") = channels;

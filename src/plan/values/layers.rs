@@ -1,5 +1,5 @@
-//! Layers of a graph of values that the kernels for images compute: convolutions, and products with constants, which are
-//! convolutions of one tap whose pixels are tokens.
+//! Layers of a graph of values that the kernels for images compute: convolutions, and products with constants. Such a
+//! product is a convolution of one tap, and its pixels are tokens.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::plan::work::{Operand, Work};
 use crate::plan::{Limits, StepOp};
 use crate::tensor::{Dtype, Shape};
 
-/// The convolution that a node is, of an operand whose last axis is channels.
+/// The convolution that a node is, of an operand whose last axis has the channels; `None` if it is none.
 pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
     let of = |number: usize| node.inputs.get(number).copied().flatten();
     let [x, y] = [of(0)?, node.outputs[0]].map(|id| graph.value(id));
@@ -36,8 +36,9 @@ pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
     }
 }
 
-/// The linear layer that a node is, of a vector for each of `batch` rows and a matrix that has a row for each result, if no
-/// layer is computed of its result: its kernels leave that in f32. `readers` are the nodes that read each value.
+/// The linear layer that a node is: of a vector for each of `batch` rows, with a matrix that has a row for each result.
+/// `None` if a later layer depends on the result, because the kernels of a linear layer write f32. `readers` are the
+/// nodes that read each value.
 pub(super) fn classifier(graph: &Graph, node: &Node, batch: usize, readers: &[Vec<NodeId>]) -> Option<Linear> {
     let Op::Contract(of) = &node.op else { return None };
     let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
@@ -49,7 +50,7 @@ pub(super) fn classifier(graph: &Graph, node: &Node, batch: usize, readers: &[Ve
     Some(Linear { out_features: matrix.dims[0], weight: name_of(graph.constant(w)?, matrix), bias: None })
 }
 
-/// Whether a layer is computed of a value.
+/// Whether a layer reads a value, directly or through other nodes.
 fn is_read_by_layers(graph: &Graph, of: ValueId, readers: &[Vec<NodeId>]) -> bool {
     let (mut ahead, mut seen) = (readers[of.0].clone(), HashSet::new());
     while let Some(id) = ahead.pop() {
@@ -77,7 +78,7 @@ pub(super) fn kernel(
     kernels::best(&Work { name: "", op: &op, batch, inputs, outputs }, limits)
 }
 
-/// The image that a row of a value is as kernels see it: the last axis has its channels, the others are its pixels.
+/// A row of a value as an image for kernels: the last axis has its channels, the other axes its pixels.
 pub(super) fn image(dims: &[usize]) -> Shape {
     match dims {
         [_, height, width, channels] => Shape::new(*height, *width, *channels),

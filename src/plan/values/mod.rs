@@ -1,5 +1,5 @@
-//! The plan of a graph of values: the steps of a network of images, and a step for each loop of its schedule, which reads and
-//! writes rows in place.
+//! The plan of a graph of values: the steps of a network of images, and a step for each loop of the schedule. Loops
+//! read and write rows in place.
 
 mod blocks;
 #[cfg(test)]
@@ -45,7 +45,7 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 /// Plans a graph for `batch` rows.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with every operation that no kernel of the device computes.
+/// [`Error::Unsupported`] with every operation that no kernel of the device can compute.
 pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
@@ -88,21 +88,21 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     Ok(plan)
 }
 
-/// The graph for a GPU, which computes nothing by hand: with the inputs as they lie in rows, and every operation that no
-/// kernel takes as loops.
+/// The graph for a GPU, which has no functions over values: inputs as they lie in rows, and loops for every operation
+/// that no kernel can compute.
 fn expanded(graph: &Graph, request: &ValuesRequest<'_>) -> Graph {
     let &ValuesRequest { limits, batch, rows, precision, in_f32, .. } = request;
     let in_kernels = |graph: &Graph| patterns::packed(graph, precision, limits, in_f32);
     let without = |kept: &HashSet<String>| with_rows(&expand_but(graph, kept), batch, rows[0]);
     let kept = in_kernels(&with_rows(graph, batch, rows[0]));
     let graph = without(&kept);
-    // What reads views of an operation that loops compute may lie otherwise now.
+    // When loops compute an operation, views of its operands may have another layout, so other kernels may apply.
     if kept.is_empty() || in_kernels(&graph) == kept { graph } else { without(&HashSet::new()) }
 }
 
-/// Refuses a plan for a GPU that has steps which no kernel computes.
+/// Returns an error for a plan for a GPU with steps that no kernel computes.
 fn all_written(plan: &Plan) -> Result<(), Error> {
-    // Every other operation was given a kernel when it was found.
+    // Every other operation has got a kernel already.
     let refused = |step: &Step| {
         if let StepOp::Loop(of) = &step.op {
             ptx::check(&of.of).err().map(|error| format!("node `{}` ({}): {error}", step.name, of.kinds))
@@ -122,35 +122,35 @@ fn all_written(plan: &Plan) -> Result<(), Error> {
     }
 }
 
-/// What a plan of values is asked for.
+/// The arguments of `plan`.
 pub(crate) struct ValuesRequest<'a> {
     /// The hardware.
     pub limits: &'a Limits,
     /// Rows of one run.
     pub batch: usize,
-    /// What a run reads and writes.
+    /// The rows that a run reads and writes.
     pub rows: [&'a RowSpec; 2],
-    /// What a row of each state is, alone: the last inputs and outputs of the graph.
+    /// The port of a row for each state. States are the last inputs and outputs of the graph.
     pub states: &'a [RowPort],
-    /// What layers read their operands in.
+    /// The type in which layers read their operands.
     pub precision: Dtype,
-    /// Nodes that are in f32 whatever the others are in, by name.
+    /// The names of nodes that stay in f32 whatever the precision.
     pub in_f32: &'a BTreeSet<String>,
     /// Kernels that overrule the planner's.
     pub choices: &'a Choices,
 }
 
-/// Whether the ports of so many rows are dense values where they lie.
+/// Whether each port of a batch of rows is a dense value in memory.
 fn is_dense(batch: usize, rows: &RowSpec) -> bool {
     batch == 1 || matches!(rows.ports(), [only] if only.bytes() == rows.row_pitch)
 }
 
-/// The outputs that rows have; states are behind them.
+/// The outputs that are ports of rows; the outputs of states follow them.
 fn row_outputs<'a>(graph: &'a Graph, rows: &RowSpec) -> std::slice::Iter<'a, crate::graph::Port> {
     graph.outputs[..rows.ports().len()].iter()
 }
 
-/// The graph with inputs as they lie in rows.
+/// The graph with inputs in the layout of rows.
 fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
     let mut graph = graph.clone();
     for (index, port) in input.ports().iter().enumerate() {
@@ -165,14 +165,14 @@ fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
     graph
 }
 
-/// A plan that grows by a step at a time.
+/// A plan to which steps are added one at a time.
 struct Growing<'a> {
     graph: &'a Graph,
     of: &'a Layered,
     order: LoopOrder<'a>,
     request: &'a ValuesRequest<'a>,
     of_value: HashMap<ValueId, TensorId>,
-    /// The number of the output that each of these values is, where steps write outputs in place.
+    /// For each value that a step writes directly to its output, the index of the output.
     outputs: HashMap<ValueId, usize>,
     lowering: Lowering<'a>,
 }
@@ -201,7 +201,7 @@ impl<'a> Growing<'a> {
         &mut self.lowering.growing.plan
     }
 
-    /// The steps that have their place at a node of the network, whose value is there if it is given.
+    /// Adds the steps whose place is a node of the network. If the node is given, binds it to its tensor.
     fn push_images(&mut self, network: &model::images::Network, node: model::NodeId) -> Result<(), Error> {
         self.lowering.at(node)?;
         let given = self.of.given.get(&network.nodes[node.0].name);
@@ -212,7 +212,7 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// A step that the network does not compute.
+    /// Adds a step, unless the network computes it.
     fn push(&mut self, step: &loops::Step) -> Result<(), Error> {
         if let loops::Kernel::Apart(node) = &step.kernel {
             if self.order.is_image(step) {
@@ -238,7 +238,7 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// A step that computes several nodes; the weights of its products are no tensors.
+    /// Adds a step that computes several nodes; the weights of its products are no tensors.
     fn push_fused(&mut self, step: &loops::Step, node: NodeId, op: &StepOp) -> Result<(), Error> {
         let name = &self.graph.nodes[node.0].name;
         let [inputs, outputs] =
@@ -255,8 +255,8 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// Puts the outputs that loops have not written in place there: what the network computes is written to its output, and
-    /// inputs, constants, and what is another output too are copied.
+    /// Brings the outputs to their places that no loop has written there. A value that the network computes is written
+    /// to its output; inputs, constants, and values that are also another output are copied.
     fn copy_out(&mut self, schedule: &Schedule) {
         for (index, port) in row_outputs(self.graph, self.request.rows[1]).enumerate() {
             let id = schedule.view_of(port.value);
@@ -271,7 +271,7 @@ impl<'a> Growing<'a> {
         }
     }
 
-    /// A step that copies a value, which lies in a tensor, to a place; the tensor there.
+    /// Adds a step that copies a value from its tensor to a place; returns the tensor there.
     fn copy(&mut self, name: &str, id: ValueId, from: TensorId, to: Place) -> TensorId {
         let of = self.graph.value(id).clone();
         let mut b = LoopBuilder::new(std::slice::from_ref(&of), &of.dims);
@@ -283,7 +283,7 @@ impl<'a> Growing<'a> {
         to
     }
 
-    /// A step that puts the outputs into rows, word by word.
+    /// Adds a step that writes all outputs into rows, word by word.
     fn pack(&mut self, schedule: &Schedule) {
         let rows = self.request.rows[1];
         let outputs = row_outputs(self.graph, rows).map(|port| schedule.view_of(port.value));
@@ -310,7 +310,7 @@ impl<'a> Growing<'a> {
         self.plan().steps.push(Step { name, op, inputs, outputs, kernel, lane, after, flops, bytes, weight_bytes: 0 });
     }
 
-    /// What the nodes of a step are, those of one kind once in a row.
+    /// The kinds of the nodes of a step, without repetitions of neighbours.
     fn kinds(&self, step: &loops::Step) -> String {
         let of = |id: &NodeId| &self.graph.nodes[id.0];
         let mut kinds: Vec<&str> = step.nodes.iter().map(|id| of(id).op.kind()).collect();
@@ -359,7 +359,7 @@ impl<'a> Growing<'a> {
         tensor
     }
 
-    /// Where an input lies: in the rows, or as a state, which come behind those.
+    /// The place of an input: in the rows, or as a state. States follow the inputs of rows.
     fn place_of_input(&self, input: usize) -> Place {
         let ports = self.request.rows[0].ports();
         ports.get(input).map_or_else(|| Place::State(input - ports.len()), |port| Place::Input(port.offset))
@@ -381,7 +381,7 @@ impl<'a> Growing<'a> {
     }
 }
 
-/// The loop that writes rows of dense values: words of the largest type that all ports are multiples of.
+/// The loop that writes dense values into rows, in words of the largest type of which all ports are multiples.
 fn packing(batch: usize, rows: &RowSpec) -> Loop {
     let fits = |dtype: &Dtype| rows.ports().iter().all(|port| port.bytes().is_multiple_of(dtype.bytes()));
     let word = [Dtype::U64, Dtype::U32, Dtype::U16].into_iter().find(fits).unwrap_or(Dtype::U8);

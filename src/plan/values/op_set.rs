@@ -1,4 +1,5 @@
-//! One set of operations: what a CPU computes, a plan for a GPU has kernels for, for every operation and type of elements.
+//! One set of operations: a plan for a GPU has kernels for all that a CPU computes, for every operation and element
+//! type.
 
 use super::*;
 use crate::graph::{
@@ -7,10 +8,10 @@ use crate::graph::{
 };
 use crate::loops::ptx;
 
-/// Kinds of operations; the last one is a concatenation of more operands than a kernel takes.
+/// The number of kinds of operations; the last kind is a concatenation of more operands than a kernel can read.
 const KINDS: usize = 27;
 
-/// The number of an operation's kind: whoever adds one adds a sample of it.
+/// The index of an operation's kind. A new operation needs a sample.
 const fn kind(op: &Op) -> usize {
     match op {
         Op::Map(_) => 0,
@@ -42,7 +43,7 @@ const fn kind(op: &Op) -> usize {
     }
 }
 
-/// Operations with their operands, of elements of a type where they may be of any.
+/// Operations with their operands. Elements have the given type if the operation has no type of its own.
 fn samples(dtype: Dtype) -> Vec<(Op, Vec<ValueType>)> {
     let of = |dims: &[usize]| ValueType::new(dtype, dims);
     let [x, image, index] = [of(&[4, 6]), of(&[1, 5, 5, 4]), ValueType::new(Dtype::I64, &[4, 6])];
@@ -116,7 +117,7 @@ fn samples(dtype: Dtype) -> Vec<(Op, Vec<ValueType>)> {
     all
 }
 
-/// The graph of one operation, whose operands are inputs and whose results are outputs, and its rows.
+/// The graph of one operation, with its operands as inputs and its results as outputs, and the rows of the graph.
 fn graph_of(op: &Op, operands: &[ValueType], outputs: usize) -> (Graph, [RowSpec; 2]) {
     let mut g = GraphBuilder::new();
     let inputs: Vec<Option<ValueId>> =
@@ -140,7 +141,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
     for (op, operands) in Dtype::ALL.into_iter().flat_map(samples) {
         let outputs = if matches!(op, Op::TopK(_)) { 2 } else { 1 };
         if op.infer(&operands.iter().map(Some).collect::<Vec<_>>(), outputs).is_err() {
-            continue; // no graph has it, whatever the device
+            continue; // no graph can have it, on any device
         }
         accepted[kind(&op)] += 1;
         accepted[KINDS - 1] += usize::from(operands.len() > ptx::MOST_OPERANDS);
@@ -167,7 +168,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
     assert!(accepted.iter().all(|&count| count > 0), "no type has a sample of a kind of operation: {accepted:?}");
 }
 
-/// Every loop of a plan can be written for a GPU.
+/// Checks that every loop of a plan can be compiled for a GPU.
 fn written(plan: &Plan, op: &Op) {
     let target = ptx::PtxTarget { compute_capability: plan.limits.compute_capability, units: plan.limits.units };
     for step in &plan.steps {
@@ -181,7 +182,7 @@ fn written(plan: &Plan, op: &Op) {
     }
 }
 
-/// What no kernel computes is one error with all nodes, before anything is built.
+/// A single error lists all nodes that no kernel computes, before anything is built.
 #[test]
 fn a_plan_lists_all_that_a_gpu_does_not_compute() {
     let outputs = ptx::MOST_OPERANDS + 1;

@@ -5,7 +5,7 @@ use crate::graph::{Constant, Expr, Graph, Node, Op, Origin, ValueId, ValueType};
 use crate::tensor::Dtype;
 
 impl Split<'_> {
-    /// A layer of f32, reading its two factors in this type; any other node as it is.
+    /// The node with its two factors converted to `dtype` if it is a layer of f32; any other node unchanged.
     pub fn reading(&mut self, node: &Node, dtype: Dtype) -> Node {
         let mut node = node.clone();
         if dtype != Dtype::F32 && is_layer(self.from, &node) {
@@ -16,7 +16,7 @@ impl Split<'_> {
         node
     }
 
-    /// A value in another type. A weight is converted when it is read from its file.
+    /// The value converted to another type. A weight is converted when it is read from its file.
     fn operand(&mut self, x: ValueId, dtype: Dtype, name: &str) -> ValueId {
         if let Some(&there) = self.operands.get(&x) {
             return there;

@@ -8,12 +8,12 @@ use crate::loops::{self, Schedule};
 use crate::model;
 use crate::plan::context::Match;
 
-/// When loops can be computed: behind which nodes of the network.
+/// The order of loops relative to the nodes of the network.
 pub(super) struct LoopOrder<'a> {
     of: &'a Layered,
-    /// The node of the network that writes each value that loops read of it.
+    /// The node of the network that writes each value that loops read from the network.
     pub images: HashMap<ValueId, model::NodeId>,
-    /// The place of the step that writes each node's value.
+    /// For each node, the place of the step that writes its value.
     places: HashMap<model::NodeId, model::NodeId>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> LoopOrder<'a> {
         Self { of, images, places }
     }
 
-    /// For each step of the schedule the node of the network in whose place all that it reads is there.
+    /// For each step of the schedule, the node of the network in whose place all of the step's operands are computed.
     pub fn due(&self, schedule: &Schedule) -> Vec<model::NodeId> {
         let mut of_value: HashMap<ValueId, model::NodeId> = HashMap::new();
         let written = |&node: &model::NodeId| self.places.get(&node).copied().unwrap_or(node);

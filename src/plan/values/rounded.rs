@@ -11,21 +11,21 @@ use crate::tensor::Dtype;
 pub(crate) struct Rounded<'a> {
     from: &'a Graph,
     halves: Halves,
-    /// The values of `from` as the GPU has them: outputs of this graph, one after the other.
+    /// The values of `from` as the GPU computes them, as outputs of this graph in ascending order.
     pub graph: Graph,
-    /// Which of them are outputs.
+    /// The values of `from` that are outputs.
     pub shown: Vec<ValueId>,
-    /// Values after their rounding.
+    /// Each value of `from` after its rounding.
     after: HashMap<ValueId, ValueId>,
 }
 
-/// `graph` for one row as a GPU computes it, but for the nodes that are in f32, with all its values in f32 as outputs.
+/// `graph` for one row as a GPU computes it with these nodes in f32. All values of f32 are outputs.
 pub(crate) fn rounded<'a>(graph: &'a Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> Rounded<'a> {
     let halves = Layered::of(graph, Dtype::F16, limits, 1, in_f32).halves;
     Rounded::new(graph, halves)
 }
 
-/// `graph` as it is, with all its values in f32 as outputs.
+/// `graph` without roundings. All values of f32 are outputs.
 pub(crate) fn exact(graph: &Graph) -> Rounded<'_> {
     Rounded::new(graph, Halves::default())
 }
@@ -52,7 +52,7 @@ impl<'a> Rounded<'a> {
         &self.halves.nodes
     }
 
-    /// The values in f16 of a node that is: what it reads, constants too, and what it writes.
+    /// The values in f16 of a node: the operands that it reads in f16, including constants, and its results.
     pub fn halves_of(&self, id: NodeId) -> impl Iterator<Item = ValueId> {
         let node = &self.from.nodes[id.0];
         let written = node.outputs.iter().copied().filter(|id| self.halves.written.contains(id));
@@ -73,7 +73,7 @@ impl<'a> Rounded<'a> {
         is_layer && self.from.constant(x).is_some() && self.from.value(x).dtype == Dtype::F32
     }
 
-    /// What a node reads in the place of a value.
+    /// The value that a node reads in the new graph instead of `x`.
     fn operand(&mut self, node: NodeId, x: ValueId) -> ValueId {
         match (self.is_rounded(node, x), self.after.get(&x)) {
             (false, _) => x,
@@ -100,7 +100,7 @@ impl<'a> Rounded<'a> {
         self.graph.nodes.push(node);
     }
 
-    /// Makes a value in f32 an output.
+    /// Makes a value of f32 an output of the new graph.
     fn show(&mut self, id: ValueId) {
         if self.from.value(id).dtype == Dtype::F32 {
             let rounded = self.halves.written.contains(&id).then(|| self.after[&id]);

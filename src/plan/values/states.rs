@@ -1,4 +1,4 @@
-//! The steps of a plan that leave states for the next run.
+//! The steps of a plan that write states for the next run.
 
 use super::Growing;
 use crate::graph::{Origin, ValueId};
@@ -6,8 +6,8 @@ use crate::loops::Schedule;
 use crate::plan::{Place, TensorId};
 
 impl Growing<'_> {
-    /// Steps that copy what states are in the next run to where they lie, when everything else has read what they are in
-    /// this one.
+    /// Adds steps that copy the next values of states to the states' places, after all other steps have read the
+    /// present values.
     pub(super) fn keep_states(&mut self, schedule: &Schedule) {
         let rows = self.request.rows[1].ports().len();
         let next: Vec<ValueId> = self.graph.outputs[rows..].iter().map(|port| schedule.view_of(port.value)).collect();
@@ -21,8 +21,8 @@ impl Growing<'_> {
         }
     }
 
-    /// The tensor of the value that a state is next, unless it stays as it is. What another state was is put elsewhere
-    /// first, as that one is overwritten.
+    /// The tensor of the next value of a state; `None` if the state keeps its value. If the next value is the present
+    /// value of another state, it is copied to the arena first, because that state is overwritten.
     fn next_state(&mut self, state: usize, id: ValueId) -> Option<TensorId> {
         match self.state_of(id) {
             Some(before) if before == state => None,
@@ -34,7 +34,7 @@ impl Growing<'_> {
         }
     }
 
-    /// The number of the state that a value is.
+    /// The index of the state whose present value this is; `None` for any other value.
     fn state_of(&self, id: ValueId) -> Option<usize> {
         let Origin::Input(input) = self.graph.values[id.0].origin else { return None };
         match self.place_of_input(input) {
@@ -53,7 +53,7 @@ mod tests {
     use crate::plan::{Choices, Limits, Place, Plan};
     use crate::tensor::{Dtype, RowSpec};
 
-    /// Two sums of the state and of what is read, in branches of their own, and the state becomes another value.
+    /// Two branches sum the state and the input; the state becomes another value.
     fn planned(limits: &Limits) -> Plan {
         let mut g = GraphBuilder::new();
         let [x, h] = ["x", "h"].map(|name| g.input(name, Dtype::F32, &[2, 64]));
@@ -82,7 +82,7 @@ mod tests {
             let writer = (0..plan.steps.len()).find(|&step| at(step, false)).unwrap();
             assert_eq!(writer, plan.steps.len() - 1, "{plan}");
             assert!(plan.to_string().contains("state 0"), "{plan}");
-            // In lanes that nothing orders it would be a hazard.
+            // Without an order between the lanes, the write of the state would be a hazard.
             plan.steps[writer].lane = plan.lanes();
             plan.steps[writer].after.retain(|&source| source != reader);
             let hazard = plan.check().unwrap_err().to_string();

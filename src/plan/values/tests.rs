@@ -4,7 +4,7 @@ use super::*;
 use crate::graph::{Contract, Conv, Expr, GraphBuilder, Window};
 use crate::plan::Kernel;
 
-/// Rows of the ports that a graph of one row has.
+/// Rows with these ports, for a graph of one row.
 fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
     RowSpec::new(ports.iter().map(|&(name, dtype, dims)| (name, dtype, dims.to_vec())))
 }
@@ -14,7 +14,8 @@ pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowS
     plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices }).unwrap()
 }
 
-/// Images of 5 channels, a convolution, a depthwise one, and a product of each pixel with a matrix.
+/// A graph that computes a convolution of images of 5 channels, a depthwise convolution, and a product of each pixel
+/// with a matrix.
 fn network(batch: usize) -> Graph {
     let mut g = GraphBuilder::new();
     let x = g.input("x", Dtype::F32, &[batch, 9, 9, 5]);
@@ -56,9 +57,9 @@ fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
     assert!(cpu.steps.iter().all(|step| step.kernel == Kernel::Loop), "{cpu}");
 }
 
-/// On a CPU packed attention is a step of its own. On a GPU it is a kernel, or a few loops for each layer, which read keys and
-/// values where they lie: nothing has an element for each token, key and feature. Where keys are is computed once for all
-/// layers.
+/// On a CPU, packed attention is a step of its own. On a GPU it is a kernel, or a few loops for each layer that read
+/// keys and values in place: no tensor has an element for each token, key and feature. The places of keys are computed
+/// once for all layers.
 #[test]
 fn packed_attention_reads_keys_where_they_lie() {
     let (dims, longest) = ([256, 4, 32], 64);
@@ -105,7 +106,7 @@ fn packed_attention_reads_keys_where_they_lie() {
     }
 }
 
-/// A kernel computes packed attention of inputs that lie in rows of several ports, wherever in a row they begin.
+/// A kernel computes packed attention of inputs in rows of several ports, at any offset within a row.
 #[test]
 fn packed_attention_reads_inputs_in_rows() {
     for (starts, begin) in [(8, 64), (9, 80)] {
@@ -136,8 +137,9 @@ fn packed_attention_reads_inputs_in_rows() {
     }
 }
 
-/// Queries, keys and values are read where they lie side by side, and a factor of queries is one of scores. A bias by distance,
-/// values of another width than keys, or with a factor, are for loops.
+/// Queries, keys and values are read in place, side by side, and a factor of the queries becomes one of the scores.
+/// Loops compute attention with a bias by distance, with values of another width than keys, or with a factor of the
+/// values.
 #[test]
 fn the_kernel_of_packed_attention_reads_views() {
     let plan = |has_bias: bool, values: usize, factor_at: usize| {
@@ -180,7 +182,8 @@ fn the_kernel_of_packed_attention_reads_views() {
     }
 }
 
-/// What layers read lies in memory in their type, weights too, and loops compute them on every device; biases are in f32.
+/// Operands of layers, including weights, are in memory in the layers' type, and loops compute the layers on every
+/// device; biases are in f32.
 #[test]
 fn operands_of_layers_are_values_in_their_type() {
     let [input, output] = [rows(&[("x", Dtype::F32, &[9, 9, 5])]), rows(&[("y", Dtype::F32, &[5, 5, 7])])];
@@ -197,7 +200,7 @@ fn operands_of_layers_are_values_in_their_type() {
     }
 }
 
-/// Each word of each row is that of its port, and zeros are between them.
+/// Each word of a row is that of its port; zeros lie between ports.
 #[test]
 fn rows_are_packed_word_by_word() {
     let spec = rows(&[("a", Dtype::F16, &[3]), ("b", Dtype::U32, &[2]), ("c", Dtype::U8, &[5])]);

@@ -1,4 +1,5 @@
-//! Attention: scores of queries and keys, scaled and masked, their softmax, and the values mixed by it.
+//! Attention in a graph of values: scores of queries and keys, scaled and masked, their softmax, and its product with
+//! the values.
 
 use super::expr::{args, float, inlined, linear};
 use super::strided::{Strided, dense};
@@ -7,7 +8,7 @@ use crate::graph::{Binary, Contract, Expr, Graph, Node, NodeId, Op, Reduce, Redu
 use crate::plan::{AttentionOp, AttentionSizes, HeadsAt, StepOp};
 use crate::tensor::Dtype;
 
-/// Attention whose values a node mixes, and the last node of it.
+/// The attention whose product with the values is node `at`, and its last node; `None` if the nodes are no attention.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let graph = context.graph;
     let mixed = Product::of(graph, &graph.nodes[at.0])?;
@@ -47,7 +48,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
 struct Product<'a> {
     of: &'a Contract,
     operands: [Strided; 2],
-    /// The result's axes.
+    /// The axes of the result.
     result: Vec<[usize; 2]>,
 }
 
@@ -62,7 +63,8 @@ impl<'a> Product<'a> {
         (is_f32 && of_both).then_some(Self { of, operands, result })
     }
 
-    /// Size and stride of a label in the left operand, the right one, and the result.
+    /// The size and the stride of a label in the left operand, the right operand and the result; `None` where it does
+    /// not occur.
     fn label(&self, label: usize) -> [Option<[usize; 2]>; 3] {
         let place = |labels: &[usize], axes: &[[usize; 2]]| {
             labels.iter().position(|&of| of == label).map(|axis| axes[axis]).filter(|[size, _]| *size != 1)
@@ -71,13 +73,13 @@ impl<'a> Product<'a> {
         [place(left, &self.operands[0].axes), place(right, &self.operands[1].axes), place(result, &self.result)]
     }
 
-    /// Whether the left operand is all of a value of so many elements, as it is.
+    /// Whether the left operand is a whole value of `elems` elements, in its own order and without a factor.
     fn is_whole(&self, graph: &Graph, elems: usize) -> bool {
         let of = &self.operands[0];
         of.first == 0 && of.factor == 1.0 && graph.value(of.root).elems() == elems
     }
 
-    /// All labels of more than one index, by where they are.
+    /// The sizes and strides of all labels that have more than one index, as `label` gives them.
     fn labels(&self) -> Vec<[Option<[usize; 2]>; 3]> {
         let mut all: Vec<usize> = [&self.of.left[..], &self.of.right].concat();
         all.sort_unstable();
@@ -87,7 +89,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The softmax whose result the weights are, whatever zeros of rows that see nothing are between.
+/// The softmax that computes the weights. A map between may set the weights of rows that see no key to zero.
 fn softmax(graph: &Graph, weights: ValueId) -> Option<&Node> {
     let node = writer(graph, weights)?;
     match &node.op {
@@ -105,8 +107,8 @@ fn softmax(graph: &Graph, weights: ValueId) -> Option<&Node> {
     }
 }
 
-/// Whether a map gives an operand's elements, but zeros where rows see no key: where they are NaN, or where the largest
-/// score is minus infinity.
+/// Whether a map returns its operand's elements, except zeros for rows that see no key: where elements are NaN, or
+/// where the largest score is minus infinity.
 fn is_kept(graph: &Graph, node: &Node, expr: &Expr, number: usize) -> bool {
     let Expr::Select(of) = expr else { return false };
     let [condition, then, otherwise] = &**of;
@@ -125,23 +127,23 @@ fn is_kept(graph: &Graph, node: &Node, expr: &Expr, number: usize) -> bool {
     is_empty && float(then) == Some(0.0) && *otherwise == Expr::Arg(number)
 }
 
-/// What a softmax is of: a product times a number, and what is added.
+/// The operand of a softmax: a product times a number, plus a mask.
 struct Scores<'a> {
     product: &'a Node,
     factor: f64,
     mask: Option<Added>,
 }
 
-/// What is added to scores: an expression of values.
+/// The mask that is added to scores: an expression of values.
 #[derive(Clone)]
 struct Added {
     expr: Expr,
     values: Vec<ValueId>,
-    /// Dimensions of the scores that it is added to.
+    /// The dimensions of the scores to which it is added.
     scores: Vec<usize>,
 }
 
-/// What a value is as scores, of which `factor` times, and what is added, are the softmax's operand.
+/// The scores that a softmax reads, found from `factor` times value `id` plus `mask`, which is the softmax's operand.
 fn scores(graph: &Graph, id: ValueId, factor: f64, mask: Option<Added>) -> Option<Scores<'_>> {
     let node = writer(graph, id)?;
     match &node.op {
@@ -179,7 +181,7 @@ impl Added {
         (expr.axes() == 0 && !values.is_empty()).then(|| Self { expr, values, scores: scores.to_vec() })
     }
 
-    /// How it is read as the mask, and values from one head, row and image of it to the next.
+    /// The mask as a step reads it, and the distances from one head, row and image to the next in it, in values.
     fn read(self, graph: &Graph, axes: &Axes) -> Option<(Read, [usize; 3])> {
         let rank = self.scores.len();
         let mut dims = vec![1; rank];
@@ -193,7 +195,7 @@ impl Added {
         }
         let stored = [&dims[..rank - 1], &[keys.next_multiple_of(2)]].concat();
         let (scores, stored_axes) = (dense(&self.scores), dense(&stored));
-        // Of an axis of the scores, by its stride.
+        // The distance in the mask for an axis, which is found among the scores by its stride.
         let pitch = |of: Axis| match of.size {
             1 => Some(0),
             _ => {
@@ -206,8 +208,8 @@ impl Added {
     }
 }
 
-/// The node whose result a mixture is written as, and the value: behind it the transposes and reshapes that put heads
-/// together, the last one of which heads are still apart.
+/// The node and the value at which the attention ends: behind the product, its kernel also applies transposes and
+/// reshapes that put heads together, as long as heads are separate axes.
 fn result(context: &Context<'_>, at: NodeId) -> (NodeId, ValueId) {
     let graph = context.graph;
     let (mut last, mut id) = ((at, graph.nodes[at.0].outputs[0]), graph.nodes[at.0].outputs[0]);
@@ -223,16 +225,16 @@ fn result(context: &Context<'_>, at: NodeId) -> (NodeId, ValueId) {
     last
 }
 
-/// Numbers of operands: queries, keys, values and the result.
+/// The index of the result in `Axis::at`, after queries, keys and values.
 const OUT: usize = 3;
 
 /// An axis of attention.
 #[derive(Clone, Copy)]
 struct Axis {
     size: usize,
-    /// From one index to the next in the scores.
+    /// The stride in the scores.
     score: usize,
-    /// The same in queries, keys, values and the result.
+    /// The strides in queries, keys, values and the result.
     at: [usize; 4],
 }
 
@@ -243,17 +245,17 @@ struct Axes {
     rows: Axis,
     images: Axis,
     keys: Axis,
-    /// Values of a head.
+    /// The number of values of a head.
     dims: usize,
 }
 
 impl Axis {
-    /// Of one index.
+    /// An axis with one index.
     const ONE: Self = Self { size: 1, score: 0, at: [0; 4] };
 }
 
 impl Axes {
-    /// Of a product with values and the product of queries with keys whose softmax it reads.
+    /// The axes of a product with the values and of the product of queries and keys whose softmax it reads.
     fn of(mixed: &Product<'_>, scored: &Product<'_>) -> Option<Self> {
         let one = Axis::ONE;
         let mut axes = Self { heads: one, rows: one, images: one, keys: one, dims: 1 };
@@ -290,12 +292,13 @@ impl Axes {
         (is_summed && scored.len() == axes.count() + 1).then_some(axes)
     }
 
-    /// How many axes of more than one index the scores have.
+    /// The number of axes of the scores that have more than one index.
     fn count(&self) -> usize {
         [self.heads, self.rows, self.images, self.keys].iter().filter(|axis| axis.size > 1).count()
     }
 
-    /// With strides of the result in a value that is a view of it, where every axis is one of that.
+    /// The axes with the strides of the result in the value `writes`, a view of it, if each axis of the result is one
+    /// of the view.
     fn written(mut self, graph: &Graph, writes: ValueId) -> Option<Self> {
         let view = Strided::of(graph, writes);
         let to = dense(&graph.value(writes).dims);
@@ -311,7 +314,8 @@ impl Axes {
         AttentionSizes { images: images.size, heads: heads.size, rows: rows.size, keys: keys.size, dims }
     }
 
-    /// From one head, row (or key) and image of an operand to the next. Where there is one alone any distance does.
+    /// The distances in an operand from one head, row (or key) and image to the next. An axis of one index has an
+    /// arbitrary one.
     fn pitches(&self, part: usize) -> [usize; 3] {
         let rows = if [0, OUT].contains(&part) { self.rows } else { self.keys };
         [self.heads, rows, self.images].map(|axis| if axis.size == 1 { self.dims } else { axis.at[part] })

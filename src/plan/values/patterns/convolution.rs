@@ -1,4 +1,4 @@
-//! Convolutions with an activation behind them that is no bound, which their kernels apply before they write.
+//! Convolutions followed by an activation other than a bound, which their kernels apply before they write.
 
 use super::epilogue::Epilogue;
 use super::product::{behind, pass_clocks};
@@ -9,7 +9,8 @@ use crate::plan::values::layers::{self, image, layer};
 use crate::plan::{ProductActivation, StepOp};
 use crate::tensor::{Activation, Dtype};
 
-/// A convolution that begins at a node, and the last node of it, if a kernel applies what follows, sooner than a loop would.
+/// The convolution at node `at` together with the activation that follows it, and the last node, if a kernel computes
+/// both in less time than a kernel and a loop.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Activated { conv, clocks, last, writes } = Activated::of(context, at)?;
     let node = &context.graph.nodes[at.0];
@@ -20,12 +21,13 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     is_sooner.then_some((last, Found { op: StepOp::Conv(conv), named: at, reads, writes }))
 }
 
-/// Clocks of a kernel that computes a convolution and what follows it, if that is an activation and there is one.
+/// Clocks of a kernel that computes a convolution and the activation that follows it; `None` if there is no such
+/// kernel.
 pub(super) fn clocks(context: &Context<'_>, at: NodeId) -> Option<f64> {
     Activated::of(context, at).map(|of| of.clocks)
 }
 
-/// A convolution with its activation.
+/// A convolution with its activation, and the clocks of its kernel.
 struct Activated {
     conv: Conv2d,
     clocks: f64,
@@ -50,14 +52,14 @@ impl Activated {
         let silu = Epilogue { activation: ProductActivation::Silu, ..Epilogue::default() };
         let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, |of| *of == silu);
         let conv = Conv2d { activation: Activation::Silu, ..conv };
-        // A reshape may be behind it, whose dimensions the convolution's image has not.
+        // If a reshape follows, its result has other dimensions than the image of the convolution.
         let is_image = graph.value(writes).dims == graph.value(y).dims;
         let clocks = clocks_of(context, at, &conv).filter(|_| is_image && epilogue.activation == silu.activation)?;
         Some(Self { conv, clocks, last, writes })
     }
 }
 
-/// Clocks of the best kernel for a convolution of a node's images, if there is one with a model.
+/// Predicted clocks of the best kernel for a convolution of a node's images; `None` without a kernel or a prediction.
 fn clocks_of(context: &Context<'_>, at: NodeId, conv: &Conv2d) -> Option<f64> {
     let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];

@@ -6,7 +6,7 @@ use crate::loops;
 use crate::plan::ProductActivation;
 use crate::tensor::Dtype;
 
-/// What a kernel applies to the values of a product.
+/// The operations that a kernel applies to the values of a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Epilogue {
     pub bias: Option<ValueId>,
@@ -16,26 +16,26 @@ pub(super) struct Epilogue {
 }
 
 impl Epilogue {
-    /// Whether it has what no kernel for images has: bounds and residuals they have.
+    /// Whether only kernels for products can apply it. Kernels for images apply bounds and residuals only.
     pub fn is_of_products(&self) -> bool {
         self.scale.is_some() || !matches!(self.activation, ProductActivation::None | ProductActivation::Relu)
     }
 }
 
-/// Larger expressions are not looked at.
+/// The size of an expression above which it is not examined.
 pub(super) const MOST_TERMS: usize = 256;
 
-/// An expression of a product and of other values: `Arg(0)` is the product, the others follow.
+/// The expression that follows a product: `Arg(0)` is the product, the other operands are `others`.
 pub(super) struct Following<'a> {
     pub graph: &'a Graph,
     pub others: &'a [ValueId],
-    /// Elements of the product, and of a row.
+    /// The number of elements of the product, and of a row.
     pub elems: usize,
     pub columns: usize,
 }
 
 impl Following<'_> {
-    /// What the expression is as an epilogue, if it is one.
+    /// The expression as an epilogue; `None` if it is none.
     pub fn epilogue(&self, expr: &Expr) -> Option<Epilogue> {
         if size(expr) > MOST_TERMS || expr.axes() > 0 {
             return None;
@@ -62,21 +62,22 @@ impl Following<'_> {
         }
     }
 
-    /// Whether a constant has a number for each column.
+    /// Whether a value is a constant with a number for each column.
     fn is_vector(&self, id: ValueId) -> bool {
         let of = self.graph.value(id);
         let is_row = of.elems() == self.columns && of.dims.last() == Some(&self.columns);
         is_row && of.dtype == Dtype::F32 && self.graph.constant(id).is_some()
     }
 
-    /// Whether a value has an element for each of the product's.
+    /// Whether a value has the same number of elements and columns as the product.
     fn is_whole(&self, id: ValueId) -> bool {
         let of = self.graph.value(id);
         of.elems() == self.elems && of.dims.last() == Some(&self.columns) && of.dtype == Dtype::F32
     }
 }
 
-/// The side of a sum or product that reads the first operand, where the other side is another one of which `fits` holds.
+/// The side of a sum or product that reads the product's value, and the value of the other side, if `fits` holds for
+/// it. The whole expression if `fits` holds for neither side.
 fn split<'e>(
     expr: &'e Expr,
     op: Binary,
@@ -97,7 +98,7 @@ fn split<'e>(
     (expr, None)
 }
 
-/// The expression with the first operand in the place of its sum with another one.
+/// The expression in which the sum of the product and operand `number` is replaced by the product.
 fn with_bias(expr: &Expr, number: usize) -> Expr {
     let next = |of: &Expr| with_bias(of, number);
     let is_sum = |a: &Expr, b: &Expr| (a, b) == (&Expr::Arg(0), &Expr::Arg(number));
@@ -111,8 +112,8 @@ fn with_bias(expr: &Expr, number: usize) -> Expr {
     }
 }
 
-/// The activation that an expression of one number is: the one whose values it has. Their formulas differ by 1e-4 and
-/// more somewhere; evaluated in f32 they are right to 1e-6 of the number.
+/// The activation that an expression of one number computes, found by its values at samples. The values of any two
+/// activations differ by 1e-4 or more at some samples; evaluated in f32, they are exact to 1e-6 of the number.
 fn activation(expr: &Expr) -> Option<ProductActivation> {
     if *expr == Expr::Arg(0) {
         return Some(ProductActivation::None);
@@ -130,5 +131,5 @@ fn activation(expr: &Expr) -> Option<ProductActivation> {
     ProductActivation::ALL.into_iter().skip(1).find(|&activation| is_near(activation))
 }
 
-/// Samples on either side of 0, 8 for each unit.
+/// The number of samples on either side of 0, eight for each unit.
 const SAMPLES: i32 = 96;

@@ -1,9 +1,9 @@
-//! Expressions of maps, looked at for what kernels compute of them.
+//! Functions that examine the expressions of maps, to find those that kernels compute.
 
 use crate::graph::{Binary, Constant, Expr, Graph, Node, Number, Op, Tensor, Unary, ValueId};
 use crate::tensor::Dtype;
 
-/// The expression of a map with the numbers that it reads from constants of one element.
+/// The expression of a map, in which constants of one element are replaced by their numbers.
 pub fn inlined(graph: &Graph, node: &Node) -> Option<Expr> {
     let Op::Map(expr) = &node.op else { return None };
     let arg =
@@ -11,7 +11,7 @@ pub fn inlined(graph: &Graph, node: &Node) -> Option<Expr> {
     Some(expr.clone().with_args(&node.inputs.iter().enumerate().map(arg).collect::<Vec<_>>()))
 }
 
-/// The number that a constant of one element is.
+/// The number of a constant of one element in f32; `None` for any other value.
 fn number_of(graph: &Graph, id: ValueId) -> Option<Expr> {
     let of = graph.value(id);
     match graph.constant(id)? {
@@ -51,7 +51,7 @@ pub fn args(expr: &Expr) -> Vec<usize> {
     all
 }
 
-/// How many operations and operands an expression has.
+/// The number of operations and operands of an expression.
 pub fn size(expr: &Expr) -> usize {
     1 + match expr {
         Expr::Arg(_) | Expr::Axis(_) | Expr::Const(..) => 0,
@@ -61,8 +61,9 @@ pub fn size(expr: &Expr) -> usize {
     }
 }
 
-/// The factor and what is added, where an expression is an operand times a number, plus what does not read the operand.
-/// What replaces the operand by minus infinity where something holds adds minus infinity there.
+/// The factor and the term of an expression that is an operand times a factor plus a term without the operand; `None`
+/// for others. An expression that replaces the operand by minus infinity under a condition has a term of minus infinity
+/// there.
 pub fn linear(expr: &Expr, operand: usize) -> Option<(f64, Option<Expr>)> {
     let reads = |of: &Expr| args(of).contains(&operand);
     match expr {
@@ -105,7 +106,7 @@ fn times((factor, term): (f64, Option<Expr>), number: f64) -> Option<(f64, Optio
     Some((factor * number, term.map(|term| term * Expr::float(Dtype::F32, number))))
 }
 
-/// A number of an expression in f32.
+/// The number of an expression that is a constant in f32.
 pub fn float(expr: &Expr) -> Option<f64> {
     match expr {
         Expr::Const(Dtype::F32, Number::Float(number)) => Some(*number),
@@ -113,7 +114,8 @@ pub fn float(expr: &Expr) -> Option<f64> {
     }
 }
 
-/// Whether it is a number so low that a score of it has no weight, whatever is added; in f16 it is minus infinity.
+/// Whether an expression is a number so low that a score of it has no weight, whatever is added. In f16 it is minus
+/// infinity.
 fn is_lowest(expr: &Expr) -> bool {
     float(expr).is_some_and(|number| number < -1e5)
 }

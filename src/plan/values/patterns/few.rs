@@ -1,4 +1,5 @@
-//! Convolutions of images of few channels, which their kernel reads as they lie, with what follows them.
+//! Convolutions of images of few channels, which their kernel reads in their own layout, with the operations that
+//! follow.
 
 use std::collections::HashSet;
 
@@ -11,8 +12,8 @@ use crate::plan::values::layers::{self, image, layer};
 use crate::plan::{FewOp, ImagesAt, StepOp};
 use crate::tensor::Dtype;
 
-/// A convolution that begins at a node, and the last node of it, if the kernel for few channels is sooner done with it than
-/// one for images.
+/// The convolution at node `at` together with the operations that follow it, and the last node, if the kernel for few
+/// channels takes less time for it than a kernel for images.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];
@@ -48,7 +49,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     Some((last, Found { op: StepOp::Few(of), named: at, reads, writes }))
 }
 
-/// Whether a value is computed of a layer's results, which kernels have in their own type.
+/// Whether a value depends on a layer's results, which kernels store in their own type.
 fn is_of_layers(graph: &Graph, of: ValueId) -> bool {
     let (mut ahead, mut seen) = (vec![of], HashSet::new());
     while let Some(value) = ahead.pop() {
@@ -73,12 +74,13 @@ mod tests {
     use crate::plan::{Kernel, Limits, Plan, ProductActivation};
     use crate::tensor::RowSpec;
 
-    /// Planes of so many channels, a 3x3 convolution of them into so many with a bias, and what an expression makes of it.
+    /// The plan of images of channel planes, of a 3x3 convolution with a bias between these numbers of channels, and of
+    /// an expression that follows.
     fn plan_of(batch: usize, channels: [usize; 2], then: Option<Expr>, limits: &Limits) -> Plan {
         plan_by([batch, 64, 96], channels, Window::all(2, 3, 2, 1), then, limits)
     }
 
-    /// The same of images of another size and by another window.
+    /// The plan of such a convolution with images of another size and with another window.
     fn plan_by(
         [batch, height, width]: [usize; 3],
         channels: [usize; 2],
@@ -119,7 +121,7 @@ mod tests {
         Expr::arg(0) * (one() / (one() + (-Expr::arg(0)).unary(Unary::Exp)))
     }
 
-    /// Planes, their factor, the bias and the activation are in one step; a loop makes f32 of the result.
+    /// One step applies the factor, the convolution, the bias and the activation; a loop converts the result to f32.
     #[test]
     fn a_network_begins_with_one_step() {
         let plan = plan_of(2, [3, 16], Some(silu()), &Limits::h200());
@@ -139,7 +141,8 @@ mod tests {
         assert_eq!(few(&plan).map(|of| of.activation), Some(ProductActivation::None), "{plan}");
     }
 
-    /// Few blocks of large windows into many channels take as long as they would in many small tiles, but need no pixels.
+    /// Few blocks of large windows into many channels take as long as many small tiles do, but need no conversion to
+    /// pixels.
     #[test]
     fn small_images_have_the_kernel_too() {
         for (taps, stride) in [([1, 1], 1), ([3, 3], 2), ([5, 5], 1), ([7, 7], 2), ([8, 8], 3), ([13, 1], 1)] {

@@ -1,5 +1,5 @@
-//! Several nodes of a graph of values that one kernel computes: products with what follows them, attention, norms. They
-//! are looked for in what is computed, whatever operations an exporter has written it in.
+//! Several nodes of a graph of values that one kernel computes: products with the operations that follow, attention,
+//! norms. Patterns find them by what they compute, whichever operations an exporter uses.
 
 mod attention;
 mod convolution;
@@ -25,25 +25,25 @@ use crate::tensor::{Dtype, Shape};
 
 pub(super) use expr::{float, inlined};
 
-/// A step that computes some nodes.
+/// A step that computes several nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Found {
-    /// What it computes.
+    /// The operation of the step.
     pub op: StepOp,
-    /// The node that it is named after.
+    /// The node after which the step is named.
     pub named: NodeId,
-    /// What it reads.
+    /// The values that the step reads.
     pub reads: Vec<Read>,
     /// What it writes, in the type of kernels unless it is an output.
     pub writes: ValueId,
 }
 
-/// How a step reads a value: in the type of kernels, f16 or bf16, or in its own.
+/// A value as a step reads it: in the type of kernels, which is f16 or bf16, or in its own type.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Read {
-    /// As it lies.
+    /// A value in its own layout, in the type of kernels.
     Half(ValueId),
-    /// As it lies, in its own type: a constant in f32, or images in f32.
+    /// A value in its own layout and type: a constant in f32, or images in f32.
     Own(ValueId),
     /// Images of this shape, as they lie in the rows that a run reads.
     Rows(ValueId, Shape),
@@ -51,30 +51,30 @@ pub(super) enum Read {
     Patches {
         /// The image.
         value: ValueId,
-        /// Of a window.
+        /// The size of a window.
         size: [usize; 2],
     },
-    /// What is added to scores.
+    /// The mask that is added to scores.
     Mask(Mask),
-    /// As blocks of packed rows.
+    /// The blocks of packed rows.
     Blocks(Blocks),
 }
 
-/// What an expression makes of values of some dimensions.
+/// The mask of an attention: an expression of values, with some dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mask {
-    /// Of the values, which are broadcast.
+    /// The expression of the values, which are broadcast.
     pub expr: Expr,
-    /// What it reads.
+    /// The values that the expression reads.
     pub values: Vec<ValueId>,
-    /// Its dimensions.
+    /// The dimensions of the mask.
     pub dims: Vec<usize>,
-    /// Whether each row is to be one longer.
+    /// Whether each row is stored with one more element.
     pub is_odd: bool,
 }
 
 impl Found {
-    /// Whether it is a layer of a network of images, which stores channels with padding.
+    /// Whether the step is a layer of a network of images, which stores channels with padding.
     pub fn is_image(&self) -> bool {
         matches!(self.op, StepOp::Conv(_))
     }
@@ -101,13 +101,13 @@ impl Read {
 /// A graph as patterns see it.
 struct Context<'a> {
     graph: &'a Graph,
-    /// The type of what kernels read and write.
+    /// The type in which kernels read and write.
     dtype: Dtype,
     limits: &'a Limits,
     batch: usize,
     /// The nodes that read each value.
     readers: Vec<Vec<NodeId>>,
-    /// Values that the graph shows.
+    /// The values that are outputs of the graph.
     shown: HashSet<ValueId>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Context<'a> {
         Self { graph, dtype, limits, batch, readers: graph.readers(), shown }
     }
 
-    /// The one node that reads a value, if nobody else does.
+    /// The only node that reads a value; `None` if there are more readers or the value is an output.
     fn reader(&self, id: ValueId) -> Option<NodeId> {
         match self.readers[id.0][..] {
             [only] if !self.shown.contains(&id) => Some(only),
@@ -126,8 +126,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The steps of a graph for `batch` rows that kernels made for such nodes compute, by the last node of each. None computes a
-/// node that is to be in f32.
+/// The steps that kernels for several nodes compute in a graph for `batch` rows, by the last node of each. No step
+/// computes a node that is to stay in f32.
 pub(super) fn find(
     graph: &Graph,
     dtype: Dtype,
@@ -157,7 +157,7 @@ pub(super) fn find(
     all
 }
 
-/// The nodes that are attention within rows end to end and that a kernel computes, by their names.
+/// The names of the nodes of packed attention that a kernel computes.
 pub(super) fn packed(graph: &Graph, dtype: Dtype, limits: &Limits, in_f32: &BTreeSet<String>) -> HashSet<String> {
     if !graph.nodes.iter().any(|node| matches!(node.op, Op::PackedAttention(_))) {
         return HashSet::new();
@@ -172,7 +172,7 @@ fn is_in_halves(graph: &Graph, found: &Found, in_f32: &BTreeSet<String>) -> bool
     covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
 }
 
-/// The nodes that a step computes: what it writes depends on them, and what it reads does not.
+/// The nodes that a step computes: all nodes that its result depends on, up to the values that it reads.
 pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
     let reads: HashSet<ValueId> = found.reads.iter().flat_map(Read::values).copied().collect();
     let (mut values, mut nodes) = (vec![found.writes], HashSet::new());
@@ -187,7 +187,7 @@ pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
     nodes
 }
 
-/// Of each node, whether an output needs it where some nodes are computed by these steps.
+/// For each node, whether an output depends on it if these steps compute their nodes.
 pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool> {
     let mut values = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|port| values[port.value.0] = true);
@@ -203,7 +203,7 @@ pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool>
     nodes
 }
 
-/// The node whose first result a value is.
+/// The node whose first result is this value.
 pub(super) fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
     match graph.values[id.0].origin {
         Origin::Node(node, 0) => Some(&graph.nodes[node.0]),

@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Norms of rows, as one node or in pieces.
 
 use super::pieces::Pieces;
 use super::{Context, Found, Read};
@@ -6,7 +6,7 @@ use crate::graph::{NodeId, Op, ValueId};
 use crate::plan::{RowNormOp, StepOp};
 use crate::tensor::Dtype;
 
-/// The norm that a node is, or whose mean of squares it computes, and the last node of it.
+/// The norm that is node `at`, or whose mean of squares node `at` computes, and its last node.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Pieces { x, weight, bias, centred, epsilon, last } =
         norm_node(context, at).or_else(|| Pieces::of(context, at))?;
@@ -28,7 +28,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     Some((last, Found { op: StepOp::RowNorm(op), named: last, reads, writes }))
 }
 
-/// A norm that one node is.
+/// The norm that is a single node.
 fn norm_node(context: &Context<'_>, at: NodeId) -> Option<Pieces> {
     let node = &context.graph.nodes[at.0];
     let Op::Norm(norm) = &node.op else { return None };

@@ -1,4 +1,4 @@
-//! Attention within rows that lie end to end, whose queries, keys and values are views of what products write.
+//! Attention within rows that lie end to end. Its queries, keys and values are views of the results of products.
 
 use super::strided::Strided;
 use super::{Context, Found, Read, ends_in_eights};
@@ -7,12 +7,12 @@ use crate::plan::values::blocks::Blocks;
 use crate::plan::{HeadsAt, PackedAttentionOp, PackedSizes, StepOp};
 use crate::tensor::Dtype;
 
-/// Attention that a node is, without a bias, and the node.
+/// The packed attention that is node `at`, if it has no bias and a kernel computes it, and the node.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let (graph, node) = (context.graph, &context.graph.nodes[at.0]);
     let Op::PackedAttention(of) = &node.op else { return None };
     if context.dtype != Dtype::F16 {
-        return None; // its kernels are of f16
+        return None; // only f16 has a kernel
     }
     let [Some(q), Some(k), Some(v), Some(starts), None] =
         [0, 1, 2, 3, 4].map(|i| node.inputs.get(i).copied().flatten())
@@ -48,7 +48,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     Some((at, Found { op: StepOp::PackedAttention(op), named: at, reads, writes }))
 }
 
-/// Where heads of tokens are. Where there is one alone any distance does.
+/// The places of heads in an operand. An axis of one index gets an arbitrary distance.
 fn heads_at(of: &Strided) -> HeadsAt {
     let [tokens, heads, [dims, _]] = of.axes[..] else { unreachable!("of three axes") };
     let pitch = |[size, stride]: [usize; 2]| if size == 1 { dims } else { stride };

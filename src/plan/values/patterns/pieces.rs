@@ -1,4 +1,4 @@
-//! Norms of rows in pieces: means, squares and a root, as exporters write them that know no norm.
+//! Norms of rows in pieces: means, squares and roots. Exporters without an operation for norms write them so.
 
 use super::expr::{args, float, inlined};
 use super::{Context, writer};
@@ -18,7 +18,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// The norm whose mean of squares a node computes.
+    /// The norm whose mean of squares node `at` computes; `None` if it is none.
     pub fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
         let graph = context.graph;
         let squares = mean(graph, &graph.nodes[at.0])?;
@@ -37,7 +37,7 @@ impl Pieces {
     }
 }
 
-/// What a node takes the mean of, along the last axis.
+/// The value of which a node computes the mean along the last axis.
 fn mean(graph: &Graph, node: &Node) -> Option<ValueId> {
     let x = node.inputs[0]?;
     let last = graph.value(x).rank().checked_sub(1)?;
@@ -47,7 +47,7 @@ fn mean(graph: &Graph, node: &Node) -> Option<ValueId> {
     }
 }
 
-/// What a value is the square of.
+/// The value of which `id` is the square.
 fn squared(graph: &Graph, id: ValueId) -> Option<ValueId> {
     let node = writer(graph, id)?;
     let Expr::Binary(op, of) = inlined(graph, node)? else { return None };
@@ -58,7 +58,7 @@ fn squared(graph: &Graph, id: ValueId) -> Option<ValueId> {
     }
 }
 
-/// The value of which, without its mean, this is, if nobody else reads the mean.
+/// The value from which `id` is computed by subtraction of its mean, if no other node reads the mean.
 fn centred(context: &Context<'_>, id: ValueId) -> Option<ValueId> {
     let node = writer(context.graph, id)?;
     let Expr::Binary(Binary::Sub, of) = inlined(context.graph, node)? else { return None };
@@ -68,7 +68,7 @@ fn centred(context: &Context<'_>, id: ValueId) -> Option<ValueId> {
     (is_mean && context.reader(subtracted).is_some()).then_some(x)
 }
 
-/// The node that divides deviations by the root of their mean square and of a number, which is told too.
+/// The node that divides deviations by the root of the sum of their mean square and a number, and that number.
 fn divided(context: &Context<'_>, mean: ValueId, deviation: ValueId) -> Option<(NodeId, f64)> {
     let (mut id, mut of_mean) = (mean, Expr::arg(1));
     loop {
@@ -92,8 +92,8 @@ fn divided(context: &Context<'_>, mean: ValueId, deviation: ValueId) -> Option<(
     }
 }
 
-/// The number that is added to the second of two under the root by which the first is divided, if that is what an
-/// expression computes: at all samples, to what f32 can tell.
+/// The number in an expression of two operands that divides the first by the root of the second plus that number;
+/// `None` for any other expression. It is found by values at samples, within the precision of f32.
 fn epsilon(expr: &Expr) -> Option<f64> {
     let [deviations, squares]: [Vec<f32>; 2] = [
         SAMPLES.iter().flat_map(|&deviation| SAMPLES.map(|_| deviation)).chain([1.0]).collect(),
@@ -111,10 +111,11 @@ fn epsilon(expr: &Expr) -> Option<f64> {
     (is_root && epsilon.is_finite() && epsilon > 0.0).then_some(epsilon)
 }
 
-/// Deviations, and mean squares without their signs.
+/// Samples of deviations; without their signs, samples of mean squares.
 const SAMPLES: [f32; 6] = [-30.0, -1.5, -0.01, 0.001, 0.7, 8.0];
 
-/// The node that alone reads what a node writes, and multiplies by or adds a constant for each column; and the constant.
+/// The node that reads the result of `at`, as its only reader, and multiplies it by or adds a constant for each column;
+/// and the constant.
 fn with_vector(context: &Context<'_>, at: NodeId, op: Binary) -> Option<(NodeId, ValueId)> {
     let graph = context.graph;
     let y = graph.nodes[at.0].outputs[0];

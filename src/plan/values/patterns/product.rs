@@ -1,4 +1,4 @@
-//! Products of rows with constant matrices, with what follows them.
+//! Products of rows with constant matrices, with the operations that follow.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -13,10 +13,11 @@ use crate::plan::values::layers::{self, classifier, image, layer};
 use crate::plan::{Limits, ProductOp, ProductSizes, Rates, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
-/// How many nodes behind a product are looked at.
+/// The largest number of nodes behind a product that are examined.
 const MOST_NODES: usize = 24;
 
-/// A product that begins at a node, and the last node of it. `halves` are values that steps write in the type of kernels.
+/// The product that begins at node `at`, and its last node. `halves` are values that steps write in the type of
+/// kernels.
 pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>) -> Option<(NodeId, Found)> {
     let Product { weights, x, bias: own, sizes } = Product::of(context, at)?;
     let ProductSizes { m, n, k } = sizes;
@@ -52,13 +53,13 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
 struct Product {
     weights: Conv2d,
     x: Read,
-    /// What the node itself adds.
+    /// The bias that the node itself adds.
     bias: Option<ValueId>,
     sizes: ProductSizes,
 }
 
 impl Product {
-    /// What a node computes, if a kernel takes it.
+    /// The product that a node computes; `None` if no kernel computes it.
     fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
         let graph = context.graph;
         let node = &graph.nodes[at.0];
@@ -86,8 +87,9 @@ impl Product {
         Some(Self { weights, x: Read::Half(x), bias: None, sizes })
     }
 
-    /// A convolution whose windows lie side by side and cover the image: a product of what they see. Windows of several
-    /// pixels are put side by side where kernels for images would pad the channels, and read where they are else.
+    /// A convolution whose windows do not overlap and cover the image, as a product of the windows' pixels. If kernels
+    /// for images would pad the channels, windows of several pixels are copied side by side; otherwise they are read in
+    /// place.
     fn of_windows(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
         let [x, w] = [node.inputs[0]?, node.inputs[1]?];
         let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
@@ -111,7 +113,7 @@ impl Product {
         let n = *y.dims.last()?;
         let window = Window { size: [r, s], stride: [r, s], ..Window::square(1, 1, 0) };
         let name = |id: ValueId| Some(name_of(graph.constant(id)?, graph.value(id)));
-        // The bias is one of the step's operands; another kernel at another size may read it beside the filter.
+        // The bias is an operand of the step; a kernel for another size may read it together with the filter.
         let (filter, own) = (name(w)?, bias.and_then(name));
         let weights = Conv2d { filter, bias: own, ..Conv2d::named(&node.name, n, window) };
         let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
@@ -119,8 +121,8 @@ impl Product {
     }
 }
 
-/// Whether a convolution of single pixels is done sooner as a product, epilogue and all, than by a kernel for images, which
-/// may apply its activation, or leaves that to a loop behind it.
+/// Whether a convolution with 1x1 windows takes less time as a product with its epilogue than in a kernel for images,
+/// which either applies the activation or leaves it to a loop.
 fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
     let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];
@@ -133,13 +135,13 @@ fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
     apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
 }
 
-/// Clocks of a loop that reads and writes so many elements, if that is known.
+/// Clocks of a loop that reads and writes `elems` elements; `None` on unknown hardware.
 pub(super) fn pass_clocks(elems: usize, limits: &Limits) -> Option<f64> {
     let (rates, bytes) = (Rates::of(limits)?, 2 * elems * Dtype::F16.bytes());
     Some((bytes as f64 / rates.memory_bytes + LAUNCH) * rates.clock_hz)
 }
 
-/// What has the rows, and where: a view of a value that is in the type of kernels already is read where it is.
+/// The value that has the rows, and their place in it. A view of a value in the type of kernels is read in place.
 fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<ValueId>) -> (ValueId, RowsAt) {
     let dense = (x, RowsAt { first: 0, pitch: k });
     let view = Strided::of(context.graph, x);
@@ -153,8 +155,8 @@ fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<
     if is_read { (root, RowsAt { first, pitch }) } else { dense }
 }
 
-/// The last node of what follows a product in its kernel, its value, and what it is. `own` is what the product's node adds,
-/// and `takes` tells what the kernel computes.
+/// The last node of a product's epilogue, its value, and the epilogue. `own` is the bias of the product's node, and
+/// `takes` says whether the kernel can apply an epilogue.
 pub(super) fn behind(
     context: &Context<'_>,
     at: NodeId,
@@ -181,17 +183,17 @@ pub(super) fn behind(
     last
 }
 
-/// Maps of a product, and of what maps make of it.
+/// The maps that read a product, directly or through other maps.
 struct Region<'a> {
     context: &'a Context<'a>,
     columns: usize,
     elems: usize,
-    /// Values as expressions of the product, which is `Arg(0)`, and of others.
+    /// Values as expressions of the product, which is `Arg(0)`, and of `others`.
     known: BTreeMap<ValueId, Expr>,
     others: Vec<ValueId>,
-    /// Nodes that compute them.
+    /// The nodes that compute the known values.
     nodes: BTreeSet<NodeId>,
-    /// Nodes that read them and have not been looked at.
+    /// The nodes that read known values and are not examined yet.
     ahead: BTreeSet<NodeId>,
 }
 
@@ -208,12 +210,12 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// The first of the nodes ahead.
+    /// The next node to examine.
     fn next(&mut self) -> Option<NodeId> {
         self.ahead.pop_first()
     }
 
-    /// Takes a node in, if it computes an element for each of the product's.
+    /// Adds a node to the region if it computes an element for each element of the product; returns whether it does.
     fn add(&mut self, id: NodeId) -> bool {
         let graph = self.context.graph;
         let node = &graph.nodes[id.0];
@@ -231,7 +233,7 @@ impl<'a> Region<'a> {
         true
     }
 
-    /// A map as an expression of the product.
+    /// A map as an expression of the product and of `others`.
     fn composed(&mut self, id: NodeId) -> Option<Expr> {
         let node = &self.context.graph.nodes[id.0];
         let mut args = Vec::new();
@@ -245,7 +247,7 @@ impl<'a> Region<'a> {
         Some(inlined(self.context.graph, node)?.with_args(&args))
     }
 
-    /// The number of a value that is not computed of the product.
+    /// The index in `others` of a value that does not depend on the product.
     fn number(&mut self, id: ValueId) -> usize {
         self.others.iter().position(|&other| other == id).unwrap_or_else(|| {
             self.others.push(id);
@@ -253,7 +255,7 @@ impl<'a> Region<'a> {
         })
     }
 
-    /// Whether nobody but a node needs what it is computed of: all other nodes of the region are on the way to it.
+    /// Whether the region's values are needed only by node `last`: it depends on all other nodes of the region.
     fn is_closed(&self, last: NodeId) -> bool {
         let graph = self.context.graph;
         let mut needed = BTreeSet::from([last]);
@@ -271,7 +273,7 @@ impl<'a> Region<'a> {
         self.known.keys().filter(|id| **id != written && self.is_behind(**id, &needed)).all(is_inner)
     }
 
-    /// Whether one of these nodes reads a value.
+    /// Whether one of these nodes reads the value.
     fn is_behind(&self, id: ValueId, nodes: &BTreeSet<NodeId>) -> bool {
         self.context.readers[id.0].iter().any(|reader| nodes.contains(reader))
     }

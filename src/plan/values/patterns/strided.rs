@@ -1,25 +1,25 @@
-//! Values that are views of others: which elements of which value, by strides, whatever slices, transposes and reshapes
-//! are between them.
+//! Values that are views of others: the elements of another value, with strides. Slices, transposes, reshapes and
+//! factors may lie between.
 
 use crate::graph::{Constant, Graph, Op, Origin, Slice, Tensor, ValueId, place};
 
 use super::expr::factor_of;
 
-/// Elements of a value by their strides, multiplied by a number.
+/// Elements of a value, by strides, multiplied by a number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Strided {
-    /// What has the elements.
+    /// The value that has the elements.
     pub root: ValueId,
-    /// The first one.
+    /// The index of the first element.
     pub first: usize,
-    /// Dimensions, each with the elements from one index to the next; 0 for a dimension of 1.
+    /// The size of each dimension with its stride in elements; the stride is 0 for a dimension of size 1.
     pub axes: Vec<[usize; 2]>,
-    /// What the elements are multiplied by.
+    /// The factor of the elements.
     pub factor: f64,
 }
 
 impl Strided {
-    /// A value as elements of the one furthest away that it is a view of.
+    /// A value as elements of the earliest value of which it is a view.
     pub fn of(graph: &Graph, id: ValueId) -> Self {
         Self::through(graph, id).unwrap_or_else(|| Self::identity(graph, id))
     }
@@ -29,7 +29,8 @@ impl Strided {
         Self { root: id, first: 0, axes: dense(&graph.value(id).dims), factor: 1.0 }
     }
 
-    /// By what the operation's operand is, if it is one that leaves elements as they are.
+    /// The value as a view of its operation's operand; `None` if the operation does more than select, order and scale
+    /// elements.
     fn through(graph: &Graph, id: ValueId) -> Option<Self> {
         let Origin::Node(node, 0) = graph.values[id.0].origin else { return None };
         let node = &graph.nodes[node.0];
@@ -63,7 +64,7 @@ impl Strided {
         Some(Self { first: self.first + first, axes, ..self })
     }
 
-    /// One slice along an axis, whose index is a constant.
+    /// The slice at a constant index along an axis.
     fn gathered(mut self, axis: usize, graph: &Graph, index: ValueId) -> Option<Self> {
         let of = graph.value(index);
         let Constant::Bytes(bytes) = graph.constant(index).filter(|_| of.elems() == 1)? else { return None };
@@ -73,7 +74,7 @@ impl Strided {
         Some(Self { first: self.first + stride * place(number, size), ..self })
     }
 
-    /// The same elements in other dimensions, if each of these has one stride.
+    /// The elements in other dimensions, if each of these has one stride.
     pub fn reshaped(self, dims: &[usize]) -> Option<Self> {
         let mut runs = self.runs();
         let [mut left, mut stride] = runs.pop().unwrap_or([1, 1]);
@@ -91,7 +92,7 @@ impl Strided {
         Some(Self { axes, ..self })
     }
 
-    /// The dimensions, those joined that have one stride together.
+    /// The dimensions, of which neighbours are joined if they have one stride together.
     fn runs(&self) -> Vec<[usize; 2]> {
         let mut runs: Vec<[usize; 2]> = Vec::new();
         for &[dim, stride] in self.axes.iter().filter(|[dim, _]| *dim != 1) {
@@ -104,7 +105,7 @@ impl Strided {
     }
 }
 
-/// Axes of elements one behind the other.
+/// The axes of a value whose elements lie without gaps.
 pub(super) fn dense(dims: &[usize]) -> Vec<[usize; 2]> {
     let stride = |axis: usize| dims[axis + 1..].iter().product();
     dims.iter().enumerate().map(|(axis, &dim)| [dim, if dim == 1 { 0 } else { stride(axis) }]).collect()
@@ -116,7 +117,7 @@ mod tests {
     use crate::graph::{Expr, GraphBuilder};
     use crate::tensor::Dtype;
 
-    /// Queries, keys and values of 3 heads of 8 in rows of 72, as exports cut them.
+    /// Views in rows of 72: queries, keys and values of 3 heads with 8 values each, as exports cut them.
     #[test]
     fn views_of_views_are_elements_of_the_first_value() {
         let mut g = GraphBuilder::new();

@@ -1,4 +1,4 @@
-//! Blocks of transformers as exporters write them: which steps come out.
+//! Tests of blocks of transformers as exporters write them, and of the steps that they become.
 
 use crate::graph::{
     Binary, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Op, Reduce, ReduceOp, Slice, Unary, ValueId, Window,
@@ -8,7 +8,7 @@ use crate::plan::values::tests::planned;
 use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
 use crate::tensor::{Dtype, RowSpec};
 
-/// Rows of tokens, heads and values of a head.
+/// The sizes of a block: images, tokens, heads and values of a head.
 #[derive(Clone, Copy)]
 struct Sizes {
     batch: usize,
@@ -27,7 +27,7 @@ fn number(value: f64) -> Expr {
     Expr::float(Dtype::F32, value)
 }
 
-/// A graph that grows, whose weights are named like their nodes.
+/// A graph to which nodes are added. Its weights are named after their nodes.
 struct Block {
     g: GraphBuilder,
     of: Sizes,
@@ -63,7 +63,7 @@ impl Block {
         self.g.map(name, Expr::arg(0) * Expr::arg(1), &[x, by])
     }
 
-    /// One behind the other, as torch.onnx writes scaled_dot_product_attention.
+    /// Attention as several nodes, as torch.onnx writes scaled_dot_product_attention.
     fn attention(&mut self, [q, k, v]: [ValueId; 3], mask: Option<ValueId>) -> ValueId {
         let Sizes { batch, tokens, dims, .. } = self.of;
         let scale = (dims as f64).powf(-0.25);
@@ -80,7 +80,7 @@ impl Block {
         self.g.node("together", Op::Reshape(vec![batch, tokens, self.of.width()]), &[turned])
     }
 
-    /// Queries, keys and values of one product, as timm cuts them.
+    /// Queries, keys and values from one product, as timm cuts them.
     fn joined(&mut self, x: ValueId) -> [ValueId; 3] {
         let Sizes { batch, tokens, heads, dims } = self.of;
         let qkv = self.product("qkv", x, 3 * self.of.width());
@@ -94,7 +94,7 @@ impl Block {
         })
     }
 
-    /// Each of a product of its own, as BERT's exports have them.
+    /// Queries, keys and values, each from its own product, as in exports of BERT.
     fn separate(&mut self, x: ValueId) -> [ValueId; 3] {
         let Sizes { batch, tokens, heads, dims } = self.of;
         ["query", "key", "value"].map(|name| {
@@ -113,7 +113,7 @@ impl Block {
         self.scaled("gelu.half", y, 0.5)
     }
 
-    /// A norm as exporters write it that know none.
+    /// A norm as several nodes, as written by exporters without an operation for norms.
     fn norm_in_pieces(&mut self, x: ValueId, is_centred: bool) -> ValueId {
         let mean = || Op::Reduce(Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true });
         let deviation = match is_centred {
@@ -189,7 +189,7 @@ fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
     plan
 }
 
-/// Steps of kernels that were made for them, by what they compute.
+/// The labels of the steps that are no loops.
 fn labels(plan: &Plan) -> Vec<String> {
     let of_kernels = plan.steps.iter().filter(|step| step.kernel != Kernel::Loop);
     of_kernels.map(|step| step.op.label(step.inputs.len())).collect()
@@ -205,7 +205,7 @@ fn a_block_of_a_vision_transformer_is_seven_steps() {
         let expected =
             ["layer-norm", "product", "attention", "product+scale+res", "layer-norm", "product+gelu", "product+res"];
         assert_eq!(labels(&plan), expected, "{plan}");
-        // What the block reads in f16, and what it writes in f32 and in rows.
+        // One loop converts the block's input to f16; others convert its result to f32 and write rows.
         assert!(plan.steps.len() <= 10, "{plan}");
     }
 }
@@ -251,7 +251,7 @@ fn other_hardware_and_other_widths_keep_the_steps_that_they_had() {
     assert!(without(&plan_of(&text(narrow), &Limits::h200(), 3)));
 }
 
-/// Activations in pieces, of a product with a bias: the kernel's name for each.
+/// Each activation in pieces, after a product with a bias, and the kernel's name for it.
 #[test]
 fn activations_are_told_apart_whatever_their_pieces_are() {
     let x = || Expr::arg(0);
@@ -277,7 +277,7 @@ fn activations_are_told_apart_whatever_their_pieces_are() {
     }
 }
 
-/// What somebody else reads is written: a product ends there.
+/// A product's step ends at a value that another node reads too, so that the value is written.
 #[test]
 fn a_product_ends_where_somebody_else_reads_its_value() {
     let (mut block, x) = Block::new(SIZES);
@@ -289,7 +289,7 @@ fn a_product_ends_where_somebody_else_reads_its_value() {
     assert_eq!(labels(&plan), ["product"], "{plan}");
 }
 
-/// Rows of a value that is in f16 are read where they are: the first token of each image.
+/// Rows of a value in f16 are read in place: the first token of each image.
 #[test]
 fn a_product_of_the_first_tokens_reads_rows_at_a_distance() {
     let (mut block, x) = Block::new(SIZES);
