@@ -400,8 +400,9 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
 //            row_tiles below 2^31; scale positive. block_tiles up to 4,096: with a mask of keys 128 threads of each tile
 //            arrive at k_empty, which counts to 2^20 - 1; above kGroups only where all chunks of a head fit the
-//            stages. tail: rows behind row_tiles tiles, up to 8, by 64/104 without a mask; else 0, and row_tiles has
-//            all rows. What is beyond the operands is read as zero and not written. Deterministic, no atomics.
+//            stages. tail: rows behind row_tiles tiles, up to 8, by 64/88 and 64/104 without a mask; else 0, and
+//            row_tiles has all rows. What is beyond the operands is read as zero and not written. Deterministic, no
+//            atomics.
 // Ordering   may be launched before its predecessors have ended, and lets its successor be: reads and writes only
 //            after griddepcontrol.wait.
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).
@@ -416,6 +417,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_key_masked, Tile_##dims##_##keys<MaskOf::kKeys>)      \
   TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_masked, Tile_##dims##_##keys<MaskOf::kRows>)
 
+TREFOIL_SM90_ATTENTION(64, 88, 3, true)
 TREFOIL_SM90_ATTENTION(64, 104, 3, true)
 TREFOIL_SM90_ATTENTION(64, 128, 3, false)
 TREFOIL_SM90_ATTENTION(128, 112, 2, false)

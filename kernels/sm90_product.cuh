@@ -6,7 +6,8 @@
 // is transposed, and bias and scale are a few numbers of a thread. One thread copies operands through a ring of stages
 // and runs ahead into the next tile. Two warpgroups multiply in turns, each a whole tile: while one multiplies, which
 // takes hardly an instruction, the other has the instructions for its epilogue. Or three have a tile together, a slab
-// each: a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not.
+// each: a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not. What
+// a warpgroup has finished one more thread stores, so that its warps never wait for a store, nor for each other.
 #pragma once
 
 #include "element.cuh"
@@ -63,7 +64,7 @@ template <bool kInTurns_, int kTileM_, int kStages_> struct ProductTile {
 
   static constexpr int kChunksAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + kGroups * kBuffers);
+  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2 * kGroups * kBuffers);
 
   static_assert(kTileM % kChunkM == 0 && kTileM <= 256, "whole chunks, and a box");
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
@@ -88,7 +89,12 @@ template <class Tile> struct Shared {
   __device__ __forceinline__ uint32_t ready(uint32_t group, uint32_t chunk) const {
     return base + Tile::kBarriersAt + 8 * (2 * Tile::kStages + group * Tile::kBuffers + chunk % Tile::kBuffers);
   }
-  static __device__ __forceinline__ uint32_t ready_parity(uint32_t chunk) { return chunk / Tile::kBuffers & 1; }
+  // Completed by the warps that have written a chunk.
+  __device__ __forceinline__ uint32_t written(uint32_t group, uint32_t chunk) const {
+    return ready(group, chunk) + 8 * Tile::kGroups * Tile::kBuffers;
+  }
+  // Of both.
+  static __device__ __forceinline__ uint32_t chunk_parity(uint32_t chunk) { return chunk / Tile::kBuffers & 1; }
 };
 
 // The first channel and row of a tile. Channel tiles of the same rows follow each other, so that all but the first read
@@ -100,6 +106,14 @@ struct ProductOrigin {
 template <class Tile> TREFOIL_DEVICE ProductOrigin product_origin(const Sm90ProductArgs &args, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_n_tiles);
   return {(tile - m_tile * args.n_tiles) * Tile::kTileN, m_tile * Tile::kTileM};
+}
+
+// The first tile that a warpgroup has a part in, and the first channel of its part of each.
+template <class Tile> TREFOIL_DEVICE int32_t first_tile(uint32_t group) {
+  return blockIdx.x + (Tile::kInTurns ? group * gridDim.x : 0);
+}
+template <class Tile> TREFOIL_DEVICE int32_t first_channel(uint32_t group) {
+  return Tile::kInTurns ? 0 : group * kSlabN;
 }
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
@@ -133,6 +147,59 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, cons
   }
 }
 
+// ---- store: a thread for each warpgroup --------------------------------------------------------------------------
+
+// A chunk of a warpgroup's tiles, in the order in which they are stored.
+template <class Tile> struct ProductChunk {
+  int32_t tile, index;  // which of the tile's
+  uint32_t count;       // those before it
+
+  __device__ __forceinline__ int32_t n() const { return index / Tile::kSlabChunks * kSlabN; }
+  __device__ __forceinline__ int32_t m() const { return index % Tile::kSlabChunks * Tile::kChunkM; }
+  __device__ __forceinline__ void advance() {
+    ++count;
+    if (++index == Tile::kChunks) index = 0, tile += Tile::kTurns * gridDim.x;
+  }
+};
+
+// Says that a chunk's buffer, which is free, is ready, with the residual in it if there is one. The warpgroup's channels
+// begin at `first_n` of its tiles.
+template <class Tile>
+TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
+                            ProductChunk<Tile> &chunk) {
+  if (chunk.tile >= args.tiles) return;
+  const uint32_t ready = shared.ready(group, chunk.count);
+  if (args.residual_values != nullptr) {
+    const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
+    barrier_arrive_expect(ready, Tile::kChunkBytes);
+    copy_box_2d(shared.buffer(group, chunk.count), &args.residual, ready, origin.n + first_n + chunk.n(),
+                origin.m + chunk.m());
+  } else {
+    barrier_arrive(ready);
+  }
+  chunk.advance();
+}
+
+// Stores a warpgroup's chunks, and brings the residuals of those that come later.
+template <class Tile>
+TREFOIL_DEVICE void store(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group) {
+  const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
+  ProductChunk<Tile> ahead{first, 0, 0};
+  wait_for_earlier_launches();
+  for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
+  for (ProductChunk<Tile> chunk{first, 0, 0}; chunk.tile < args.tiles; chunk.advance()) {
+    const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
+    const int32_t n = origin.n + first_n + chunk.n();
+    barrier_wait(shared.written(group, chunk.count), shared.chunk_parity(chunk.count));
+    if (n < args.n) store_box_2d(&args.y, n, origin.m + chunk.m(), shared.buffer(group, chunk.count));
+    else store_nothing();
+    // The chunk before this one has left its buffer: the chunk after the next one's.
+    wait_stores_read<1>();
+    prepare(args, shared, group, first_n, ahead);
+  }
+  wait_stores_read<0>();
+}
+
 // ---- multiply: a warpgroup ---------------------------------------------------------------------------------------
 
 // Gives a stage back, once for each warp.
@@ -162,37 +229,6 @@ TREFOIL_DEVICE void multiply(const Sm90ProductArgs &args, const Shared<Tile> &sh
 }
 
 // ---- epilogue: a warpgroup ---------------------------------------------------------------------------------------
-
-// A chunk of a warpgroup's tiles, in the order in which they are stored.
-template <class Tile> struct ProductChunk {
-  int32_t tile, index;  // which of the tile's
-  uint32_t count;       // those before it
-
-  __device__ __forceinline__ int32_t n() const { return index / Tile::kSlabChunks * kSlabN; }
-  __device__ __forceinline__ int32_t m() const { return index % Tile::kSlabChunks * Tile::kChunkM; }
-  __device__ __forceinline__ void advance() {
-    ++count;
-    if (++index == Tile::kChunks) index = 0, tile += Tile::kTurns * gridDim.x;
-  }
-};
-
-// One thread: says that a chunk's buffer, which is free, is ready, with the residual in it if there is one. The
-// warpgroup's channels begin at `first_n` of its tiles.
-template <class Tile>
-TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
-                            ProductChunk<Tile> &chunk) {
-  if (chunk.tile >= args.tiles) return;
-  const uint32_t ready = shared.ready(group, chunk.count);
-  if (args.residual_values != nullptr) {
-    const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
-    barrier_arrive_expect(ready, Tile::kChunkBytes);
-    copy_box_2d(shared.buffer(group, chunk.count), &args.residual, ready, origin.n + first_n + chunk.n(),
-                origin.m + chunk.m());
-  } else {
-    barrier_arrive(ready);
-  }
-  chunk.advance();
-}
 
 // This thread's channel of the row of sums, and eight more: bias and scale.
 struct OfChannels {
@@ -241,12 +277,10 @@ TREFOIL_DEVICE void prefetch_channels(const Sm90ProductArgs &args, int32_t tile,
 }
 
 template <class Tile, class Activation>
-TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared<Tile> &shared,
-                                       uint32_t group) {
+TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group) {
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const bool stores = threadIdx.x % 128 == 0;
-  // Barriers of the block: a warpgroup's turn to multiply, which the other gives it; and all of its chunk written.
-  const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2, written = 3 + group;
+  // Barriers of the block: a warpgroup's turn to multiply, which the other gives it.
+  const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2;
   // This lane's row of the four 8x8 matrices of 16 rows: row, and 8 channels, swizzled like a tensor map's box.
   const uint32_t row = lane / 16 * 8 + lane % 8, eight = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = row * kRowBytes + (eight ^ lane % 8) * 16;
@@ -254,13 +288,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared
   const bool has_residual = args.residual_values != nullptr, is_plain = !has_residual && args.scale == nullptr;
 
   const uint32_t slab = Tile::kInTurns ? 0 : group, turn = Tile::kInTurns ? group : 0;
-  const int32_t first = blockIdx.x + turn * gridDim.x, first_n = slab * kSlabN;
+  const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
   prefetch_channels<Tile>(args, first, first_n);
-  ProductChunk<Tile> ahead{first, 0, 0};
-  if (stores) {
-    wait_for_earlier_launches();
-    for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
-  }
   if (turn == 1) barrier_pass(other_turn, 256);
   uint32_t at = turn * args.steps, count = 0;
   for (int32_t tile = first; tile < args.tiles; tile += Tile::kTurns * gridDim.x, at += Tile::kTurns * args.steps) {
@@ -273,15 +302,15 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared
     for (int i = 0; i < Tile::kGroupSlabs; ++i) wgmma_use(d[i]);
     release(shared, at + args.steps - 1);
 
-    const ProductOrigin origin = product_origin<Tile>(args, tile);
+    const int32_t tile_n = product_origin<Tile>(args, tile).n + first_n;
 #pragma unroll
     for (int i = 0; i < Tile::kGroupSlabs; ++i) {
-      const int32_t n = origin.n + first_n + i * kSlabN;
+      const int32_t n = tile_n + i * kSlabN;
       const OfChannels of(args, n + warp * 16 + lane / 4);
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
         const uint32_t smem_chunk = shared.buffer(group, count);
-        barrier_wait(shared.ready(group, count), shared.ready_parity(count));
+        barrier_wait(shared.ready(group, count), shared.chunk_parity(count));
         // Of a slab beyond the last channel nothing is stored.
         if (n < args.n) {
 #pragma unroll
@@ -290,18 +319,10 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared
                            smem_chunk + lane_offset + j * 16 * kRowBytes);
         }
         fence_shared_for_copies();
-        barrier_sync(written, 128);
-        if (stores) {
-          if (n < args.n) store_box_2d(&args.y, n, origin.m + chunk * Tile::kChunkM, smem_chunk);
-          else store_nothing();
-          // The chunk before this one has left its buffer: the chunk after the next one's.
-          wait_stores_read<1>();
-          prepare(args, shared, group, first_n, ahead);
-        }
+        barrier_arrive_once(shared.written(group, count));
       }
     }
   }
-  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
@@ -314,8 +335,12 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
       barrier_init(shared.full(stage), 1);
       barrier_init(shared.empty(stage), 4 * Tile::kTileGroups);
     }
-    for (int group = 0; group < Tile::kGroups; ++group)
-      for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) barrier_init(shared.ready(group, buffer), 1);
+    for (int group = 0; group < Tile::kGroups; ++group) {
+      for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) {
+        barrier_init(shared.ready(group, buffer), 1);
+        barrier_init(shared.written(group, buffer), 4);
+      }
+    }
     fence_barrier_init();
   }
   __syncthreads();
@@ -323,9 +348,12 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     give_registers_up<Tile::kLoadRegisters>();
-    if (threadIdx.x == 0) load(args, shared);
+    const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    if (threadIdx.x % 32 != 0) return;
+    if (warp == 0) load(args, shared);
+    else if (warp <= Tile::kGroups) store(args, shared, warp - 1);
   } else {
     take_registers<Tile::kProductRegisters>();
-    multiply_and_store<Tile, Activation>(args, shared, group - 1);
+    multiply_and_finish<Tile, Activation>(args, shared, group - 1);
   }
 }

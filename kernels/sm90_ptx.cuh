@@ -327,6 +327,7 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_SUMS_2 TREFOIL_SUMS_1 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define TREFOIL_SUMS_3 TREFOIL_SUMS_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TREFOIL_SUMS_4_AND_A_HALF TREFOIL_SUMS_4 ", %40, %41, %42, %43"
 #define TREFOIL_SUMS_5 TREFOIL_SUMS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define TREFOIL_SUMS_5_AND_A_HALF TREFOIL_SUMS_5 ", %48, %49, %50, %51"
 #define TREFOIL_SUMS_6 TREFOIL_SUMS_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
@@ -346,6 +347,7 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
 #define TREFOIL_REFS_4 TREFOIL_REFS_3, TREFOIL_EIGHT(32)
+#define TREFOIL_REFS_4_AND_A_HALF TREFOIL_REFS_4, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
 #define TREFOIL_REFS_5 TREFOIL_REFS_4, TREFOIL_EIGHT(40)
 #define TREFOIL_REFS_5_AND_A_HALF TREFOIL_REFS_5, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
 #define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
@@ -373,6 +375,7 @@ template <int kN, class Of = F16> struct Wgmma;
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
 TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
+TREFOIL_WGMMA(88, 4_AND_A_HALF, "%44", "%45", "%46")
 TREFOIL_WGMMA(104, 5_AND_A_HALF, "%52", "%53", "%54")
 TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")

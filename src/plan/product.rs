@@ -83,7 +83,7 @@ pub struct RowsAt {
 /// The way in which a tile is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProductWay {
-    /// One warpgroup computes a tile, while another one stores its tile and loads the residual of its next one.
+    /// One warpgroup computes a tile, while another one finishes its tile.
     InTurns,
     /// All warpgroups of a block compute a tile together.
     Together,
@@ -187,13 +187,14 @@ impl ProductTile {
         self.groups() * 128 + if self.is_split() { 32 } else { 128 }
     }
 
-    /// Bytes of dynamic shared memory of a block: stages, barriers, and three chunks of the result for each warpgroup.
+    /// Bytes of dynamic shared memory of a block: stages, barriers (two for each chunk), and three chunks of the result for
+    /// each warpgroup.
     /// With a split tile, the sums and residuals of a tile take the place of the chunks.
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
         let chunks = 3 * self.groups();
         let (results, barriers) =
-            if self.is_split() { (6 * self.n * self.m, 2) } else { (chunks * CHUNK_ROWS * ROW_BYTES, chunks) };
+            if self.is_split() { (6 * self.n * self.m, 2) } else { (chunks * CHUNK_ROWS * ROW_BYTES, 2 * chunks) };
         stages + results + 8 * (2 * self.stages() + barriers)
     }
 
@@ -322,7 +323,7 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
-        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 110_736]);
+        assert_eq!(all, [213_152, 213_168, 196_800, 221_376, 110_736]);
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 

@@ -78,7 +78,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         packed: keys == problem.sizes.rows,
         ..problem
     };
-    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 104, 112, 128, 129, 197, 209, 257, 385]
+    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 88, 104, 112, 128, 129, 176, 197, 209, 257, 264, 385]
         .into_iter()
         .map(|rows| plain("rows of all lengths", rows, 64))
         .collect();

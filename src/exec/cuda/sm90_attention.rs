@@ -77,6 +77,7 @@ macro_rules! names {
 
 /// The kernels of each tile.
 pub(super) const ENTRIES: [(AttentionTile, [[&str; 3]; 2]); AttentionTile::ALL.len()] = [
+    (AttentionTile { dims: 64, keys: 88 }, names!("64_88")),
     (AttentionTile { dims: 64, keys: 104 }, names!("64_104")),
     (AttentionTile { dims: 64, keys: 128 }, names!("64_128")),
     (AttentionTile { dims: 128, keys: 112 }, names!("128_112")),
