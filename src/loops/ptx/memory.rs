@@ -26,7 +26,7 @@ pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
 }
 
 /// Where elements are: an address, and bytes behind it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     pub address: Reg,
     pub offset: i64,

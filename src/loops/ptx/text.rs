@@ -7,7 +7,7 @@ use super::math;
 use crate::tensor::Dtype;
 
 /// What a register holds: a predicate, or so many bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Pred,
     Half,
@@ -16,7 +16,7 @@ pub(super) enum Class {
 }
 
 /// A register. `%c`, `%h`, `%w`, `%l` are predicates, 16, 32 and 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reg {
     pub class: Class,
     number: u32,
