@@ -6,7 +6,7 @@
 //! - when a host thread blocks on an event ([`Backend::event_wait`]), up to that event;
 //! - when the driver of the simulation says so ([`Sim::advance_to`]);
 //! - with [`SimOptions::polls_advance`], by one step with every look at an event that is not done, so that threads that
-//! poll make progress without a driver.
+//!   poll make progress without a driver.
 //!
 //! A run from one host thread is therefore the same each time, to the last picosecond. Every copy really moves its
 //! bytes, half when it starts and half when it ends, and so does a program, from its input to its output: a test that

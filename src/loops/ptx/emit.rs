@@ -297,13 +297,13 @@ impl<'n> Emitter<'n> {
         self.zip(of.each_ref(), with)
     }
 
-    /// What a function makes of values, at each lane.
+    /// What a function makes of values, at each lane; of the same registers it makes it once.
     pub fn zip<const N: usize>(&mut self, of: [&Value; N], mut with: impl FnMut(&mut Text, [Reg; N]) -> Reg) -> Value {
         let lanes = of.iter().fold(0, |lanes, value| lanes | value.lanes);
-        let points = self.points(lanes);
+        let (points, mut known) = (self.points(lanes), HashMap::new());
         let regs = points.iter().map(|at| {
             let args = of.map(|value| value.regs[self.place(value.lanes, at)]);
-            with(&mut self.text, args)
+            *known.entry(args).or_insert_with(|| with(&mut self.text, args))
         });
         Value { lanes, regs: regs.collect() }
     }
@@ -323,6 +323,14 @@ impl<'n> Emitter<'n> {
                 .collect();
         }
         all
+    }
+
+    /// The same combinations, those of some of the dimensions running fastest.
+    pub fn points_within(&self, lanes: u32, fastest: u32) -> Vec<Vec<usize>> {
+        let inner = self.points(fastest);
+        let joined = |a: &Vec<usize>, b: &Vec<usize>| a.iter().zip(b).map(|(a, b)| a + b).collect();
+        let at_each = |outer: &Vec<usize>| inner.iter().map(|inner| joined(outer, inner)).collect::<Vec<_>>();
+        self.points(lanes & !fastest).iter().flat_map(at_each).collect()
     }
 
     /// The number of a combination among those of some dimensions.
@@ -374,10 +382,12 @@ impl<'n> Emitter<'n> {
             });
         }
         let lanes = value.lanes | self.lanes_of(sum.axes.keys());
-        let points = self.points(lanes);
+        let (points, mut known) = (self.points(lanes), HashMap::new());
         let at_lane = |at: &Vec<usize>| match (self.distance(sum, at), self.pick(&value, at)) {
             (0, first) => first,
-            (distance, first) => self.text.op(class, &format!("add.{kind}"), &[&first, &distance]),
+            (distance, first) => *known
+                .entry((distance, first))
+                .or_insert_with(|| self.text.op(class, &format!("add.{kind}"), &[&first, &distance])),
         };
         Value { lanes, regs: points.iter().map(at_lane).collect() }
     }
@@ -423,18 +433,20 @@ impl<'n> Emitter<'n> {
         let lanes = held | self.lanes_of(sum.axes.keys());
         let run = self.access(sum, held, dtype);
         let mut regs: Vec<Option<Reg>> = vec![None; self.points(lanes).len()];
-        for at in self.points(lanes) {
-            if regs[self.place(lanes, &at)].is_some() {
-                continue;
-            }
+        let mut known: HashMap<_, Vec<Reg>> = HashMap::new();
+        // In the order in which reductions take them, so that few wait in registers.
+        let of_result = self.lanes_of(&self.nest.result_axes()) & lanes;
+        for at in self.points_within(lanes, of_result).into_iter().filter(|at| run.begins(at)) {
             let holds = condition.as_ref().map(|condition| self.pick(condition, &at));
             let valid = self.valid(lanes, &at);
-            let predicate =
-                [holds, valid].into_iter().flatten().reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]));
             let offset = (sum.base + self.distance(sum, &at)) * bytes;
             let place = Place { address: self.pick(&pointer, &at), offset };
-            let read = memory::read(&mut self.text, place, dtype, run.count, predicate);
-            for (elem, at) in read.into_iter().zip(run.lanes(&at)) {
+            let read = known.entry((place, holds, valid)).or_insert_with(|| {
+                let conditions = [holds, valid].into_iter().flatten();
+                let predicate = conditions.reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]));
+                memory::read(&mut self.text, place, dtype, run.count, predicate)
+            });
+            for (&elem, at) in read.iter().zip(run.lanes(&at)) {
                 regs[self.place(lanes, &at)] = Some(elem);
             }
         }
@@ -477,44 +489,40 @@ impl<'n> Emitter<'n> {
 
     /// The lanes whose elements one access takes, where what `held` tells is the same for all of them.
     fn access(&self, sum: &Sum, held: u32, dtype: Dtype) -> Run {
-        let dims = || self.state.lanes.iter().enumerate().filter(|(dim, _)| held >> dim & 1 == 0);
-        let one = Run { dim: 0, outer: None, len: 1, count: 1 };
-        let along = |(_, of_dim): &(usize, &Lanes)| sum.stride(of_dim.axis) == 1;
-        let Some((dim, of_dim)) = dims().find(along) else { return one };
-        let len = of_dim.len();
-        let inner = self.longest(sum, dtype, Run { dim, outer: None, len, count: of_dim.run });
-        // The dimension that goes on where that one ends.
-        let is_whole = of_dim.run == len && of_dim.is_certain();
-        let goes_on =
-            |(_, outer): &(usize, &Lanes)| is_whole && outer.is_certain() && sum.stride(outer.axis) == len as i64;
-        match dims().find(goes_on).filter(|_| inner.count == 1) {
-            Some((outer, of_outer)) => {
-                self.longest(sum, dtype, Run { dim, outer: Some(outer), len, count: of_outer.run * len })
-            }
-            None => inner,
+        let (mut run, mut end, mut is_whole) = (Run { dims: Vec::new(), count: 1 }, 1, true);
+        // Dimensions go on where others end, as long as those are too short for an access.
+        while run.count == 1 && is_whole {
+            let goes_on = |(dim, of_dim): &(usize, &Lanes)| {
+                let is_new = held >> dim & 1 == 0 && !run.has(*dim);
+                is_new && sum.stride(of_dim.axis) == end as i64 && (end == 1 || of_dim.is_certain())
+            };
+            let Some((dim, of_dim)) = self.state.lanes.iter().enumerate().find(goes_on) else { break };
+            run.dims.push((dim, of_dim.len()));
+            run.count = self.longest(sum, dtype, &run, of_dim.run * end);
+            is_whole = of_dim.run == of_dim.len() && of_dim.is_certain();
+            end *= of_dim.len();
         }
+        run
     }
 
-    /// Of a run the part that one access takes.
-    fn longest(&self, sum: &Sum, dtype: Dtype, run: Run) -> Run {
+    /// Of so many lanes of a run those that one access takes.
+    fn longest(&self, sum: &Sum, dtype: Dtype, run: &Run, all: usize) -> usize {
         let multiple = |count: usize, of: i64| of % count as i64 == 0;
         let fits = |count: &usize| {
             let aligned = |(&axis, &stride): (&usize, &i64)| {
                 let at = self.state.at[axis].expect("an axis that is bound");
-                let lanes = at
-                    .lanes
-                    .filter(|&other| other != run.dim && Some(other) != run.outer)
-                    .map_or(&[][..], |other| &self.state.lanes[other].offsets[..]);
+                let others = at.lanes.filter(|&other| !run.has(other));
+                let lanes = others.map_or(&[][..], |other| &self.state.lanes[other].offsets[..]);
                 (at.first.is_none() || multiple(*count, stride * at.step))
                     && lanes.iter().all(|by| multiple(*count, stride * by))
             };
             count * dtype.bytes() <= WIDEST
-                && run.count.is_multiple_of(*count)
+                && all.is_multiple_of(*count)
                 && multiple(*count, sum.base)
                 && sum.axes.iter().all(aligned)
                 && sum.terms.values().all(|&stride| multiple(*count, stride))
         };
-        Run { count: [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1), ..run }
+        [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
     /// Computes now what a term needs and all of whose axes are bound, so that loops inside do not.
@@ -535,34 +543,34 @@ impl<'n> Emitter<'n> {
     }
 }
 
-/// Neighbouring lanes along a dimension, or along one and then the next of another.
-#[derive(Clone, Copy, Debug)]
+/// Neighbouring lanes along dimensions.
+#[derive(Clone, Debug)]
 struct Run {
-    dim: usize,
-    /// The other one.
-    outer: Option<usize>,
-    /// Lanes of the first.
-    len: usize,
+    /// Each goes on where the one before ends; with the number of its lanes.
+    dims: Vec<(usize, usize)>,
     count: usize,
 }
 
 impl Run {
-    fn begins(self, at: &[usize]) -> bool {
-        self.count == 1 || self.position(at).is_multiple_of(self.count)
+    fn has(&self, dim: usize) -> bool {
+        self.dims.iter().any(|&(of_run, _)| of_run == dim)
     }
 
-    fn position(self, at: &[usize]) -> usize {
-        self.outer.map_or(0, |outer| at[outer] * self.len) + at[self.dim]
+    fn begins(&self, at: &[usize]) -> bool {
+        self.position(at).is_multiple_of(self.count)
+    }
+
+    fn position(&self, at: &[usize]) -> usize {
+        self.dims.iter().rev().fold(0, |position, &(dim, len)| position * len + at[dim])
     }
 
     /// The combinations from the first on.
-    fn lanes(self, first: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-        (0..self.count).map(move |lane| {
-            let mut at = first.to_vec();
-            if lane > 0 {
-                let position = self.position(first) + lane;
-                at[self.dim] = position % self.len;
-                self.outer.into_iter().for_each(|outer| at[outer] = position / self.len);
+    fn lanes(&self, first: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+        (0..self.count).map(|lane| {
+            let (mut at, mut position) = (first.to_vec(), self.position(first) + lane);
+            for &(dim, len) in &self.dims {
+                at[dim] = position % len;
+                position /= len;
             }
             at
         })

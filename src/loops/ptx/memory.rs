@@ -26,8 +26,8 @@ pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// The place of elements in memory: an address and a distance from it in bytes.
-#[derive(Clone, Copy, Debug)]
+/// Where elements are: an address, and bytes behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     pub address: Reg,
     pub offset: i64,

@@ -25,7 +25,7 @@
 //!   `.b32`), `bar.sync 0`; from compute capability 9.0 on between blocks of a cluster: `mapa.shared::cluster.u32`,
 //!   `ld.shared::cluster`, `barrier.cluster.arrive.release.aligned` and `.wait.acquire.aligned`.
 //! - `bra` under predicates and without, `ret`, `call`.
-//! The instructions of the functions in `kernels/functions/math.ptx`, in place or called.
+//! - The instructions of the functions in `kernels/functions/math.ptx`, in place or called.
 
 mod choose;
 mod columns;

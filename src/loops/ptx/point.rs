@@ -1,17 +1,22 @@
-//! A thread for each result, or for a few neighbours.
+//! A thread for each result, or for a few neighbours; in two dimensions where neighbours along a second axis read the same,
+//! as windows of a row do, which overlap and have one filter.
 
 use super::emit::{Emitter, Lanes};
 use super::function::divided_by;
 use super::memory::WIDEST;
 use super::nest::Nest;
+use super::reduce::is_whole;
+use super::sum::Sum;
 use super::text::{Class, Reg};
-use crate::loops::ir::TermKind;
+use crate::loops::ir::{TermId, TermKind};
 
 /// Threads of a block.
 pub(super) const THREADS: usize = 256;
 
 /// Points of a thread side by side at most.
 const SIDE: usize = 8;
+/// Sums of a thread at most.
+const SUMS: usize = 32;
 /// Points of an axis that a thread has all of: colours of a pixel.
 const SHORT: usize = 3;
 
@@ -37,17 +42,53 @@ pub(super) fn write(emitter: &mut Emitter<'_>, units: usize) -> usize {
     threads
 }
 
-/// Points of a thread along each axis: some along the last, or along the last two.
+/// Points of a thread along each axis: some along the last, and along another one whose neighbours share what they read,
+/// or some along the last two.
 fn sides(nest: &Nest, axes: &[usize], units: usize) -> Vec<usize> {
     let mut sides = vec![1; axes.len()];
     let side = side(nest, axes, units);
     let pixels = if side == 1 { pixels(nest, axes, units) } else { None };
     match (pixels, &mut sides[..]) {
         (Some(of_both), [.., before, last]) => [*before, *last] = of_both,
-        (_, [.., last]) => *last = side,
+        (_, [before @ .., last]) => {
+            *last = side;
+            if let Some(place) = axes[..before.len()].iter().rposition(|&axis| shares(nest, axis)) {
+                before[place] = across(nest, axes[place], side, units);
+            }
+        }
         _ => {}
     }
     sides
+}
+
+/// Whether neighbours along an axis share what reductions read: some of it does not hang on the axis, and the rest are
+/// windows that overlap by half or more.
+fn shares(nest: &Nest, axis: usize) -> bool {
+    let is_reduced = |id: &TermId| nest.deps[id.0].range(nest.of.rank..).next().is_some();
+    let indices = nest.needed().filter(is_reduced).filter_map(|id| match nest.term(id).kind {
+        TermKind::Load { index, .. } => Some((nest.index(index), nest.deps[id.0].contains(&axis))),
+        _ => None,
+    });
+    let overlaps = |sum: &Sum| {
+        let stride = sum.stride(axis);
+        let mut along = sum.axes.range(nest.of.rank..);
+        along.any(|(&other, by)| stride % by == 0 && (1..=nest.extents[other] as i64 / 2).contains(&(stride / by)))
+    };
+    let (hanging, free): (Vec<_>, Vec<_>) = indices.partition(|&(_, hangs)| hangs);
+    !free.is_empty() && hanging.iter().all(|(sum, _)| overlaps(sum))
+}
+
+/// How many neighbours along an axis, which share what they read, a thread computes at each of so many points: as many as
+/// it has registers for, but so few that all units have threads.
+fn across(nest: &Nest, axis: usize, points: usize, units: usize) -> usize {
+    let threads = elems(nest, &nest.result_axes()) / points;
+    let fits = |across: &usize| {
+        nest.extents[axis].is_multiple_of(*across)
+            && points * across <= SUMS
+            && nest.reductions().all(|of| is_whole(of.points, points * across))
+            && threads / across >= units * THREADS / 2
+    };
+    (2..=SIDE).rev().find(fits).unwrap_or(1)
 }
 
 /// Points along the last two axes, where the last is short and something is read along both as along one: neighbours along

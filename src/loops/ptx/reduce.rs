@@ -14,6 +14,14 @@ use crate::tensor::Dtype;
 /// with other lanes.
 const SIDE: usize = 8;
 const REGISTERS: usize = 64;
+/// Points of a short reduction, all of which are computed side by side, and how many they are together with other lanes.
+const SHORT: usize = 64;
+const LINES: usize = 1536;
+
+/// Whether all of so many points of a reduction are computed side by side, at so many other lanes.
+pub(super) const fn is_whole(points: usize, lanes: usize) -> bool {
+    points <= SHORT && points * lanes <= LINES
+}
 
 impl Emitter<'_> {
     /// The value of a reduction at the points of the thread.
@@ -28,8 +36,8 @@ impl Emitter<'_> {
         of.body.iter().for_each(|&body| self.hoist(body));
         let lanes = self.lanes_of(&nest.deps[id.0]);
         let so_far: Vec<Vec<Reg>> = self.points(lanes).iter().map(|_| fold.start(&mut self.text)).collect();
-        let side = self.side(&of, so_far.len());
-        self.scope(|emitter| emitter.through(&of.axes, side, |emitter| emitter.combine(&of, &fold, lanes, &so_far)));
+        let sides = self.sides(&of, so_far.len());
+        self.scope(|emitter| emitter.through(&of.axes, &sides, |emitter| emitter.combine(&of, &fold, lanes, &so_far)));
         self.folded(&of, &so_far, lanes)
     }
 
@@ -53,29 +61,38 @@ impl Emitter<'_> {
         }
     }
 
-    /// The number of points of the last axis that are computed side by side.
-    fn side(&self, of: &Reduction, lanes: usize) -> usize {
-        let extent = of.axes.last().map_or(1, |&axis| self.nest.extents[axis]);
-        (1..=SIDE).rev().find(|side| extent.is_multiple_of(*side) && side * lanes <= REGISTERS).unwrap_or(1)
+    /// How many points of each axis are computed side by side: all where the reduction is short, else some of the last.
+    fn sides(&self, of: &Reduction, lanes: usize) -> Vec<usize> {
+        let extents: Vec<usize> = of.axes.iter().map(|&axis| self.nest.extents[axis]).collect();
+        if is_whole(of.points, lanes) {
+            return extents;
+        }
+        let mut sides = vec![1; extents.len()];
+        if let ([.., side], [.., extent]) = (&mut sides[..], &extents[..]) {
+            let fits = |side: &usize| extent.is_multiple_of(*side) && side * lanes <= REGISTERS;
+            *side = (1..=SIDE).rev().find(fits).unwrap_or(1);
+        }
+        sides
     }
 
-    /// Runs `body` at the points of axes, with `side` points of the last axis side by side.
-    fn through(&mut self, axes: &[usize], side: usize, body: impl FnOnce(&mut Self)) {
-        let Some((&axis, inner)) = axes.split_first() else { return body(self) };
-        let extent = self.nest.extents[axis];
-        let count = if inner.is_empty() { side } else { 1 };
-        let step = |emitter: &mut Self, first: Option<Reg>| {
-            match count {
-                1 => emitter.bind(axis, first, 1),
-                _ => emitter.bind_lanes(first, count as i64, Lanes::neighbours(axis, count)),
-            }
-            emitter.through(inner, side, body);
+    /// Runs through the points of axes, so many of each side by side.
+    fn through(&mut self, axes: &[usize], sides: &[usize], body: impl FnOnce(&mut Self)) {
+        let (Some((&axis, inner)), Some((&side, sides))) = (axes.split_first(), sides.split_first()) else {
+            return body(self);
         };
-        if extent == count {
+        let extent = self.nest.extents[axis];
+        let step = |emitter: &mut Self, first: Option<Reg>| {
+            match side {
+                1 => emitter.bind(axis, first, 1),
+                _ => emitter.bind_lanes(first, side as i64, Lanes::neighbours(axis, side)),
+            }
+            emitter.through(inner, sides, body);
+        };
+        if extent == side {
             return step(self, None);
         }
         let index = self.counter(extent, 0);
-        self.repeat(index, count, extent, |emitter| step(emitter, Some(index)));
+        self.repeat(index, side, extent, |emitter| step(emitter, Some(index)));
     }
 
     /// A register for an index up to an extent, set to `first`.
@@ -117,7 +134,7 @@ impl Emitter<'_> {
         }
         let all = self.lanes_of(&of.axes) | parts.iter().fold(lanes, |lanes, part| lanes | part.lanes);
         let from: Vec<Dtype> = of.body.iter().map(|&body| self.nest.machine(body)).chain([fold.place]).collect();
-        for at in self.points(all) {
+        for at in self.points_within(all, lanes) {
             let types = from.iter().zip(fold.parts());
             let new: Vec<Reg> = parts.iter().map(|part| self.pick(part, &at)).collect();
             let new: Vec<Reg> = types.zip(new).map(|((&from, to), x)| convert(&mut self.text, [from, to], x)).collect();
@@ -148,7 +165,7 @@ impl Emitter<'_> {
     fn multiply(&mut self, dtype: Dtype, sides: [TermId; 2], lanes: u32, so_far: &[Vec<Reg>]) {
         let [a, b] = sides.map(|side| self.value(side));
         let name = format!("fma.rn.{}", super::number::kind(dtype));
-        for at in self.points(a.lanes | b.lanes | lanes) {
+        for at in self.points_within(a.lanes | b.lanes, lanes) {
             let (x, y, sum) = (self.pick(&a, &at), self.pick(&b, &at), so_far[self.place(lanes, &at)][0]);
             self.when_valid(a.lanes | b.lanes, &at, |emitter| emitter.text.set(sum, &name, &[&x, &y, &sum]));
         }

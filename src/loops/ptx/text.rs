@@ -6,8 +6,8 @@ use std::fmt::{self, Display, Write};
 use super::math;
 use crate::tensor::Dtype;
 
-/// The class of a register: a predicate, or 16, 32 or 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a register holds: a predicate, or so many bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Pred,
     Half,
@@ -15,8 +15,8 @@ pub(super) enum Class {
     Long,
 }
 
-/// A register. Names with `%c`, `%h`, `%w` and `%l` are predicates and registers of 16, 32 and 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A register. `%c`, `%h`, `%w`, `%l` are predicates, 16, 32 and 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reg {
     pub class: Class,
     number: u32,

@@ -1,6 +1,6 @@
 //! The instructions that loops become.
 
-use crate::graph::{Binary, Expr, Op, Unary, ValueType};
+use crate::graph::{Binary, Conv, Expr, Op, Unary, ValueType, Window};
 use crate::loops::ptx::{PtxTarget, kernel};
 use crate::loops::{LoopBuilder, Lowered, TermId, lower};
 use crate::tensor::Dtype;
@@ -108,4 +108,22 @@ fn choices_move_inside_dear_functions_and_no_further() {
     assert_eq!(of([exp(a.clone() * b.clone()), exp(a.clone() * c)]), [1, 1, 0]);
     assert_eq!(of([exp(a.clone()), b.unary(Unary::Sqrt)]), [1, 1, 0]);
     assert_eq!(of([a, d]), [1, 0, 0]);
+}
+
+#[test]
+fn windows_that_overlap_are_read_once_and_their_filter_in_vectors() {
+    let loads = |rows: usize, size: usize, stride: usize| {
+        let [x, filter] = [[rows, 56, 56, 64], [64, 1, size, size]].map(|dims| ValueType::new(Dtype::F32, &dims));
+        let op = Op::Conv(Conv { window: Window::square(size, stride, size / 2), groups: 64 });
+        let inputs = [Some(&x), Some(&filter)];
+        let to = op.infer(&inputs, 1).unwrap();
+        let Lowered::Loops(loops) = lower(&op, &inputs, &to) else { panic!("{op:?} is a loop") };
+        counts(&kernel(&loops[0], &PtxTarget::ANY).unwrap().text, ["ld.global.v4.b32", "ld.global.b32", "fma.rn.f32"])
+    };
+    // Of rows of 3 for 8 pixels 10 columns, of rows of 5 for every second of 14 pixels 17.
+    assert_eq!(loads(8, 3, 1), [3 * 10 + 9, 0, 8 * 4 * 9]);
+    assert_eq!(loads(8, 5, 2), [5 * 17 + 25, 0, 7 * 4 * 25]);
+    // Windows that overlap by less, and images too few for all units.
+    assert_eq!(loads(8, 3, 2), [9 + 9, 0, 4 * 9]);
+    assert_eq!(loads(1, 7, 1), [7 * 8 + 49, 0, 2 * 4 * 49]);
 }
