@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-/// The bytes of host memory that this process can still get: the least of those that are left by the kernel, by the control
-/// groups of the process, and by the limit of its address space; `None` if no source gives a figure.
+/// The bytes of host memory that this process can still get: the least of what the kernel, the control groups of the
+/// process and the limit of its address space leave. `None` if none of them gives a figure.
 pub(crate) fn free_bytes() -> Option<u64> {
     free_below(Path::new("/"))
 }
 
-/// The same figure from the files below `root`.
+/// The bytes that this process can still get, by the files below `root`.
 fn free_below(root: &Path) -> Option<u64> {
     let available = field(&read(&root.join("proc/meminfo")), "MemAvailable:").map(|kib| kib << 10);
     let left = [available, left_in_groups(root), left_to_map(root)];
@@ -42,12 +42,12 @@ fn left_in_groups(root: &Path) -> Option<u64> {
     groups.lines().filter_map(of_line).min()
 }
 
-/// The names of the files in which a version of control groups has its figures.
+/// The files in which a version of control groups has its figures.
 struct Version {
     folder: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// The parts of the used memory that the kernel can take back: pages of files.
+    /// The names in `memory.stat` of the used memory that the kernel can take back: pages of files.
     files: [&'static str; 2],
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// A root with these files, which the test removes.
+    /// A folder with these files in place of `/`. The test removes it.
     fn root(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("trefoil-free-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);

@@ -8,12 +8,12 @@ use crate::model::images::Network;
 use crate::model::{Conv2d, Node, NodeId, Op, Pool, Preprocessing, never_negative};
 use crate::tensor::{Activation, Dtype, InputFormat, Shape};
 
-/// A rewritten graph with what it is planned for. Its rows are nodes.
+/// A rewritten graph, whose rows are nodes, and the target of its plan.
 pub(crate) struct Context<'a> {
     pub(crate) graph: &'a Network,
     pub(crate) shapes: &'a [Shape],
     pub(crate) target: PlanTarget<'a>,
-    /// The part of a concatenation that each node writes, if it does.
+    /// The part of a concatenation that each node writes; `None` for a node that writes none.
     pub(super) parts: Vec<Option<ConcatPart>>,
     /// The nodes that read each node's value.
     readers: Vec<Vec<NodeId>>,
@@ -21,7 +21,7 @@ pub(crate) struct Context<'a> {
     never_negative: Vec<bool>,
 }
 
-/// The target of a network's plan, without its rows.
+/// The device, the batch and the chosen kernels for which a network is planned.
 #[derive(Clone, Copy)]
 pub(crate) struct PlanTarget<'a> {
     pub(crate) limits: &'a Limits,
@@ -42,7 +42,7 @@ pub(crate) struct Match {
     pub(crate) place: NodeId,
     /// The nodes that the step computes.
     pub(crate) covers: Vec<NodeId>,
-    /// The nodes whose values it reads.
+    /// The nodes whose values the step reads.
     pub(crate) reads: Vec<NodeId>,
     /// The covered nodes whose values the step writes.
     pub(crate) writes: Vec<NodeId>,
@@ -73,12 +73,13 @@ impl<'a> Context<'a> {
         self.target.limits
     }
 
-    /// A node.
+    /// The node with this number.
     pub(crate) fn node(&self, id: NodeId) -> &'a Node {
         &self.graph.nodes[id.0]
     }
 
-    /// The rows that normalised images are of, their format, and how they are normalised.
+    /// The rows that the normalisation at node `id` reads, their format, and the preprocessing; `None` for any other
+    /// operation.
     pub(crate) fn normalized(&self, id: NodeId) -> Option<(NodeId, InputFormat, &'a Preprocessing)> {
         match self.node(id) {
             Node { op: Op::Normalize(format, preprocessing), inputs, .. } => Some((inputs[0], *format, preprocessing)),
@@ -131,7 +132,7 @@ impl<'a> Context<'a> {
         self.target.choices.get(&self.node(id).name).copied()
     }
 
-    /// What holds a node's value.
+    /// The operand that holds a node's value.
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
         let (node, family) = (self.node(id), self.limits().family);
         if let Op::Rows(..) | Op::Emit(_) = node.op {
@@ -145,14 +146,15 @@ impl<'a> Context<'a> {
         Operand::activations(self.shapes[id.0], dtype, family)
     }
 
-    /// What a kernel sees of a match.
+    /// The work of a match, by which kernels judge it.
     pub(crate) fn work<'m>(&self, of: &'m Match) -> Work<'m> {
         let operands = |ids: &[NodeId]| ids.iter().map(|&id| self.operand(id)).collect::<Vec<_>>();
         let [inputs, outputs] = [&of.reads, &of.writes].map(|ids| operands(ids));
         Work { name: &of.name, op: &of.op, batch: self.target.batch, inputs, outputs }
     }
 
-    /// A node by itself; none for a concatenation, a given value and rows that are read, which have no step of their own.
+    /// The match of a single node; `None` for a concatenation, a given value and input rows, which have no step of
+    /// their own.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an operation that no kernel computes.

@@ -1,4 +1,4 @@
-//! From a rewritten graph to steps: one launch for nodes that are computed together, with its kernel and its tensors.
+//! The lowering of a rewritten graph to steps. A step is one launch for nodes that are computed together.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Erro
     Ok(lowering.growing.plan)
 }
 
-/// The network from rows to rows: they are its first node and its last one, and in place of the input is the normalisation.
+/// The network with its input rows as the first node and its output rows as the last one. The normalisation of the
+/// input rows replaces the input.
 fn with_rows(graph: Network, request: &Request<'_>) -> Network {
     let node = |name: &str, op, inputs| Node { name: name.into(), op, inputs, scale: None };
     let mut nodes = vec![node("rows", Op::Rows(graph.input, request.input.dtype()), Vec::new())];
@@ -76,7 +77,8 @@ impl<'a> Lowering<'a> {
         Self { context, growing: Growing::new(context, &steps, plan), steps: steps.into_iter().peekable() }
     }
 
-    /// Adds what has its place at a node. All before it must be there, and be given what is given.
+    /// Adds the steps whose place is node `id`, or the copies of a concatenation. All nodes before it must have been
+    /// added, and all given values before it bound to tensors.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for an operation that no kernel computes.
@@ -100,7 +102,7 @@ fn push(context: &Context<'_>, plan: &mut Growing<'_>, step: Match) -> Result<()
     Ok(())
 }
 
-/// The kernel of a match, and the work that the step does.
+/// The step of a match with its kernel and its work, without its tensors.
 fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     let work = context.work(step);
     let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.limits(), context.target.choices), Ok)?;
@@ -108,7 +110,7 @@ fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     Ok(Draft { op: step.op.clone(), kernel, outputs: work.outputs, flops, weight_bytes })
 }
 
-/// Adds the copies of a concatenation: of the operands that no step writes into its tensor directly.
+/// Adds a copy for each operand of a concatenation that no step writes into the concatenation's tensor directly.
 fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Result<(), Error> {
     let node = &context.graph.nodes[id.0];
     let of = plan.holder(id);
@@ -134,8 +136,8 @@ fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Res
     Ok(())
 }
 
-/// Checks the types of inputs. Every step but the last one reads bytes or activations of the family's type; a linear
-/// layer's result is f32.
+/// Checks the types of a step's inputs. Every step but the last one reads bytes or activations of the family's type; a
+/// linear layer's result is f32.
 fn check_types(context: &Context<'_>, step: &Match) -> Result<(), Error> {
     let wanted = context.limits().family.dtype();
     if step.writes.iter().any(|&id| matches!(context.node(id).op, Op::Emit(_))) {

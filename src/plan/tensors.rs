@@ -13,7 +13,7 @@ use crate::model::{NodeId, Op};
 pub(super) struct Draft {
     pub(super) op: StepOp,
     pub(super) kernel: Kernel,
-    /// One result, or two.
+    /// The one or two results of the step.
     pub(super) outputs: Vec<Operand>,
     pub(super) flops: u64,
     pub(super) weight_bytes: u64,
@@ -24,7 +24,7 @@ pub(super) struct Growing<'a> {
     context: &'a Context<'a>,
     /// The part of a concatenation that each node writes; `None` if the kernels of its step cannot write parts.
     parts: Vec<Option<ConcatPart>>,
-    /// The tensors of those concatenations into which a step writes so far.
+    /// The tensor of each concatenation for which one has been added.
     of_concat: BTreeMap<NodeId, TensorId>,
     /// The tensors that hold nodes' values.
     of_node: BTreeMap<NodeId, TensorId>,
@@ -37,7 +37,7 @@ impl<'a> Growing<'a> {
         let mut parts = context.parts.clone();
         for node in steps.iter().filter(|step| !step.op.writes_parts()).flat_map(|step| &step.writes) {
             if let Some(part) = parts.get_mut(node.0) {
-                *part = None; // its kernel writes whole pixels
+                *part = None; // the node's kernel writes whole pixels
             }
         }
         Self { context, parts, of_concat: BTreeMap::new(), of_node: BTreeMap::new(), plan }
@@ -58,7 +58,7 @@ impl<'a> Growing<'a> {
         self.parts[node.0].is_some_and(|part| part.of == concat)
     }
 
-    /// The step of a match, whose first result may be a part of a concatenation.
+    /// Adds the step of a match, whose first result may be a part of a concatenation.
     pub(super) fn push(&mut self, step: &Match, draft: Draft, inputs: Vec<TensorId>) {
         let part = self.part_of(step.writes[0]);
         self.push_into(&step.name, draft, inputs, part);
@@ -114,7 +114,7 @@ impl<'a> Growing<'a> {
         Some(PartOf { of: self.holder(of), first_channel })
     }
 
-    /// A tensor in the arena for an operand. It has no offset yet.
+    /// A tensor in the arena for an operand, without an offset yet.
     fn activations(&self, of: Operand) -> Tensor {
         tensor(of, self.plan.batch * of.stored().elems() * of.dtype.bytes())
     }

@@ -1,5 +1,5 @@
-//! A classifier of photos with an input of numbers beside them: on a GPU its first layers read the bytes, and its last layers
-//! write the probabilities.
+//! A classifier of photos with a second input of numbers. On a GPU the step of its first layers reads the bytes, and
+//! the step of its last layers writes the probabilities.
 
 use trefoil::graph::{Binary, Contract, Conv, Expr, Graph, GraphBuilder, Op, Pool, PoolOp, Reduce, ReduceOp, Tensor};
 use trefoil::graph::{ValueType, Window};
@@ -16,7 +16,7 @@ const WEIGHTS: [(&str, &[usize]); 5] = [
     ("classes.bias", &[CLASSES]),
 ];
 
-/// Numbers from -1 to 1, divided by the root of how many of them a sum has.
+/// Numbers from -1 to 1, divided by the square root of the number of terms in a sum.
 fn numbers(name: &str, dims: &[usize]) -> Vec<f32> {
     let terms = dims[1..].iter().product::<usize>().max(1) as f32;
     let of = |index: usize| ((index * 2654435761 + name.len() * 97) >> 5) % 2001;
@@ -54,7 +54,7 @@ fn network(rows: usize) -> Result<Graph, Error> {
     g.finish()
 }
 
-/// Every probability is what the graph's loops give, to what f16 holds of it, for each number of rows.
+/// For each number of rows, probabilities agree with the graph's loops to the precision of f16.
 pub fn photos_are_classified_beside_numbers(device: &Device) {
     let weights = WEIGHTS.map(|(name, dims)| (name, dims.to_vec(), numbers(name, dims)));
     let model = Model::of_graphs(Weights::from_tensors(weights).unwrap(), network).unwrap();

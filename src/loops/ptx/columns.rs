@@ -1,5 +1,5 @@
-//! Rows that lie side by side: the threads of a block read neighbouring rows, some by each thread, and divide the points
-//! of reductions; so do the blocks of a cluster.
+//! Teams for rows that lie side by side in memory. Each thread of a block reads a few neighbouring rows. The points of
+//! reductions are divided among threads of a block and among blocks of a cluster.
 
 use super::PtxTarget;
 use super::fold::Fold;
@@ -10,41 +10,46 @@ use super::team::{Member, bytes, get, get_from, put};
 use super::text::{Class, Reg, Text, place_bytes};
 use crate::loops::ir::TermId;
 
-/// Neighbouring rows of a thread at most.
+/// The largest number of neighbouring rows of a thread.
 const MOST_SIDE: usize = 8;
-/// Rows side by side of a block at most, and threads that have them; the fewest threads, where some units have no block.
+/// The largest number of rows side by side of a block.
 const MOST_ROWS: usize = 128;
+/// The largest number of threads side by side of a block.
 const MOST_ACROSS: usize = 32;
+/// The least number of threads side by side of a block, for rows so few that some units would have no block.
 const LEAST_ACROSS: usize = 2;
-/// Threads of a block at most, and so many for each unit.
+/// The largest number of threads of a block.
 const MOST_THREADS: usize = 512;
+/// The largest number of threads for each unit.
 const THREADS_OF_UNIT: usize = 1024;
-/// Blocks of a cluster at most, on this compute capability and later ones.
+/// The largest number of blocks of a cluster.
 const MOST_BLOCKS: usize = 8;
+/// The first compute capability on which blocks form clusters.
 const CLUSTERS_SINCE: [u32; 2] = [9, 0];
-/// Points of a member, and members of a row at least.
+/// The least number of points of a member.
 const LEAST_POINTS: usize = 4;
+/// The least number of members that share a row.
 const LEAST_MEMBERS: usize = 4;
-/// Members whose parts a thread combines one after the other.
+/// The largest number of members whose parts a thread combines one after the other.
 const SEGMENT: usize = 8;
-/// Bytes of shared memory at most.
+/// The largest number of bytes of shared memory of a block.
 const SHARED: usize = 47 << 10;
 
-/// How blocks share rows that lie side by side.
+/// The division of rows that lie side by side among threads and blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Columns {
-    /// Neighbouring rows of each thread.
+    /// The number of neighbouring rows of each thread.
     pub side: usize,
-    /// Threads side by side, with rows of their own.
+    /// The number of threads side by side, each with rows of its own.
     pub across: usize,
-    /// Threads of a block that share rows: a power of two.
+    /// The number of threads of a block that share a row, a power of two.
     pub members: usize,
-    /// Blocks of a cluster that share rows: a power of two.
+    /// The number of blocks of a cluster, which share their rows: a power of two.
     pub blocks: usize,
 }
 
 impl Columns {
-    /// How reductions of so many points at most are shared, if a thread has not enough to do for itself.
+    /// The division of rows if the longest reduction has `longest` points; `None` if too few threads would share a row.
     pub fn plan(nest: &Nest, tops: &[Reduction], rows: &[usize], longest: usize, target: &PtxTarget) -> Option<Self> {
         let parts: Vec<usize> = tops.iter().flat_map(|of| bytes_of(nest, of)).collect();
         let count: usize = rows.iter().map(|&axis| nest.extents[axis]).product();
@@ -62,12 +67,13 @@ impl Columns {
             let all: Vec<Self> = [wide].into_iter().chain(narrower).map(of).collect();
             all.iter().copied().find(busy).unwrap_or(all[all.len() - 1])
         };
-        // A thread for each output of a block is to be there.
+        // A block needs a thread for each of its outputs.
         let fits = |of: &Self| of.members >= of.side && of.members * of.blocks >= LEAST_MEMBERS;
         sides.into_iter().rev().map(of_side).find(fits)
     }
 
-    /// So many threads side by side with so many rows each: as many members as units have threads for, and their memory.
+    /// The division with `across` threads side by side that have `side` rows each. It has as many members and blocks as
+    /// the units' threads, the points of reductions and shared memory allow.
     fn of([rows, points]: [usize; 2], [side, across]: [usize; 2], parts: &[usize], target: &PtxTarget) -> Self {
         let most = (target.units * THREADS_OF_UNIT * side / rows.max(1)).min(points / LEAST_POINTS);
         let shared = |members: usize| -> usize {
@@ -75,18 +81,18 @@ impl Columns {
             parts.iter().flat_map(|bytes| slots.map(|slots| place_bytes(slots * bytes))).sum()
         };
         let fits = |&members: &usize| across * members <= MOST_THREADS && members <= most && shared(members) <= SHARED;
-        let members = powers().take_while(fits).last().unwrap_or(0); // none: it is not taken
+        let members = powers().take_while(fits).last().unwrap_or(0); // 0 if not even one fits
         let cluster = if target.compute_capability >= CLUSTERS_SINCE { MOST_BLOCKS } else { 1 };
         let blocks = powers().take_while(|&blocks| blocks <= cluster && members * blocks <= most).last().unwrap_or(1);
         Self { side, across, members, blocks }
     }
 
-    /// Threads of a block, and the groups of rows that they have.
+    /// The number of threads of a block, and the number of groups of neighbouring rows that they have.
     pub const fn block(self) -> [usize; 2] {
         [self.across * self.members, self.across]
     }
 
-    /// Which thread this is; its row is the number of its group.
+    /// The current thread as a member. Its row is the number of its group of neighbouring rows.
     pub fn member(self, text: &mut Text, groups: usize) -> Member {
         let block = text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
         let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
@@ -104,7 +110,7 @@ impl Columns {
         Member { row, number: Some(number), valid: Some(valid) }
     }
 
-    /// Combines what all members have of each of their rows, always in the same order; each has the whole then.
+    /// Combines the parts of each row from all members, always in the same order; then each member has the results.
     pub fn join(self, text: &mut Text, fold: &Fold, rows: &[Vec<Reg>]) {
         let [threads, _] = self.block();
         let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
@@ -118,7 +124,8 @@ impl Columns {
                 .for_each(|(&part, &place)| put(text, part, place, thread, number * threads, None));
         }
         text.put(format_args!("bar.sync 0"));
-        // A thread for each output and each segment of the members, then one for each output.
+        // First, one thread combines each segment of members for each output; then one thread combines each output's
+        // segments.
         let [of, output] = divided_by(text, thread, outputs as i64);
         let [row, slot] = divided_by(text, output, self.across as i64);
         let first = text.op(Class::Word, "mad.lo.s32", &[&row, &threads, &slot]);
@@ -147,7 +154,7 @@ impl Columns {
         }
     }
 
-    /// Waits until no block of the cluster reads another's memory any more.
+    /// Waits until no block of the cluster reads another block's shared memory any more.
     pub fn finish(self, text: &mut Text) {
         if self.blocks > 1 {
             meet(text);
@@ -155,7 +162,7 @@ impl Columns {
     }
 }
 
-/// A thread that combines parts of others, and how.
+/// The current thread, and the fold by which it combines parts of others.
 struct Own<'a> {
     thread: Reg,
     fold: &'a Fold,
@@ -164,8 +171,8 @@ struct Own<'a> {
 }
 
 impl Own<'_> {
-    /// So many threads combine `count` parts each, which a function reads by their number; each puts what it gets into its
-    /// slot of new places, which the whole block can read then.
+    /// Lets `threads` threads combine `count` parts each, which `read` reads by their number. Each thread puts its
+    /// result into its slot of new places, which the whole block can then read.
     fn combined(
         &self,
         text: &mut Text,
@@ -194,25 +201,25 @@ impl Own<'_> {
     }
 }
 
-/// New places for so many of each part.
+/// New places in shared memory, with `slots` slots for each part.
 fn shared(text: &mut Text, like: &[Reg], slots: usize) -> Vec<u32> {
     like.iter().map(|&part| text.share((slots * bytes(part)) as u32)).collect()
 }
 
-/// Waits for the blocks of the cluster; what they wrote before can be read then.
+/// Waits for all blocks of the cluster; then each block can read what the others wrote before.
 fn meet(text: &mut Text) {
     text.put(format_args!("barrier.cluster.arrive.release.aligned"));
     text.put(format_args!("barrier.cluster.wait.acquire.aligned"));
 }
 
-/// Bytes in shared memory of each part of what a reduction combines.
+/// The bytes in shared memory of each part that a reduction combines.
 fn bytes_of(nest: &Nest, of: &Reduction) -> Vec<usize> {
     let of_body = |&id: &TermId| if Class::of(nest.machine(id)) == Class::Long { 8 } else { 4 };
     let place = (of.body.len() > 1).then_some(8);
     of.body.iter().map(of_body).chain(place).collect()
 }
 
-/// Powers of two.
+/// The powers of two, from 1 on.
 fn powers() -> impl Iterator<Item = usize> {
     (0..).map(|bit| 1 << bit)
 }

@@ -1,10 +1,10 @@
-//! Terms as instructions, at the points that a thread has side by side.
+//! The instructions that compute terms at the points that a thread has side by side.
 //!
-//! Along some axes a thread has several points, at offsets that are known: its lanes. A term has a register for each
-//! combination of the lanes that it depends on. Each term is computed once, in the outermost scope where all that it
-//! depends on is known.
+//! The lanes of a thread are its points along an axis, at constant offsets from the first one. A term has a register
+//! for each combination of the lanes on which it depends. Each term is computed once, in the outermost scope where
+//! everything on which it depends is known.
 //!
-//! The file is long because all of it is one type, which knows what is computed already.
+//! The file is long because all of it is one type: the emitter, which records what is computed already.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,40 +18,40 @@ use crate::graph::Binary;
 use crate::loops::ir::{Guard, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// What a term is at the points of a thread.
+/// The value of a term at the points of a thread.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
-    /// The dimensions of lanes that it depends on, a bit for each.
+    /// The dimensions of lanes on which the value depends, a bit for each.
     pub lanes: u32,
-    /// A register for each combination of them, the last dimension running fastest.
+    /// A register for each combination of lanes of these dimensions; the last dimension varies fastest.
     pub regs: Vec<Reg>,
 }
 
-/// Points side by side along an axis.
+/// The points that a thread has side by side along an axis.
 #[derive(Clone, Debug)]
 pub(super) struct Lanes {
     axis: usize,
-    /// How far each is from the first, in runs of neighbours.
+    /// The distance of each lane from the first one. Lanes form runs of neighbours.
     offsets: Vec<i64>,
-    /// The length of a run; the first offset of each is a multiple of it.
+    /// The length of a run. The first offset of each run is a multiple of it.
     run: usize,
-    /// Whether the thread has it at all, where that is not certain.
+    /// For each lane, the predicate that says whether the thread has it; `None` if it certainly has it.
     valid: Vec<Option<Reg>>,
 }
 
 impl Lanes {
-    /// So many neighbours.
+    /// Lanes at `count` neighbouring points.
     pub fn neighbours(axis: usize, count: usize) -> Self {
         Self::runs(axis, count, count, 1)
     }
 
-    /// So many runs of neighbours, one each `step`.
+    /// Lanes at `runs` runs of `run` neighbouring points, which begin `step` apart.
     pub fn runs(axis: usize, run: usize, step: usize, runs: usize) -> Self {
         let offsets = (0..runs).flat_map(|i| (0..run).map(move |j| (i * step + j) as i64));
         Self::at(axis, offsets.collect(), run)
     }
 
-    /// Points at these offsets, in runs of neighbours.
+    /// Lanes at these offsets, which form runs of `run` neighbours.
     pub fn at(axis: usize, offsets: Vec<i64>, run: usize) -> Self {
         Self { axis, run, valid: vec![None; offsets.len()], offsets }
     }
@@ -68,7 +68,7 @@ impl Lanes {
         self.valid[lane]
     }
 
-    /// Whether the thread has all of them.
+    /// Whether the thread certainly has all lanes.
     fn is_certain(&self) -> bool {
         self.valid.iter().all(Option::is_none)
     }
@@ -78,17 +78,17 @@ impl Lanes {
     }
 }
 
-/// Where a thread is along an axis.
+/// The position of a thread along an axis.
 #[derive(Clone, Copy, Debug)]
 struct At {
-    /// The first of its points; none: 0.
+    /// The index of the thread's first point; `None` for 0.
     first: Option<Reg>,
-    /// What that is a multiple of.
+    /// A number of which `first` is a multiple.
     step: i64,
     lanes: Option<usize>,
 }
 
-/// What is bound and known somewhere.
+/// The axes that are bound, and the values and pointers that are known, at one place in the code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EmitState {
     at: Vec<Option<At>>,
@@ -99,7 +99,7 @@ pub(super) struct EmitState {
     pointers: HashMap<Added, Reg>,
 }
 
-/// A pointer that is known: the parameter, and the axes that were added with their strides.
+/// The key of a known pointer: its parameter, and the axes that were added to it with their strides.
 type Added = (usize, Vec<(usize, i64)>);
 
 pub(super) struct Emitter<'n> {
@@ -126,7 +126,7 @@ impl<'n> Emitter<'n> {
         &self.operands
     }
 
-    /// Reads the parameters. What is read before is known everywhere.
+    /// Reads the parameters. They are known everywhere if this comes before all scopes.
     pub fn parameters(&mut self) {
         for number in 0..=self.operands.len() {
             let raw = self.text.op(Class::Long, "ld.param.b64", &[&format!("[args+{}]", 8 * number)]);
@@ -135,7 +135,7 @@ impl<'n> Emitter<'n> {
         }
     }
 
-    /// Emits what a body does; what it computes and binds is forgotten.
+    /// Emits a body, and then forgets what the body has computed and bound.
     pub fn scope<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.state();
         let result = body(self);
@@ -143,30 +143,30 @@ impl<'n> Emitter<'n> {
         result
     }
 
-    /// What is bound and known here.
+    /// What is bound and known at this place in the code.
     pub fn state(&self) -> EmitState {
         self.state.clone()
     }
 
-    /// Binds and knows what was bound and known elsewhere, in a scope that is still open or a loop within it.
+    /// Returns to a state that was taken in a scope that is still open, or in a loop within such a scope.
     pub fn restore(&mut self, state: EmitState) {
         self.state = state;
     }
 
-    /// Says where the thread is along an axis: at a register's index, a multiple of `step`.
+    /// Binds an axis to the index in a register, which is a multiple of `step`; `None` for index 0.
     pub fn bind(&mut self, axis: usize, first: Option<Reg>, step: i64) {
         self.state.at[axis] = Some(At { first, step, lanes: None });
         self.state.bound.push(axis);
     }
 
-    /// The same, with several points from there on.
+    /// Binds the axis of `lanes` to several points, at their offsets from the index `first`.
     pub fn bind_lanes(&mut self, first: Option<Reg>, step: i64, lanes: Lanes) {
         self.state.at[lanes.axis] = Some(At { first, step, lanes: Some(self.state.lanes.len()) });
         self.state.bound.push(lanes.axis);
         self.state.lanes.push(lanes);
     }
 
-    /// What a term is.
+    /// The value of a term, which is computed if it is not known yet.
     pub fn value(&mut self, id: TermId) -> Value {
         if let Some(known) = self.state.values.get(&id) {
             return known.clone();
@@ -204,12 +204,12 @@ impl<'n> Emitter<'n> {
         value
     }
 
-    /// The same bits at all lanes.
+    /// A constant, which has the same bits at all lanes.
     pub fn number(&mut self, dtype: Dtype, bits: i64) -> Value {
         Value { lanes: 0, regs: vec![self.text.number(Class::of(dtype), bits as u64)] }
     }
 
-    /// Lets registers stand for a term.
+    /// Records the registers that hold a term's value.
     pub fn set_value(&mut self, id: TermId, value: Value) {
         self.state.values.insert(id, value);
     }
@@ -238,7 +238,8 @@ impl<'n> Emitter<'n> {
         })
     }
 
-    /// A comparison of u64s that are words as i64s.
+    /// A comparison of u64s, computed in u32. `None` for other operations, and unless each side is a constant below
+    /// 2^31 or cast from an i64 that is computed in i32.
     fn unsigned(&mut self, op: Binary, of: [TermId; 2]) -> Option<Value> {
         let nest = self.nest;
         let word = |id: TermId| match nest.term(id).kind {
@@ -263,7 +264,7 @@ impl<'n> Emitter<'n> {
         Some(self.zip([&a, &b], |text, of| function::binary(text, op, Dtype::U32, of, Known::default())))
     }
 
-    /// The dimensions of lanes at all of which a sum is below an end, and not below 0, or at none.
+    /// The dimensions along which `0 <= sum < end` holds at all lanes or at none.
     fn alike(&self, sum: &Sum, end: u64) -> u32 {
         let is_alike = |(dim, of_dim): &(usize, &Lanes)| {
             let period = sum.stride(of_dim.axis).saturating_mul(of_dim.len() as i64);
@@ -285,19 +286,19 @@ impl<'n> Emitter<'n> {
         self.state.lanes.iter().enumerate().filter(is_alike).fold(0, |lanes, (dim, _)| lanes | 1 << dim)
     }
 
-    /// What a value is at the first lane of some dimensions.
+    /// A value at the first lane of each dimension in `lanes`. The result does not depend on these dimensions.
     fn first_of(&self, value: &Value, lanes: u32) -> Value {
         let lanes = value.lanes & !lanes;
         Value { lanes, regs: self.points(lanes).iter().map(|at| self.pick(value, at)).collect() }
     }
 
-    /// What a function makes of terms, at each lane.
+    /// The result of a function of terms at each lane.
     fn each<const N: usize>(&mut self, of: [TermId; N], with: impl FnMut(&mut Text, [Reg; N]) -> Reg) -> Value {
         let of = of.map(|of| self.value(of));
         self.zip(of.each_ref(), with)
     }
 
-    /// What a function makes of values, at each lane; of the same registers it makes it once.
+    /// The result of a function of values at each lane. The function is called once for the same registers.
     pub fn zip<const N: usize>(&mut self, of: [&Value; N], mut with: impl FnMut(&mut Text, [Reg; N]) -> Reg) -> Value {
         let lanes = of.iter().fold(0, |lanes, value| lanes | value.lanes);
         let (points, mut known) = (self.points(lanes), HashMap::new());
@@ -308,7 +309,8 @@ impl<'n> Emitter<'n> {
         Value { lanes, regs: regs.collect() }
     }
 
-    /// Each combination of lanes: a number for each dimension, 0 for those that do not matter.
+    /// All combinations of lanes of the dimensions in `lanes`. A combination has a number for each dimension: 0 for
+    /// those that are not in `lanes`.
     pub fn points(&self, lanes: u32) -> Vec<Vec<usize>> {
         let mut all = vec![vec![0; self.state.lanes.len()]];
         for (dim, of_dim) in self.state.lanes.iter().enumerate().filter(|(dim, _)| lanes >> dim & 1 == 1) {
@@ -325,7 +327,7 @@ impl<'n> Emitter<'n> {
         all
     }
 
-    /// The same combinations, those of some of the dimensions running fastest.
+    /// All combinations of lanes of the dimensions in `lanes` and `fastest`. Those in `fastest` vary fastest.
     pub fn points_within(&self, lanes: u32, fastest: u32) -> Vec<Vec<usize>> {
         let inner = self.points(fastest);
         let joined = |a: &Vec<usize>, b: &Vec<usize>| a.iter().zip(b).map(|(a, b)| a + b).collect();
@@ -333,7 +335,7 @@ impl<'n> Emitter<'n> {
         self.points(lanes & !fastest).iter().flat_map(at_each).collect()
     }
 
-    /// The number of a combination among those of some dimensions.
+    /// The number of the combination `at` among all combinations of lanes of the dimensions in `lanes`.
     pub fn place(&self, lanes: u32, at: &[usize]) -> usize {
         let dims = self.state.lanes.iter().enumerate().filter(|(dim, _)| lanes >> dim & 1 == 1);
         dims.fold(0, |place, (dim, of_dim)| place * of_dim.offsets.len() + at[dim])
@@ -344,26 +346,27 @@ impl<'n> Emitter<'n> {
         value.regs[self.place(value.lanes, at)]
     }
 
-    /// The dimensions of lanes of these axes.
+    /// The dimensions of the lanes along these axes.
     pub fn lanes_of<'a>(&self, axes: impl IntoIterator<Item = &'a usize>) -> u32 {
         let of_axis = |axis: &usize| self.state.at[*axis].and_then(|at| at.lanes);
         axes.into_iter().filter_map(of_axis).fold(0, |lanes, dim| lanes | 1 << dim)
     }
 
-    /// Whether the thread has a combination of some dimensions of lanes; none: certainly.
+    /// The predicate that says whether the thread has the combination `at` of lanes, by the dimensions in `lanes`;
+    /// `None` if it certainly has it.
     pub fn valid(&mut self, lanes: u32, at: &[usize]) -> Option<Reg> {
         let of_dim = |(dim, of_dim): (usize, &Lanes)| (lanes >> dim & 1 == 1).then(|| of_dim.valid[at[dim]]).flatten();
         let all: Vec<Reg> = self.state.lanes.iter().enumerate().filter_map(of_dim).collect();
         all.into_iter().reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]))
     }
 
-    /// How far a combination of lanes is from the first, along the axes of a sum.
+    /// The difference between the axes' part of a sum at a combination of lanes and at the first combination.
     fn distance(&self, sum: &Sum, at: &[usize]) -> i64 {
         let of_dim = |(dim, of_dim): (usize, &Lanes)| sum.stride(of_dim.axis).wrapping_mul(of_dim.offsets[at[dim]]);
         self.state.lanes.iter().enumerate().map(of_dim).fold(0, i64::wrapping_add)
     }
 
-    /// A sum as a number: i64, or i32 if it is known to fit.
+    /// The value of a sum in `dtype`, which is i64 or i32.
     pub fn index(&mut self, sum: &Sum, dtype: Dtype) -> Value {
         let (class, kind) = (Class::of(dtype), super::number::kind(dtype));
         let mut first = self.text.number(class, sum.base as u64);
@@ -392,7 +395,7 @@ impl<'n> Emitter<'n> {
         Value { lanes, regs: points.iter().map(at_lane).collect() }
     }
 
-    /// The address of an element, as far as it is not told by lanes of axes.
+    /// The address of the element at index `sum`, without `sum.base` and the offsets of lanes.
     fn pointer(&mut self, parameter: usize, sum: &Sum, bytes: i64) -> Value {
         let mut value = Value { lanes: 0, regs: vec![self.pointer_along(parameter, sum, bytes)] };
         for (&term, stride) in &sum.terms {
@@ -402,7 +405,7 @@ impl<'n> Emitter<'n> {
         value
     }
 
-    /// The part of an address that axes tell that are bound.
+    /// The address in a parameter at the first points of all bound axes, without the base and the terms of `sum`.
     fn pointer_along(&mut self, parameter: usize, sum: &Sum, bytes: i64) -> Reg {
         let mut key = (parameter, Vec::new());
         let mut pointer = self.state.pointers[&key];
@@ -434,7 +437,7 @@ impl<'n> Emitter<'n> {
         let run = self.access(sum, held, dtype);
         let mut regs: Vec<Option<Reg>> = vec![None; self.points(lanes).len()];
         let mut known: HashMap<_, Vec<Reg>> = HashMap::new();
-        // In the order in which reductions take them, so that few wait in registers.
+        // Elements are loaded in the order in which reductions take them, so that few wait in registers.
         let of_result = self.lanes_of(&self.nest.result_axes()) & lanes;
         for at in self.points_within(lanes, of_result).into_iter().filter(|at| run.begins(at)) {
             let holds = condition.as_ref().map(|condition| self.pick(condition, &at));
@@ -465,7 +468,7 @@ impl<'n> Emitter<'n> {
         self.operands.iter().position(|&of| of == operand).expect("every operand that is loaded is listed")
     }
 
-    /// Writes the result at all points of the thread, where the predicate holds.
+    /// Writes the result at all points of the thread if the predicate holds.
     pub fn store(&mut self, predicate: Option<Reg>) {
         let (nest, dtype) = (self.nest, self.nest.of.dtype());
         let value = self.value(nest.of.result);
@@ -487,10 +490,10 @@ impl<'n> Emitter<'n> {
         }
     }
 
-    /// The lanes whose elements one access takes, where what `held` tells is the same for all of them.
+    /// The lanes whose elements one access takes. All of them are at the same lane of each dimension in `held`.
     fn access(&self, sum: &Sum, held: u32, dtype: Dtype) -> Run {
         let (mut run, mut end, mut is_whole) = (Run { dims: Vec::new(), count: 1 }, 1, true);
-        // Dimensions go on where others end, as long as those are too short for an access.
+        // A run that allows no access of several elements is extended by a dimension that goes on where the run ends.
         while run.count == 1 && is_whole {
             let goes_on = |(dim, of_dim): &(usize, &Lanes)| {
                 let is_new = held >> dim & 1 == 0 && !run.has(*dim);
@@ -505,7 +508,8 @@ impl<'n> Emitter<'n> {
         run
     }
 
-    /// Of so many lanes of a run those that one access takes.
+    /// The number of elements that one access takes if `all` lanes of a run are neighbours: the most that size and
+    /// alignment allow.
     fn longest(&self, sum: &Sum, dtype: Dtype, run: &Run, all: usize) -> usize {
         let multiple = |count: usize, of: i64| of % count as i64 == 0;
         let fits = |count: &usize| {
@@ -525,7 +529,7 @@ impl<'n> Emitter<'n> {
         [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// Computes now what a term needs and all of whose axes are bound, so that loops inside do not.
+    /// Computes those parts of a term that depend only on bound axes, so that inner loops do not compute them again.
     pub fn hoist(&mut self, id: TermId) {
         let nest = self.nest;
         if self.state.values.contains_key(&id) || matches!(nest.term(id).kind, TermKind::Const(_)) {
@@ -543,10 +547,10 @@ impl<'n> Emitter<'n> {
     }
 }
 
-/// Neighbouring lanes along dimensions.
+/// Lanes of neighbouring elements, along one or more dimensions.
 #[derive(Clone, Debug)]
 struct Run {
-    /// Each goes on where the one before ends; with the number of its lanes.
+    /// The dimensions with their numbers of lanes. Each dimension goes on where the one before it ends.
     dims: Vec<(usize, usize)>,
     count: usize,
 }
@@ -564,7 +568,7 @@ impl Run {
         self.dims.iter().rev().fold(0, |position, &(dim, len)| position * len + at[dim])
     }
 
-    /// The combinations from the first on.
+    /// The combinations of lanes that one access takes, beginning with `first`.
     fn lanes(&self, first: &[usize]) -> impl Iterator<Item = Vec<usize>> {
         (0..self.count).map(|lane| {
             let (mut at, mut position) = (first.to_vec(), self.position(first) + lane);
@@ -577,7 +581,7 @@ impl Run {
     }
 }
 
-/// The low bits, or more of them, of a signed number.
+/// A signed number in a register of class `class`, extended or cut to its low bits.
 fn resized(text: &mut Text, x: Reg, class: Class) -> Reg {
     match [x.class, class] {
         [Class::Word, Class::Long] => text.op(Class::Long, "cvt.s64.s32", &[&x]),
@@ -586,7 +590,7 @@ fn resized(text: &mut Text, x: Reg, class: Class) -> Reg {
     }
 }
 
-/// A pointer, so many bytes times an index further on.
+/// A pointer plus `bytes` x `index`.
 fn advanced(text: &mut Text, pointer: Reg, index: Reg, bytes: i64) -> Reg {
     match (index.class, i32::try_from(bytes)) {
         (Class::Word, Ok(bytes)) => text.op(Class::Long, "mad.wide.s32", &[&index, &bytes, &pointer]),

@@ -26,7 +26,7 @@ pub(super) fn neighbours(nest: &Nest, axes: &[usize], most: usize) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// Where elements are: an address, and bytes behind it.
+/// The place of elements in memory: an address, and an offset in bytes from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     pub address: Reg,
@@ -47,7 +47,8 @@ fn guarded(predicate: Option<Reg>) -> String {
     predicate.map(|predicate| format!("@{predicate} ")).unwrap_or_default()
 }
 
-/// Reads `count` neighbouring elements, a power of two; their bytes are aligned. Gives zeros if the predicate is false.
+/// Reads `count` neighbouring elements, a power of two; their bytes are aligned. The result is zeros if the predicate
+/// is false.
 pub(super) fn read(text: &mut Text, place: Place, dtype: Dtype, count: usize, predicate: Option<Reg>) -> Vec<Reg> {
     let bytes = count * dtype.bytes();
     let (class, words) = match (dtype.bytes(), bytes) {
@@ -129,7 +130,7 @@ fn unpacked(text: &mut Text, dtype: Dtype, count: usize, words: &[Reg]) -> Vec<R
     elems
 }
 
-/// Elements of one or two bytes packed in words.
+/// The words in which these elements of one or two bytes are packed.
 fn packed(text: &mut Text, dtype: Dtype, elems: &[Reg]) -> Vec<Reg> {
     let bits = 8 * dtype.bytes();
     let word = |elems: &[Reg]| {

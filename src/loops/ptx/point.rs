@@ -1,5 +1,5 @@
-//! A thread for each result, or for a few neighbours; in two dimensions where neighbours along a second axis read the same,
-//! as windows of a row do, which overlap and have one filter.
+//! Each thread computes one result or a few neighbouring results. It also computes neighbours along a second axis if
+//! they share what they read, as windows of a row do that overlap and have one filter.
 
 use super::emit::{Emitter, Lanes};
 use super::function::divided_by;
@@ -10,18 +10,18 @@ use super::sum::Sum;
 use super::text::{Class, Reg};
 use crate::loops::ir::{TermId, TermKind};
 
-/// Threads of a block.
+/// The number of threads of a block.
 pub(super) const THREADS: usize = 256;
 
-/// Points of a thread side by side at most.
+/// The largest number of neighbouring points of a thread along an axis.
 const SIDE: usize = 8;
-/// Sums of a thread at most.
+/// The largest number of sums that a thread computes.
 const SUMS: usize = 32;
-/// Points of an axis that a thread has all of: colours of a pixel.
+/// The largest extent of an axis of which each thread computes all points, such as the colours of a pixel.
 const SHORT: usize = 3;
 
-/// Writes out a thread for each run of neighbouring results; how many threads there are. `units` of the device are to
-/// have enough of them.
+/// Writes the code of a thread for each run of neighbouring results, and returns the number of threads. Runs are short
+/// enough for all `units` units of the device to have threads, if there are enough results.
 pub(super) fn write(emitter: &mut Emitter<'_>, units: usize) -> usize {
     let nest = emitter.nest;
     let axes = nest.result_axes();
@@ -42,8 +42,8 @@ pub(super) fn write(emitter: &mut Emitter<'_>, units: usize) -> usize {
     threads
 }
 
-/// Points of a thread along each axis: some along the last, and along another one whose neighbours share what they read,
-/// or some along the last two.
+/// The number of points of a thread along each axis. It can be more than 1 along the last axis and one other: the axis
+/// before it, or an axis whose neighbours share what they read.
 fn sides(nest: &Nest, axes: &[usize], units: usize) -> Vec<usize> {
     let mut sides = vec![1; axes.len()];
     let side = side(nest, axes, units);
@@ -61,8 +61,8 @@ fn sides(nest: &Nest, axes: &[usize], units: usize) -> Vec<usize> {
     sides
 }
 
-/// Whether neighbours along an axis share what reductions read: some of it does not hang on the axis, and the rest are
-/// windows that overlap by half or more.
+/// Whether neighbours along an axis share what reductions read: some loads do not depend on the axis, and all others
+/// read windows that overlap by half or more.
 fn shares(nest: &Nest, axis: usize) -> bool {
     let is_reduced = |id: &TermId| nest.deps[id.0].range(nest.of.rank..).next().is_some();
     let indices = nest.needed().filter(is_reduced).filter_map(|id| match nest.term(id).kind {
@@ -78,8 +78,8 @@ fn shares(nest: &Nest, axis: usize) -> bool {
     !free.is_empty() && hanging.iter().all(|(sum, _)| overlaps(sum))
 }
 
-/// How many neighbours along an axis, which share what they read, a thread computes at each of so many points: as many as
-/// it has registers for, but so few that all units have threads.
+/// The number of neighbours that a thread computes along an axis at each of `points` other points, if the neighbours
+/// share what they read: as many as it has registers for, but so few that all units have threads.
 fn across(nest: &Nest, axis: usize, points: usize, units: usize) -> usize {
     let threads = elems(nest, &nest.result_axes()) / points;
     let fits = |across: &usize| {
@@ -91,8 +91,8 @@ fn across(nest: &Nest, axis: usize, points: usize, units: usize) -> usize {
     (2..=SIDE).rev().find(fits).unwrap_or(1)
 }
 
-/// Points along the last two axes, where the last is short and something is read along both as along one: neighbours along
-/// the first, and all along the last.
+/// The numbers of points of a thread along the last two axes: some neighbours along the first of them, and all points
+/// of the last. `None` unless the last axis is short, a load is dense along both, and there are enough threads.
 fn pixels(nest: &Nest, axes: &[usize], units: usize) -> Option<[usize; 2]> {
     let &[.., before, last] = axes else { return None };
     let (points, elems) = (nest.extents[last], elems(nest, axes));
@@ -108,7 +108,7 @@ fn pixels(nest: &Nest, axes: &[usize], units: usize) -> Option<[usize; 2]> {
     is_pixel.then(|| [SIDE, 4].into_iter().find(fits)).flatten().map(|side| [side, points])
 }
 
-/// Points of the result.
+/// The number of points of the result.
 fn elems(nest: &Nest, axes: &[usize]) -> usize {
     axes.iter().map(|&axis| nest.extents[axis]).product()
 }
@@ -118,8 +118,8 @@ fn scaled(emitter: &mut Emitter<'_>, index: Reg, by: usize) -> Reg {
     emitter.text.op(index.class, &format!("mul.lo.{kind}"), &[&index, &by])
 }
 
-/// How many neighbours along the last axis a thread computes: as many as its widest access holds, but so few that all
-/// units have threads.
+/// The number of neighbours that a thread computes along the last axis: as many as its widest access holds, but so few
+/// that all units have threads.
 fn side(nest: &Nest, axes: &[usize], units: usize) -> usize {
     let Some(&last) = axes.last() else { return 1 };
     let elems = elems(nest, axes);
@@ -136,7 +136,7 @@ fn side(nest: &Nest, axes: &[usize], units: usize) -> usize {
     [SIDE, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// The number of the thread, in a register for numbers below `end`; threads beyond the last one end.
+/// The number of the thread, in a register that can hold numbers below `end`. Threads beyond the last one return.
 fn number(emitter: &mut Emitter<'_>, threads: usize, end: usize) -> Reg {
     let text = &mut emitter.text;
     let block = text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
@@ -156,7 +156,7 @@ fn number(emitter: &mut Emitter<'_>, threads: usize, end: usize) -> Reg {
     number
 }
 
-/// The index along each axis of these extents that a number stands for.
+/// The index along each axis of the point with this row-major number, for axes of these extents.
 pub(super) fn unravelled(emitter: &mut Emitter<'_>, number: Reg, extents: &[usize]) -> Vec<Reg> {
     let text = &mut emitter.text;
     let mut indices = Vec::with_capacity(extents.len());

@@ -10,15 +10,16 @@ use crate::graph::Binary;
 use crate::loops::ir::{Monoid, TermId, TermKind};
 use crate::tensor::Dtype;
 
-/// The largest number of points of a reduction that are computed side by side, and of registers that they take together
-/// with other lanes.
+/// The largest number of points of a long reduction that are computed side by side.
 const SIDE: usize = 8;
+/// The largest number of points side by side times other lanes, in a long reduction.
 const REGISTERS: usize = 64;
-/// Points of a short reduction, all of which are computed side by side, and how many they are together with other lanes.
+/// The largest number of points of a short reduction, all of which are computed side by side.
 const SHORT: usize = 64;
+/// The largest number of points times other lanes, in a short reduction.
 const LINES: usize = 1536;
 
-/// Whether all of so many points of a reduction are computed side by side, at so many other lanes.
+/// Whether all `points` points of a reduction are computed side by side if it has `lanes` other lanes.
 pub(super) const fn is_whole(points: usize, lanes: usize) -> bool {
     points <= SHORT && points * lanes <= LINES
 }
@@ -75,7 +76,7 @@ impl Emitter<'_> {
         sides
     }
 
-    /// Runs through the points of axes, so many of each side by side.
+    /// Runs through the points of `axes`. `sides` has the number of points side by side along each axis.
     fn through(&mut self, axes: &[usize], sides: &[usize], body: impl FnOnce(&mut Self)) {
         let (Some((&axis, inner)), Some((&side, sides))) = (axes.split_first(), sides.split_first()) else {
             return body(self);

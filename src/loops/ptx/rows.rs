@@ -1,7 +1,8 @@
-//! Several threads for each row: they compute the row's reductions together, then its elements.
+//! Several threads compute each row together: first the row's reductions, then its elements.
 //!
-//! A row is the axes of the result that reductions depend on. Where a row has as many elements as its reductions have
-//! points, and the threads have registers for all of them, each is read once and held.
+//! The axes of the result on which reductions depend number the rows; its other axes number the elements of a row. If
+//! all reductions and the elements of a row run over the same single axis, and the threads have registers for all of
+//! its points, each point is read once and held.
 
 use super::PtxTarget;
 use super::columns::Columns;
@@ -14,16 +15,16 @@ use super::text::{Class, Reg};
 use super::unify::{outermost, rows};
 use crate::loops::ir::TermKind;
 
-/// Points that a thread holds at most.
+/// The largest number of points that a thread holds.
 const HELD: usize = 32;
-/// Points that a thread takes side by side where it does not hold all.
+/// The largest number of points that a thread takes side by side if it does not hold all points.
 const AT_ONCE: usize = 8;
-/// Shorter reductions are computed by each thread for itself.
+/// If all reductions have fewer points than this, threads do not share them.
 const SHORT: usize = 16;
 
-/// Threads of a unit: where rows have so many, few threads share each.
+/// The number of threads that fills a unit. If few threads for each row fill all units, few threads share a row.
 const FULL_UNIT: usize = 2048;
-/// Of fewer rows for each unit several threads compute each, even if they read the same.
+/// Up to this number of rows per unit, several threads compute each row even if rows read the same elements.
 const FEW: usize = 64;
 
 /// How the rows of a nest are computed.
@@ -33,14 +34,14 @@ pub(super) struct Rows {
     inner: Vec<usize>,
     tops: Vec<Reduction>,
     team: Team,
-    /// Neighbours that a thread takes at once.
+    /// The number of neighbours that a thread takes at once.
     run: usize,
-    /// The axis all of whose points the threads of a row hold.
+    /// The axis along which the threads of a row hold all points; `None` if they go through the points instead.
     held: Option<usize>,
 }
 
 impl Rows {
-    /// How, if it is worth it.
+    /// The way to compute the rows of a nest; `None` if another schedule is better.
     pub fn plan(nest: &Nest, target: &PtxTarget) -> Option<Self> {
         let units = target.units;
         let (tops, [rows, inner]) = (outermost(nest), rows(nest));
@@ -61,14 +62,14 @@ impl Rows {
             false => Columns::plan(nest, &tops, &rows, longest, target).map_or(Team::Thread, Team::Columns),
         };
         if team == Team::Thread && inner.is_empty() {
-            return None; // which a thread for some neighbouring results does better
+            return None; // a thread for some neighbouring results is faster
         }
         let run = if along { neighbours(nest, &last, longest / team.members()) } else { 1 };
         let held = one_axis(&tops, &inner).filter(|_| longest <= team.members() * HELD && along);
         Some(Self { rows, inner, tops, team, run, held })
     }
 
-    /// Writes it out; blocks, and threads of each.
+    /// Writes the code, and returns the number of blocks and the number of threads of a block.
     pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
         let nest = emitter.nest;
         let mut extents: Vec<usize> = self.rows.iter().map(|&axis| nest.extents[axis]).collect();
@@ -96,12 +97,12 @@ impl Rows {
         [rows.div_ceil(of_block) * self.team.cluster(), threads]
     }
 
-    /// Blocks of a cluster.
+    /// The number of blocks of a cluster.
     pub const fn cluster(&self) -> usize {
         self.team.cluster()
     }
 
-    /// Binds all points of the row at once.
+    /// Computes the row with all of its points bound at once.
     fn hold(&self, emitter: &mut Emitter<'_>, axis: usize, member: &Member) {
         let extent = emitter.nest.extents[axis];
         let step = self.team.members() * self.run;
@@ -124,7 +125,7 @@ impl Rows {
         if self.inner.is_empty() { self.store_once(emitter, member) } else { emitter.store(member.valid) }
     }
 
-    /// Goes through the row once for each reduction, then for its elements.
+    /// Computes the row by going through it once for each reduction, and once more for its elements.
     fn pass(&self, emitter: &mut Emitter<'_>, member: &Member) {
         for of in &self.tops {
             of.body.iter().for_each(|&body| emitter.hoist(body));
@@ -137,7 +138,7 @@ impl Rows {
         self.share(emitter, member, &self.inner, &mut |emitter| emitter.store(member.valid));
     }
 
-    /// Writes the one result of a row.
+    /// Lets the first thread of a row write the row's one result.
     fn store_once(&self, emitter: &mut Emitter<'_>, member: &Member) {
         let first = member.number.map(|number| emitter.text.op(Class::Pred, "setp.eq.s32", &[&number, &0]));
         let both = [first, member.valid].into_iter().flatten();
@@ -145,7 +146,7 @@ impl Rows {
         emitter.store(predicate);
     }
 
-    /// A reduction: each thread goes through its points, then all combine what they have.
+    /// Computes a reduction: each thread combines its own points, then the threads of a row combine their parts.
     fn reduce<'n>(
         &self,
         emitter: &mut Emitter<'n>,
@@ -161,7 +162,7 @@ impl Rows {
         emitter.set_value(of.id, value);
     }
 
-    /// Goes through a thread's share of the points of axes: first several runs at a time, then one.
+    /// Goes through a thread's share of the points of `axes`: first with several runs at a time, at last with one.
     fn share<'n>(
         &self,
         emitter: &mut Emitter<'n>,
@@ -187,7 +188,8 @@ impl Rows {
         }
     }
 
-    /// How many runs of points along axes a thread takes at a time: first the most, then what is left.
+    /// The numbers of runs of points that a thread takes at a time, in falling order: each is for what the larger ones
+    /// leave.
     fn runs(&self, axes: &[usize], run: usize) -> Vec<usize> {
         let ([_], side) = (axes, self.team.side()) else { return vec![1] };
         match (AT_ONCE / run, side) {
@@ -198,7 +200,8 @@ impl Rows {
         }
     }
 
-    /// Binds axes where a thread is.
+    /// Binds `axes` to `runs` runs of points along the last axis, which begin `step` apart. The first run begins at
+    /// point number `index`.
     fn bind(
         &self,
         emitter: &mut Emitter<'_>,
@@ -221,20 +224,20 @@ impl Rows {
         self.scaled(emitter, member, self.run)
     }
 
-    /// The first point of a thread.
+    /// The first point of a thread that takes `run` neighbours at once; `None` for 0.
     fn scaled(&self, emitter: &mut Emitter<'_>, member: &Member, run: usize) -> Option<Reg> {
         member.number.map(|number| emitter.text.op(Class::Word, "mul.lo.s32", &[&number, &run]))
     }
 }
 
-/// The one axis of all reductions, and of the row's elements if there are any.
+/// The axis that all reductions and the row's elements, if there are any, have as their only axis; else `None`.
 fn one_axis(tops: &[Reduction], inner: &[usize]) -> Option<usize> {
     let [axis] = tops.first()?.axes[..] else { return None };
     let alike = tops.iter().all(|of| of.axes == [axis]) && (inner.is_empty() || inner == [axis]);
     alike.then_some(axis)
 }
 
-/// Whether something is read along an axis from neighbouring elements.
+/// Whether a load reads neighbouring elements along an axis.
 fn reads_along(nest: &Nest, axis: usize) -> bool {
     nest.needed().any(|id| match nest.term(id).kind {
         TermKind::Load { index, .. } => nest.index(index).stride(axis) == 1,
@@ -242,7 +245,8 @@ fn reads_along(nest: &Nest, axis: usize) -> bool {
     })
 }
 
-/// The team where rows lie in memory: lanes of a warp, or a block so large that its threads hold the row.
+/// The team if neighbours along a row are neighbours in memory: lanes of a warp or a block, with enough threads to hold
+/// the row if possible.
 fn side_by_side(rows: usize, longest: usize, units: usize) -> Team {
     let few = |members: &usize| longest <= members * AT_ONCE && rows * members >= units * FULL_UNIT;
     if let Some(members) = [2, 4, 8, 16].into_iter().find(few) {
@@ -257,7 +261,8 @@ fn side_by_side(rows: usize, longest: usize, units: usize) -> Team {
     }
 }
 
-/// Whether a reduction reads what others read again, as a product does: a thread for some neighbours reads it once.
+/// Whether several rows read the same elements in a reduction, as in a product. A thread for some neighbouring results
+/// reads such elements once.
 fn shares(nest: &Nest, of: &Reduction, rows: &[usize]) -> bool {
     let mut left = of.body.clone();
     while let Some(id) = left.pop() {

@@ -1,4 +1,4 @@
-//! The text of an entry point in the making: instructions, registers, labels, shared memory.
+//! The text of an entry point while it is written: instructions, registers, labels, shared memory.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write};
@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Write};
 use super::math;
 use crate::tensor::Dtype;
 
-/// What a register holds: a predicate, or so many bits.
+/// The content of a register: a predicate, or 16, 32 or 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Pred,
@@ -15,14 +15,14 @@ pub(super) enum Class {
     Long,
 }
 
-/// A register. `%c`, `%h`, `%w`, `%l` are predicates, 16, 32 and 64 bits.
+/// A register. Names with `%c`, `%h`, `%w` and `%l` are for predicates, 16, 32 and 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reg {
     pub class: Class,
     number: u32,
 }
 
-/// A label, to which branches go.
+/// A label as the target of branches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Label(u32);
 
@@ -93,7 +93,7 @@ impl Text {
         self.put(format_args!("{name} {to}, {}", args.join(", ")));
     }
 
-    /// Sets a new register to these bits; a predicate to whether they are not 0.
+    /// Sets a new register to these bits. A predicate is true if they are not 0.
     pub fn number(&mut self, class: Class, bits: u64) -> Reg {
         let name = format!("mov.{}", class.bits());
         let number = match class {
@@ -114,7 +114,7 @@ impl Text {
         writeln!(self.body, "{label}:").expect("a string takes all");
     }
 
-    /// The offset of `bytes` new bytes of shared memory.
+    /// Reserves `bytes` bytes of shared memory, and returns their offset.
     pub fn share(&mut self, bytes: u32) -> u32 {
         let offset = place_bytes(self.shared_bytes as usize) as u32;
         self.shared_bytes = offset + bytes;
@@ -152,7 +152,7 @@ impl Text {
         &self.functions
     }
 
-    /// The body after its declarations.
+    /// The declarations, followed by the body.
     pub fn finish(&self) -> String {
         let mut all = String::new();
         for (class, count) in [Class::Pred, Class::Half, Class::Word, Class::Long].into_iter().zip(self.registers) {
@@ -168,7 +168,7 @@ impl Text {
     }
 }
 
-/// The distance from `bytes` bytes of shared memory to what follows them.
+/// The size in shared memory of a place of `bytes` bytes, with padding.
 pub(super) const fn place_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(16)
 }

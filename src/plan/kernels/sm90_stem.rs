@@ -1,5 +1,4 @@
-//! A network's first layers as one step on compute capability 9.0: which graphs begin with them, and the tile of the
-//! kernel.
+//! A network's first layers as one step on compute capability 9.0: the pattern in a graph, and the tile of the kernel.
 
 use std::fmt;
 
@@ -67,9 +66,9 @@ impl KernelDef for Sm90Stem {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stem {
-    /// Subtracted from each channel of the bytes, in units of their full scale (0-1).
+    /// The mean that is subtracted from each channel of the bytes, in units of their full scale (0-1).
     pub mean: Vec<f32>,
-    /// Divides each channel after the mean is subtracted.
+    /// The standard deviation by which each channel is divided after the mean is subtracted.
     pub std: Vec<f32>,
     /// The convolution, with bias and activation.
     pub conv: Conv2d,
@@ -96,11 +95,10 @@ pub struct StemTile {
 }
 
 impl StemTile {
-    /// The columns that the kernel is compiled for.
+    /// The numbers of columns for which the kernel is compiled.
     pub const COLUMNS: [usize; 2] = [112, 64];
 
-    /// The numbers of rows that divide a result of this height in different ways. Of those with the same number of
-    /// bands, only the smallest.
+    /// The numbers of rows of a tile for a result of this height: the smallest one for each number of bands of tiles.
     pub(crate) fn rows_of(height: usize) -> impl Iterator<Item = usize> {
         (1..=height).filter(move |rows| *rows == height.div_ceil(height.div_ceil(*rows)))
     }
@@ -166,7 +164,7 @@ impl StemLayers {
         self.blocks() * MOST_STEM_CHANNELS * 8
     }
 
-    /// Bytes of the filter and the bias.
+    /// The number of bytes of the filter and the bias.
     pub(crate) const fn weight_bytes(self) -> usize {
         2 * self.filter_elems() + 4 * MOST_STEM_CHANNELS
     }
@@ -190,7 +188,7 @@ impl StemLayers {
 /// The number of threads of a block that multiply.
 #[cfg(feature = "cuda")]
 const GROUP_THREADS: usize = 128;
-/// The largest number of output channels, which are those of a product.
+/// The largest number of output channels. The kernel always multiplies with this number of channels.
 const MOST_STEM_CHANNELS: usize = 64;
 
 impl Stem {
@@ -214,8 +212,8 @@ impl Stem {
         photo.channels == 3 && photo.height.max(photo.width) < MOST_PIXELS && self.layers().is_some()
     }
 
-    /// Whether all normalised bytes are finite halves: the kernel multiplies some of them by zeros, which only that leaves
-    /// zero.
+    /// Whether all normalised bytes are finite in f16. The kernel multiplies some of them by zeros, and only products
+    /// of finite numbers with zero are zero.
     fn pixels_are_halves(&self) -> bool {
         let constants = self.mean.iter().zip(&self.std);
         let mut ends = constants.flat_map(|(mean, std)| [0.0, 1.0].map(|byte| (byte - mean) / std));
@@ -223,11 +221,11 @@ impl Stem {
     }
 }
 
-/// The limit below which the pixels of an image, of the convolution and of padding stay along each axis.
+/// Images, results of the convolution and padding have fewer pixels than this along each axis.
 const MOST_PIXELS: usize = 1 << 14;
 
-/// The normalisation, the convolution at a node, and what follows it, if one kernel computes them. Their values must be
-/// read by nobody else, no other kernel be chosen for the convolution, and the input be bytes.
+/// The match of the first layers whose convolution is node `at`. `None` if the input is not bytes, if the kernel does
+/// not compute the layers, or if the program chose another kernel for the convolution.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let (conv, &[image]) = context.dense(at)? else { return None };
     let (rows, format, preprocessing) = context.normalized(image)?;
@@ -246,7 +244,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         &[reader] => context.max_pool(reader).map(|pool| (Some(*pool), reader)),
         _ => None,
     };
-    // Where a maximum cannot be in it, the convolution may be alone.
+    // If the kernel cannot compute the maximum too, it may still compute the convolution without it.
     let ways = [pooled, Some((None, at))].into_iter().flatten().map(|(pool, last)| (with(pool), last));
     let (stem, last) = ways.into_iter().find(|(stem, _)| stem.takes(context.shapes[rows.0]))?;
     let layers = stem.layers()?;
@@ -319,7 +317,7 @@ pub(super) fn clocks_of(
 const STARTUP: f64 = 4000.0;
 /// Clocks of each round: the loads of the first image rows.
 const OF_ROUND: f64 = 2000.0;
-/// The part of its own time by which each further block on a multiprocessor makes a round longer.
+/// The fraction of a block's own time by which each further block on a multiprocessor makes a round longer.
 const BESIDE_ANOTHER: f64 = 0.75;
 
 /// Clocks of a row of the convolution in a block that runs alone on its multiprocessor.

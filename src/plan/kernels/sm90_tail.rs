@@ -1,5 +1,4 @@
-//! A network's last layers as one step on compute capability 9.0: which graphs end with them, and how the work is
-//! divided.
+//! A network's last layers as one step on compute capability 9.0: the pattern in a graph, and the tile of the kernel.
 
 use std::fmt;
 
@@ -56,11 +55,10 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// The largest batch whose last layers are one step unless they are chosen to be: where that was seen to be faster than
-    /// three.
+    /// The largest batch whose last layers are one step by default: in measurements this was faster than three steps.
     pub(crate) const MOST_ROWS: usize = 1;
 
-    /// Outputs of the layer as its weights are stored.
+    /// The number of outputs of the layer as its weights are stored, with padding.
     pub(crate) fn k_stored(&self) -> usize {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
     }
@@ -73,7 +71,7 @@ impl Tail {
         [mean, vector(self.linear.out_features, self.k_stored(), Dtype::F32)]
     }
 
-    /// A short name of the rows.
+    /// A short name for the kind of output.
     pub(crate) fn rows(&self) -> String {
         match self.output {
             OutputKind::Probabilities => "softmax".into(),
@@ -122,8 +120,8 @@ impl fmt::Display for TailTile {
     }
 }
 
-/// All that decides the time of the tail: rows, an image with its stored channels and type, stored outputs, kind of
-/// output.
+/// The properties of a tail that decide its time: the rows, an image with its stored channels and type, the stored
+/// outputs, and the kind of output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailShape {
     pub batch: usize,
@@ -193,18 +191,19 @@ impl TailShape {
 
 /// The largest number of pixels of an image of bytes, so that sums fit 32 bits.
 pub(crate) const MOST_PIXELS: usize = 1 << 23;
-/// Bytes of static shared memory of a block, and of what the driver reserves.
+/// Bytes of static shared memory of a block, plus the shared memory that the driver reserves.
 const STATIC_BYTES: usize = 256;
 /// The least number of multiprocessors of a whole GPU, which has groups of 16.
 const WHOLE: usize = 128;
-/// Bytes that a multiprocessor of an H200 gets from the L2 cache in a clock: while few others read, and while all do.
+/// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while few others read.
 const OF_ONE: f64 = 60.0;
+/// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while all others read.
 const OF_EACH: f64 = 30.0;
 /// The rest of a block's time, in clocks: latencies, waits for other blocks, sums and rows.
 const OF_BLOCK: f64 = 6000.0;
 
-/// The output rows at a node, with the mean and the linear layer that they are of, if one kernel computes them. Nobody else
-/// may read these, and no other kernel be chosen for the layer.
+/// The match of the last layers whose output rows are node `at`. `None` if the kernel does not compute them, if the
+/// program chose another kernel for the linear layer, or if the batch is too large for one step by default.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let (&Op::Emit(output), &[layer]) = (&context.node(at).op, &context.node(at).inputs[..]) else { return None };
     let node = context.node(layer);

@@ -1,6 +1,6 @@
 //! The assignment of each node of a graph of values: to a network of images, to a kernel for nodes of a transformer, or
-//! to a loop. The first two read and write a type of 16 bits with padded channels, the first one f16 alone. Loops
-//! compute the conversions.
+//! to a loop. The network and these kernels read and write a 16-bit type with padded channels, which is always f16 in
+//! the network. Loops compute the conversions.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -23,26 +23,27 @@ pub(super) struct Layered {
     pub apart: HashSet<NodeId>,
     /// The nodes that a fused step computes, with the step's operation.
     pub fused: HashMap<NodeId, StepOp>,
-    /// The network. Values that others compute are given to it. Its last node stands for all outputs of the graph.
+    /// The network of images. Values that loops or fused steps compute are given to it. Its last node stands for all
+    /// outputs of the graph.
     pub network: model::images::Network,
     /// The values that are given to the network, by the names of the network's nodes for them.
     pub given: HashMap<String, Given>,
-    /// The number of channels of each value that is stored with more.
+    /// The number of channels, without padding, of each value that is stored with padded channels.
     pub channels: HashMap<ValueId, usize>,
     /// The images that inputs have in the rows that a run reads.
     pub rows: HashMap<ValueId, Shape>,
-    /// What of the graph that it was made of is in f16 or bf16.
+    /// The nodes and values of the original graph that are in f16 or bf16.
     pub halves: Halves,
 }
 
 /// The nodes of a graph that kernels compute in f16 or bf16, and their values.
 #[derive(Default)]
 pub(super) struct Halves {
-    /// Nodes whose operands and results are rounded to that type.
+    /// Nodes whose operands and results are rounded to f16 or bf16.
     pub nodes: HashSet<NodeId>,
-    /// Values that exist only in that type.
+    /// Values that exist only in f16 or bf16.
     pub written: HashSet<ValueId>,
-    /// Values that such nodes read in that type.
+    /// Values that kernels read after a conversion to f16 or bf16.
     pub read: HashSet<ValueId>,
 }
 
@@ -56,8 +57,8 @@ pub(super) struct Given {
 
 impl Layered {
     /// The graph for `batch` rows, in which kernels of the device compute all that they can in f16 or bf16; nodes in
-    /// `in_f32` stay in f32. Loops compute all other nodes: with f16 from operands in f32, with bf16 from operands of
-    /// layers in bf16.
+    /// `in_f32` stay in f32. Loops compute all other nodes. If `dtype` is f16, they read operands in f32; if it is
+    /// bf16, operands of layers are in bf16.
     pub fn of(graph: &Graph, dtype: Dtype, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
         let mut split = Split::new(graph, dtype, batch);
         let found = patterns::find(graph, dtype, limits, batch, in_f32);
@@ -74,7 +75,7 @@ impl Layered {
             } else if dtype != Dtype::F16 {
                 let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
                 let node = split.reading(node, operands);
-                split.push(node); // no kernels for images in this type
+                split.push(node); // kernels for images take only f16
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
                 let dtype = rows::dtype(&op, limits.family);
@@ -134,7 +135,7 @@ pub(super) struct Split<'a> {
 
 impl<'a> Split<'a> {
     fn new(from: &'a Graph, dtype: Dtype, batch: usize) -> Self {
-        let input = Shape::vector(1); // of the network's input, which it does not have
+        let input = Shape::vector(1); // a placeholder: the network has no input of its own
         let to = Layered {
             graph: Graph { nodes: Vec::new(), ..from.clone() },
             apart: HashSet::new(),
@@ -181,7 +182,7 @@ impl<'a> Split<'a> {
         self.push(node.clone());
     }
 
-    /// Adds one of the nodes that a node of `from` becomes: an operation of one value of the new graph. Returns its
+    /// Adds an operation of one value of the new graph as a part of what the node named `of` becomes. Returns its
     /// result.
     pub fn node(&mut self, of: &str, part: &str, op: Op, x: ValueId, to: ValueType) -> ValueId {
         let y = self.add(to);
@@ -199,7 +200,7 @@ impl<'a> Split<'a> {
         ValueId(self.to.graph.values.len() - 1)
     }
 
-    /// The value in the type of kernels with padded channels, which is added if it is not there yet.
+    /// A value of `from` in the type of kernels with padded channels, which is added if it is not there yet.
     pub fn half(&mut self, x: ValueId, name: &str) -> ValueId {
         if let Some(&there) = self.halves.get(&x) {
             return there;

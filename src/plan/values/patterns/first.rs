@@ -1,4 +1,4 @@
-//! A network's first layers: what normalises photos, the convolution of that, and the maximum over windows behind it.
+//! The first layers of a network: the normalisation of photos, a convolution, and perhaps a maximum over windows.
 
 use super::product::behind;
 use super::strided::Strided;
@@ -9,7 +9,8 @@ use crate::plan::values::layers::{image, layer};
 use crate::plan::{ProductActivation, Stem, StepOp};
 use crate::tensor::{Activation, Dtype, Shape};
 
-/// The first layers whose convolution is a node, and the last node of them, if a kernel computes them from bytes.
+/// The last node of the first layers whose convolution is node `at`, and the step that computes them from bytes; `None`
+/// if no kernel does.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Context { graph, dtype, batch, .. } = *context;
     let node = &graph.nodes[at.0];
@@ -49,7 +50,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     fits.then_some((last, Found { op: StepOp::Stem(stem), named: at, reads, writes }))
 }
 
-/// Photos that an input has as bytes, and how they are normalised.
+/// Photos that an input has as bytes, and the constants that normalise them.
 struct Photos {
     port: ValueId,
     image: Shape,
@@ -58,7 +59,8 @@ struct Photos {
 }
 
 impl Photos {
-    /// What a value is the normalised pixels of, if only one node reads it.
+    /// The photos whose normalised pixels a value has; `None` if it has none, or unless exactly one node reads the
+    /// value.
     fn of(context: &Context<'_>, id: ValueId, batch: usize) -> Option<Self> {
         let graph = context.graph;
         let &[rows, height, width, channels] = &graph.value(id).dims[..] else { return None };
@@ -72,7 +74,7 @@ impl Photos {
         if !is_port || !is_dense || view.first > 0 || rows != batch {
             return None;
         }
-        // A byte b is (b / 255 - mean) / std.
+        // A byte b becomes factor x b + term, which is (b / 255 - mean) / std.
         let std: Vec<f64> = factors.iter().map(|[factor, _]| 1.0 / (255.0 * factor)).collect();
         let mean = factors.iter().zip(&std).map(|([_, term], std)| (-term * std) as f32).collect();
         let std: Vec<f32> = std.into_iter().map(|std| std as f32).collect();
@@ -81,7 +83,8 @@ impl Photos {
     }
 }
 
-/// The bytes of which maps make a value, and for each channel a factor and what is added to its product with a byte.
+/// The bytes from which maps compute a value, and the factor and term by which each channel maps a byte b to factor x b
+/// + term.
 fn normalised(context: &Context<'_>, id: ValueId, channels: usize) -> Option<(ValueId, Vec<[f64; 2]>)> {
     let graph = context.graph;
     let Origin::Node(node, 0) = graph.values[id.0].origin else { return None };
@@ -108,7 +111,8 @@ fn normalised(context: &Context<'_>, id: ValueId, channels: usize) -> Option<(Va
     Some((bytes, both.collect()))
 }
 
-/// The number that a constant of f32 has for a channel, which is its last axis, if it has any other.
+/// The number that an f32 constant has for a channel: its only element, or the channel's element of a vector; else
+/// `None`.
 fn constant(graph: &Graph, id: ValueId, channel: usize, channels: usize) -> Option<f64> {
     let (of, Constant::Bytes(bytes)) = (graph.value(id), graph.constant(id)?) else { return None };
     let is_vector = of.elems() == channels && of.dims.last() == Some(&channels);
@@ -119,7 +123,7 @@ fn constant(graph: &Graph, id: ValueId, channel: usize, channels: usize) -> Opti
     Some(numbers.elems::<f32>()[if is_vector { channel } else { 0 }].into())
 }
 
-/// The factor and the term of an expression that is its operand's product with the one plus the other.
+/// The factor and the term of an expression that is factor x operand + term; `None` for any other expression.
 fn affine(expr: &Expr) -> Option<[f64; 2]> {
     match expr {
         Expr::Arg(_) => Some([1.0, 0.0]),
@@ -148,7 +152,7 @@ mod tests {
     use crate::plan::values::images_tests::Network;
     use crate::plan::{Kernel, Limits, Place, Plan};
 
-    /// How photos are normalised: in one map, or in several whose constants are vectors or numbers.
+    /// The number of maps that normalise photos.
     #[derive(Clone, Copy)]
     enum Pieces {
         One,
@@ -175,7 +179,7 @@ mod tests {
         }
     }
 
-    /// A ResNet's first layers and a numeric input beside them, which is added to the mean of the result.
+    /// The plan of first layers as in a ResNet, a mean over pixels, and its sum with a numeric input.
     fn plan_of(batch: usize, pieces: Pieces, pools: bool, other_reads: bool) -> Plan {
         let (mut g, vector) = Network::new(batch, [1, 1, 16]);
         let x = photos(&mut g, batch, 64, pieces);

@@ -1,4 +1,4 @@
-//! A network's last layers: the mean over all pixels, the linear layer of it, and the output that is its softmax, or itself.
+//! The last layers of a network: the mean over all pixels, a linear layer, and the output, with or without a softmax.
 
 use super::product::behind;
 use super::{Context, Found, Read};
@@ -8,7 +8,8 @@ use crate::plan::values::layers::classifier;
 use crate::plan::{ProductActivation, StepOp, Tail};
 use crate::tensor::{Dtype, OutputKind};
 
-/// The last layers whose mean is a node, and the last node of them, if one step computes them sooner than several.
+/// The last node of the last layers whose mean is node `at`, and the step that computes them; `None` unless one step
+/// can compute them and is faster than several.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Context { graph, dtype, batch, .. } = *context;
     let node = &graph.nodes[at.0];
@@ -102,7 +103,7 @@ mod tests {
             plan_of(1, h200, |g, [.., y]| vec![g.tanh("tanh", y)]),
         ];
         apart.iter().for_each(|plan| assert_eq!(tail(plan), None, "{plan}"));
-        // Another output may be of what the mean is of.
+        // The input of the mean may also be an output.
         assert!(tail(&plan_of(1, h200, |_, [x, _, y]| vec![x, y])).is_some());
     }
 }

@@ -1,5 +1,5 @@
-//! Several nodes of a graph of values that one kernel computes: products with the operations that follow, attention,
-//! norms. Patterns find them by what they compute, whichever operations an exporter uses.
+//! Patterns of several nodes that one kernel computes, such as products with the operations that follow, attention and
+//! norms. Patterns find nodes of a graph of values by what they compute, whichever operations an exporter uses.
 
 mod attention;
 mod convolution;
@@ -34,7 +34,7 @@ pub(super) struct Found {
     pub named: NodeId,
     /// The values that the step reads.
     pub reads: Vec<Read>,
-    /// What it writes, in the type of kernels unless it is an output.
+    /// The value that the step writes, in the type of kernels unless it is an output.
     pub writes: ValueId,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Read {
     Own(ValueId),
     /// Images of this shape, as they lie in the rows that a run reads.
     Rows(ValueId, Shape),
-    /// The pixels of windows of this size, which lie side by side, window by window.
+    /// The pixels of an image, window by window, for windows of this size side by side.
     Patches {
         /// The image.
         value: ValueId,
@@ -79,7 +79,7 @@ impl Found {
         matches!(self.op, StepOp::Conv(_))
     }
 
-    /// Whether what it writes is an output, in f32.
+    /// Whether the step writes an output, which is in f32.
     pub fn is_output(&self) -> bool {
         matches!(self.op, StepOp::Tail(_))
     }
@@ -98,7 +98,7 @@ impl Read {
     }
 }
 
-/// A graph as patterns see it.
+/// A graph with all that patterns need to know of it and of the device.
 struct Context<'a> {
     graph: &'a Graph,
     /// The type in which kernels read and write.
@@ -126,8 +126,8 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The steps that kernels for several nodes compute in a graph for `batch` rows, by the last node of each. No step
-/// computes a node that is to stay in f32.
+/// The steps in which one kernel computes several nodes of a graph for `batch` rows, by the last node of each step. No
+/// step computes a node that is to stay in f32.
 pub(super) fn find(
     graph: &Graph,
     dtype: Dtype,
