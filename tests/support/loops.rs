@@ -6,7 +6,7 @@ use trefoil::graph::{
     ArgReduce, Binary, Contract, Conv, Expr, Nearest, Norm, Number, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp,
     Resize, ResizeCoordinates, ResizeMode, Slice, Tensor, Unary, ValueType, Window,
 };
-use trefoil::loops::{Loop, Lowered, Monoid, TermKind, inline, lower};
+use trefoil::loops::{Loop, LoopBuilder, Lowered, Monoid, TermKind, inline, lower};
 
 use super::random::Random;
 
@@ -187,6 +187,7 @@ pub fn all() -> Vec<Case> {
     all.extend(resizes());
     all.extend(small());
     all.extend(fused());
+    all.push(products_of_what_no_axis_changes());
     all.extend(between_convolutions());
     all
 }
@@ -645,6 +646,19 @@ fn between_convolutions() -> Vec<Case> {
         all.push(one(&format!("softmax of {rows} rows of {columns}"), Op::Softmax { axis: 1, log: false }, &[&x]));
     }
     all
+}
+
+/// Sums of products over axes that neither factor depends on.
+fn products_of_what_no_axis_changes() -> Case {
+    let x = signed(Dtype::F32, &[5, 24], "factors");
+    let mut b = LoopBuilder::new(std::slice::from_ref(x.value_type()), &x.value_type().dims);
+    let point = b.point();
+    let sum = b.reduce(Monoid::Sum, &[3, 7], |b, _| {
+        let factor = b.load(0, &point);
+        b.binary(Binary::Mul, factor, factor)
+    });
+    let (of, to) = (b.finish(sum), x.value_type().clone());
+    Case { name: "products that no axis changes".into(), of, operands: vec![x], to, scale: 1.0 }
 }
 
 /// Pairs of operations that are fused into one loop.

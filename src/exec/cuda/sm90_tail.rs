@@ -65,7 +65,7 @@ impl Launcher for Sm90Tail {
             bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
             channels: tail.linear.out_features,
             output: tail.output,
-            row_pitch: step.result_pitch(),
+            row_pitch: step.output_rows().row_pitch,
         };
         launch(&problem, tile, &TailPointers { x, filter, bias, y })
     }

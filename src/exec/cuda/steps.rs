@@ -127,12 +127,13 @@ impl Operands<'_> {
         &self.step.op
     }
 
-    /// Bytes from one row of the result to the next: in the rows that a run writes, or in a value elsewhere.
-    pub fn result_pitch(&self) -> usize {
-        match self.y().place {
-            Place::Output(_) => self.plan.output.row_pitch,
-            Place::Input(_) | Place::Constant(_) | Place::State(_) | Place::Arena(_) => {
-                self.y().bytes / self.plan.batch
+    /// The bytes from one row of the first operand to the next. Rows of photos that are no input lie end to end, at
+    /// multiples of 4 bytes if there are several.
+    pub fn photo_pitch(&self) -> usize {
+        match self.x().place {
+            Place::Input(_) => self.plan.input.row_pitch,
+            Place::Output(_) | Place::Constant(_) | Place::State(_) | Place::Arena(_) => {
+                (self.x().bytes / self.plan.batch).next_multiple_of(4)
             }
         }
     }

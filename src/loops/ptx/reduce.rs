@@ -37,7 +37,7 @@ impl Emitter<'_> {
         of.body.iter().for_each(|&body| self.hoist(body));
         let lanes = self.lanes_of(&nest.deps[id.0]);
         let so_far: Vec<Vec<Reg>> = self.points(lanes).iter().map(|_| fold.start(&mut self.text)).collect();
-        let sides = self.sides(&of, so_far.len());
+        let sides = self.sides(&of, &fold, so_far.len());
         self.scope(|emitter| emitter.through(&of.axes, &sides, |emitter| emitter.combine(&of, &fold, lanes, &so_far)));
         self.folded(&of, &so_far, lanes)
     }
@@ -63,9 +63,9 @@ impl Emitter<'_> {
     }
 
     /// How many points of each axis are computed side by side: all where the reduction is short, else some of the last.
-    fn sides(&self, of: &Reduction, lanes: usize) -> Vec<usize> {
+    fn sides(&self, of: &Reduction, fold: &Fold, lanes: usize) -> Vec<usize> {
         let extents: Vec<usize> = of.axes.iter().map(|&axis| self.nest.extents[axis]).collect();
-        if is_whole(of.points, lanes) {
+        if self.factors(of, fold).is_some() && is_whole(of.points, lanes) {
             return extents;
         }
         let mut sides = vec![1; extents.len()];
@@ -126,7 +126,7 @@ impl Emitter<'_> {
     /// Combines the value of the body at the bound points into `so_far`, for each lane of the result.
     pub fn combine(&mut self, of: &Reduction, fold: &Fold, lanes: u32, so_far: &[Vec<Reg>]) {
         if let Some(factors) = self.factors(of, fold) {
-            return self.multiply(fold.dtype, factors, lanes, so_far);
+            return self.multiply(of, fold.dtype, factors, lanes, so_far);
         }
         let mut parts: Vec<Value> = of.body.iter().map(|&body| self.value(body)).collect();
         if parts.len() > 1 {
@@ -163,12 +163,13 @@ impl Emitter<'_> {
         }
     }
 
-    fn multiply(&mut self, dtype: Dtype, sides: [TermId; 2], lanes: u32, so_far: &[Vec<Reg>]) {
+    fn multiply(&mut self, of: &Reduction, dtype: Dtype, sides: [TermId; 2], lanes: u32, so_far: &[Vec<Reg>]) {
         let [a, b] = sides.map(|side| self.value(side));
         let name = format!("fma.rn.{}", super::number::kind(dtype));
-        for at in self.points_within(a.lanes | b.lanes, lanes) {
+        let all = self.lanes_of(&of.axes) | a.lanes | b.lanes; // axes that no factor depends on count too
+        for at in self.points_within(all, lanes) {
             let (x, y, sum) = (self.pick(&a, &at), self.pick(&b, &at), so_far[self.place(lanes, &at)][0]);
-            self.when_valid(a.lanes | b.lanes, &at, |emitter| emitter.text.set(sum, &name, &[&x, &y, &sum]));
+            self.when_valid(all, &at, |emitter| emitter.text.set(sum, &name, &[&x, &y, &sum]));
         }
     }
 }

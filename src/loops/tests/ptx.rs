@@ -1,11 +1,11 @@
-//! The instructions that loops become.
+//! Which instructions loops become.
 
 use crate::graph::{Binary, Conv, Expr, Op, Unary, ValueType, Window};
 use crate::loops::ptx::{PtxTarget, kernel};
 use crate::loops::{LoopBuilder, Lowered, TermId, lower};
 use crate::tensor::Dtype;
 
-/// The PTX of an expression of a few numbers. A thread computes each element.
+/// A function of few numbers, each of which a thread computes, as PTX.
 fn text(of: Expr, dtypes: &[Dtype]) -> String {
     let types: Vec<ValueType> = dtypes.iter().map(|&dtype| ValueType::new(dtype, &[3])).collect();
     let inputs: Vec<Option<&ValueType>> = types.iter().map(Some).collect();
@@ -15,7 +15,7 @@ fn text(of: Expr, dtypes: &[Dtype]) -> String {
     kernel(&loops[0], &PtxTarget::ANY).unwrap().text
 }
 
-/// The number of occurrences of each of these instructions in a text.
+/// How often these instructions are in a text.
 fn counts<const N: usize>(text: &str, names: [&str; N]) -> [usize; N] {
     names.map(|name| text.matches(name).count())
 }
@@ -33,8 +33,7 @@ fn reciprocals_are_of_divisors_from_one_on() {
     let sum = |x: f32| by(number(x) + exp(Expr::arg(0)));
     let (one, full) = ([1, 0, 0], [0, 1, 0]);
     assert_eq!([1.0, 1.5, f32::MAX, f32::INFINITY].map(sum), [one; 4]);
-    // With small divisors, dividends whose quarters lose bits would give wrong quotients, and quarters of the smallest
-    // would be flushed to 0.
+    // By small divisors dividends whose quarters lose bits would be far off; quarters of the least are flushed.
     let least = f32::MIN_POSITIVE;
     let below = [1.0_f32.next_down(), 4.0 * least, (4.0 * least).next_down(), least, 0.0, -1.0, f32::NAN];
     assert_eq!(below.map(sum), [full; 7]);
@@ -54,7 +53,7 @@ fn quotients_of_exact_numbers_are_exact() {
     assert_eq!(of(above(x.clone()).select(exp(y.clone()), z.clone())), full);
     assert_eq!(of(above(exp(x.clone())).select(y.clone(), z.clone())), exact);
     assert_eq!(of(above(exp(x.clone())).cast(Dtype::F32)), exact);
-    // A power of floats counts as a function with any exponent; a power of integers is exact.
+    // Powers of floats are a function like others, whatever the exponent; those of integers are not rounded.
     let squared = |of: Expr, two: Expr| of.binary(Binary::Pow, two);
     assert_eq!(of(squared(x.clone(), Expr::float(Dtype::F32, 2.0))), full);
     assert_eq!(of(squared(x.clone().cast(Dtype::I32), Expr::int(Dtype::I32, 2)).cast(Dtype::F32)), exact);
@@ -100,7 +99,7 @@ fn choices_move_inside_dear_functions_and_no_further() {
     let linear = |[x, y]: [Expr; 2]| x * y + Expr::float(Dtype::F32, 0.5);
     assert_eq!(of([ab.clone(), cd.clone()].map(|of| exp(linear(of)))), [1, 1, 0]);
     assert_eq!(of([ab.clone(), cd.clone()].map(linear)), [1, 0, 0]);
-    // If one factor is expensive, both factors are selected, so that it is computed only once.
+    // Both factors choose where one of them is dear, so that it is computed once.
     assert_eq!(of([ab.clone(), cd.clone()].map(|[x, y]| exp(x) * y)), [2, 1, 0]);
     assert_eq!(of([ab, cd].map(|[x, y]| (x / y).unary(Unary::Abs))), [2, 0, 1]);
     let gated = |x: Expr| x.clone() * exp(-x);
@@ -123,7 +122,7 @@ fn windows_that_overlap_are_read_once_and_their_filter_in_vectors() {
     // Of rows of 3 for 8 pixels 10 columns, of rows of 5 for every second of 14 pixels 17.
     assert_eq!(loads(8, 3, 1), [3 * 10 + 9, 0, 8 * 4 * 9]);
     assert_eq!(loads(8, 5, 2), [5 * 17 + 25, 0, 7 * 4 * 25]);
-    // Windows that overlap by less, and images too few for all units.
+    // Windows that overlap by less; and of one image fewer channels and pixels, so that all units have threads.
     assert_eq!(loads(8, 3, 2), [9 + 9, 0, 4 * 9]);
-    assert_eq!(loads(1, 7, 1), [7 * 8 + 49, 0, 2 * 4 * 49]);
+    assert_eq!(loads(1, 7, 1), [0, 0, 7 * 2 * 49]);
 }

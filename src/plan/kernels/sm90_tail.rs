@@ -55,9 +55,6 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// The largest batch whose last layers are one step by default: in measurements this was faster than three steps.
-    pub(crate) const MOST_ROWS: usize = 1;
-
     /// The number of outputs of the layer as its weights are stored, with padding.
     pub(crate) fn k_stored(&self) -> usize {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
@@ -202,6 +199,9 @@ const OF_EACH: f64 = 30.0;
 /// The rest of a block's time, in clocks: latencies, waits for other blocks, sums and rows.
 const OF_BLOCK: f64 = 6000.0;
 
+/// The largest batch whose last layers are one step by default: in measurements this was faster than three steps.
+const MOST_ROWS: usize = 1;
+
 /// The match of the last layers whose output rows are node `at`. `None` if the kernel does not compute them, if the
 /// program chose another kernel for the linear layer, or if the batch is too large for one step by default.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
@@ -224,7 +224,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     };
     let (shape, limits) = (TailShape::of(&context.work(&found))?, context.limits());
     let (tile, saved) = match context.chosen(layer) {
-        None if shape.batch <= Tail::MOST_ROWS => (best(&shape, limits)?, ALWAYS),
+        None if shape.batch <= MOST_ROWS => (best(&shape, limits)?, ALWAYS),
         Some(Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => (tile, CHOSEN),
         _ => return None,
     };

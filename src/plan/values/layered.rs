@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
 use super::layers::image;
-use super::patterns::{self, Mask, Read};
+use super::patterns::{self, Found, Mask, Read};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
-use crate::plan::{Family, Limits, StepOp, rows};
+use crate::plan::{Choices, Family, Kernel, Limits, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
 /// Channels are stored in multiples of this number.
@@ -59,15 +59,23 @@ impl Layered {
     /// The graph for `batch` rows, in which kernels of the device compute all that they can in f16 or bf16; nodes in
     /// `in_f32` stay in f32. Loops compute all other nodes. If `dtype` is f16, they read operands in f32; if it is
     /// bf16, operands of layers are in bf16.
-    pub fn of(graph: &Graph, dtype: Dtype, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
+    pub fn of(
+        graph: &Graph,
+        dtype: Dtype,
+        limits: &Limits,
+        batch: usize,
+        in_f32: &BTreeSet<String>,
+        choices: &Choices,
+    ) -> Self {
         let mut split = Split::new(graph, dtype, batch);
-        let found = patterns::find(graph, dtype, limits, batch, in_f32);
+        let mut found = patterns::find(graph, dtype, limits, batch, in_f32);
+        found.retain(|_, found| is_chosen(graph, found, choices));
         let needed = patterns::needed(graph, &found);
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
                 let named = &graph.nodes[found.named.0];
-                split.to.halves.written.extend(if found.is_output() { named.inputs[0] } else { Some(found.writes) });
+                split.to.halves.written.insert(found.writes);
                 match (&found.op, &found.reads[..]) {
                     (StepOp::Conv(conv), [Read::Half(x)]) => split.push_layer(named, conv, *x, found.writes),
                     _ => split.push_found(named, found),
@@ -250,6 +258,12 @@ impl<'a> Split<'a> {
         self.stored.push((stored, dims));
         model::NodeId(self.stored.len() - 1)
     }
+}
+
+/// Whether the program has chosen no other kernel for the convolution of first layers.
+fn is_chosen(graph: &Graph, found: &Found, choices: &Choices) -> bool {
+    let chosen = choices.get(&graph.nodes[found.named.0].name);
+    !matches!((&found.op, chosen), (StepOp::Stem(_), Some(kernel)) if !matches!(kernel, Kernel::Sm90Stem(_)))
 }
 
 /// A type with the dimensions of `of`, except that the last one is `channels`.

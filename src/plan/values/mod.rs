@@ -54,7 +54,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
-        Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32),
+        Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32, choices),
         _ => Layered::of_loops(&graph, precision, in_f32),
     };
     let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };

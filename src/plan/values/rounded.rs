@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::layered::{Halves, Layered};
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, Port, Value, ValueId};
-use crate::plan::Limits;
+use crate::plan::{Choices, Limits};
 use crate::tensor::Dtype;
 
 /// A graph with the roundings of a GPU.
@@ -21,7 +21,7 @@ pub(crate) struct Rounded<'a> {
 
 /// `graph` for one row as a GPU computes it with these nodes in f32. All values of f32 are outputs.
 pub(crate) fn rounded<'a>(graph: &'a Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> Rounded<'a> {
-    let halves = Layered::of(graph, Dtype::F16, limits, 1, in_f32).halves;
+    let halves = Layered::of(graph, Dtype::F16, limits, 1, in_f32, &Choices::new()).halves;
     Rounded::new(graph, halves)
 }
 

@@ -23,6 +23,9 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     };
     let own = node.inputs.get(2).copied().flatten();
     let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, of_kernel);
+    if graph.value(writes).dims != graph.value(y).dims {
+        return None; // a reshape shows other pixels
+    }
     let activation = match epilogue.activation {
         ProductActivation::Relu => Activation::Relu,
         _ => Activation::None,
@@ -71,7 +74,10 @@ impl Photos {
         let pixels = [[height, width * channels], [width, channels], [channels, 1]];
         let is_dense =
             view.axes.len() == 4 && view.axes[1..] == pixels.map(|[dim, by]| [dim, if dim == 1 { 0 } else { by }]);
-        if !is_port || !is_dense || view.first > 0 || rows != batch {
+        // Each photo is a row's first pixels; where an input is a state, its rows lie end to end.
+        let is_of_rows = batch == 1 || view.axes[0] == [batch, graph.value(view.root).elems() / batch];
+        let in_words = batch == 1 || (height * width * channels).is_multiple_of(4);
+        if !is_port || !is_dense || !is_of_rows || !in_words || view.first > 0 || rows != batch {
             return None;
         }
         // A byte b becomes factor x b + term, which is (b / 255 - mean) / std.
@@ -93,16 +99,17 @@ fn normalised(context: &Context<'_>, id: ValueId, channels: usize) -> Option<(Va
     let inputs: Vec<ValueId> = node.inputs.iter().copied().collect::<Option<_>>()?;
     let mut varying = inputs.iter().copied().filter(|&input| graph.constant(input).is_none());
     let (from, None) = (varying.next()?, varying.next()) else { return None };
+    let is_bytes = graph.value(from).dtype == Dtype::U8;
     let of_channel = |channel: usize| {
         let arg = |(number, &input): (usize, &ValueId)| match graph.constant(input) {
             None => Some(Expr::arg(number)),
             Some(_) => Some(Expr::float(Dtype::F32, constant(graph, input, channel, channels)?)),
         };
         let args = inputs.iter().enumerate().map(arg).collect::<Option<Vec<_>>>()?;
-        affine(&expr.clone().with_args(&args))
+        affine(&expr.clone().with_args(&args), is_bytes)
     };
     let own = (0..channels).map(of_channel).collect::<Option<Vec<_>>>()?;
-    if graph.value(from).dtype == Dtype::U8 {
+    if is_bytes {
         return Some((from, own));
     }
     context.reader(from)?;
@@ -123,15 +130,17 @@ fn constant(graph: &Graph, id: ValueId, channel: usize, channels: usize) -> Opti
     Some(numbers.elems::<f32>()[if is_vector { channel } else { 0 }].into())
 }
 
-/// The factor and the term of an expression that is factor x operand + term; `None` for any other expression.
-fn affine(expr: &Expr) -> Option<[f64; 2]> {
+/// The factor and the term of an expression that is factor x operand + term, where the operand may be bytes; `None` for any other expression.
+fn affine(expr: &Expr, is_bytes: bool) -> Option<[f64; 2]> {
+    let of = |expr: &Expr| affine(expr, is_bytes);
     match expr {
-        Expr::Arg(_) => Some([1.0, 0.0]),
+        Expr::Cast(Dtype::F32 | Dtype::F64, arg) if matches!(**arg, Expr::Arg(_)) => Some([1.0, 0.0]),
+        Expr::Arg(_) if !is_bytes => Some([1.0, 0.0]), // operations of bytes wrap around
         Expr::Const(dtype, Number::Float(number)) if dtype.is_float() => Some([0.0, *number]),
-        Expr::Cast(Dtype::F32 | Dtype::F64, of) => affine(of),
-        Expr::Unary(Unary::Neg, of) => affine(of).map(|of| of.map(|number| -number)),
-        Expr::Binary(op, of) => {
-            let [[a, b], [c, d]] = [affine(&of[0])?, affine(&of[1])?];
+        Expr::Cast(Dtype::F32 | Dtype::F64, float) => of(float),
+        Expr::Unary(Unary::Neg, float) => of(float).map(|of| of.map(|number| -number)),
+        Expr::Binary(op, sides) => {
+            let [[a, b], [c, d]] = [of(&sides[0])?, of(&sides[1])?];
             match op {
                 Binary::Add => Some([a + c, b + d]),
                 Binary::Sub => Some([a - c, b - d]),
@@ -220,5 +229,81 @@ mod tests {
     fn photos_that_something_else_reads_are_normalised_apart() {
         let plan = plan_of(1, Pieces::One, true, true);
         assert!(!plan.steps.iter().any(|step| matches!(step.op, StepOp::Stem(_))), "{plan}");
+    }
+
+    /// A plan of one 3x3 convolution for each of these pixels, with what is behind it.
+    fn plan_with(batch: usize, build: impl Fn(&mut Network, ValueId) -> Vec<ValueId>) -> Plan {
+        let (mut g, _) = Network::new(batch, [1, 1, 16]);
+        let photo = g.0.input("photo", Dtype::U8, &[batch, 64, 64, 3]);
+        let outputs = build(&mut g, photo);
+        g.planned(&Limits::h200(), &outputs)
+    }
+
+    fn conv(g: &mut Network, name: &str, x: ValueId) -> ValueId {
+        let filter = g.0.weight(&format!("{name}.weight"), Dtype::F32, &[16, 3, 3, 3]);
+        g.0.node(name, Op::Conv(crate::graph::Conv { window: Window::square(3, 2, 1), groups: 1 }), &[x, filter])
+    }
+
+    fn unit(g: &mut Network, name: &str, x: ValueId) -> ValueId {
+        g.0.map(name, Expr::arg(0).cast(Dtype::F32) / Expr::float(Dtype::F32, 255.0), &[x])
+    }
+
+    fn stems(plan: &Plan) -> usize {
+        plan.steps.iter().filter(|step| matches!(step.op, StepOp::Stem(_))).count()
+    }
+
+    #[test]
+    fn pixels_in_other_dimensions_are_of_no_stem() {
+        let plan = |reshaped: bool| {
+            plan_with(2, |g, photo| {
+                let x = unit(g, "unit", photo);
+                let y = conv(g, "conv", x);
+                let y = if reshaped { g.0.node("shown", Op::Reshape(vec![2, 1, 32 * 32, 16]), &[y]) } else { y };
+                vec![g.tanh("tanh", y)]
+            })
+        };
+        assert_eq!(
+            [false, true].map(|reshaped| plan(reshaped)).map(|plan| {
+                let stem = plan.steps.iter().find(|step| matches!(step.op, StepOp::Stem(_)));
+                stem.map(|step| plan.tensors[step.outputs[0].0].shape.height)
+            }),
+            [Some(32), None]
+        );
+        // Every second photo of twice as many, and photos that begin behind a row's first pixel.
+        let pixels = |dims: [usize; 4], start: [usize; 4]| {
+            plan_with(2, move |g, photo| {
+                let all = g.0.node("all", Op::Reshape(dims.to_vec()), &[photo]);
+                let cut = crate::graph::Slice { start: start.to_vec(), step: vec![1; 4], dims: vec![2, 32, 64, 3] };
+                let x = g.0.node("cut", Op::Slice(cut), &[all]);
+                let x = unit(g, "unit", x);
+                vec![conv(g, "conv", x)]
+            })
+        };
+        assert_eq!(stems(&pixels([4, 32, 64, 3], [0; 4])), 0);
+        assert_eq!(stems(&pixels([2, 64, 64, 3], [0, 32, 0, 0])), 0);
+        assert_eq!(stems(&pixels([2, 64, 64, 3], [0; 4])), 1);
+    }
+
+    #[test]
+    fn an_input_has_photos_of_one_shape() {
+        let plan = |top: usize| {
+            plan_with(1, move |g, photo| {
+                let x = unit(g, "unit", photo);
+                let cut = crate::graph::Slice { start: vec![0; 4], step: vec![1; 4], dims: vec![1, top, 64, 3] };
+                let part = g.0.node("cut", Op::Slice(cut), &[photo]);
+                let part = unit(g, "part", part);
+                vec![conv(g, "a", x), conv(g, "b", part)]
+            })
+        };
+        assert_eq!(stems(&plan(32)), 1, "{}", plan(32));
+    }
+
+    #[test]
+    fn operations_of_bytes_are_no_normalisation() {
+        let plan = plan_with(1, |g, photo| {
+            let x = g.0.map("twice", (Expr::arg(0) + Expr::arg(0)).cast(Dtype::F32), &[photo]);
+            vec![conv(g, "conv", x)]
+        });
+        assert_eq!(stems(&plan), 0, "{plan}");
     }
 }

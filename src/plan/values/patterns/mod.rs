@@ -7,7 +7,6 @@ mod epilogue;
 mod expr;
 mod few;
 mod first;
-mod last;
 mod norm;
 mod packed;
 mod pieces;
@@ -34,7 +33,7 @@ pub(super) struct Found {
     pub named: NodeId,
     /// The values that the step reads.
     pub reads: Vec<Read>,
-    /// The value that the step writes, in the type of kernels unless it is an output.
+    /// The value that the step writes, in the type of kernels.
     pub writes: ValueId,
 }
 
@@ -77,11 +76,6 @@ impl Found {
     /// Whether the step is a layer of a network of images, which stores channels with padding.
     pub fn is_image(&self) -> bool {
         matches!(self.op, StepOp::Conv(_))
-    }
-
-    /// Whether the step writes an output, which is in f32.
-    pub fn is_output(&self) -> bool {
-        matches!(self.op, StepOp::Tail(_))
     }
 }
 
@@ -140,21 +134,29 @@ pub(super) fn find(
         return all;
     }
     let context = Context::new(graph, dtype, limits, batch);
-    let mut halves = HashSet::new();
+    let (mut halves, mut photos) = (HashSet::new(), HashMap::new());
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
-        let found = found.or_else(|| first::find(&context, at)).or_else(|| last::find(&context, at));
+        let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
-            if !found.is_image() && !found.is_output() {
+            if !found.is_image() {
                 halves.insert(found.writes);
             }
             all.insert(last, found);
         }
     }
     all
+}
+
+/// Whether the images that a step reads from rows have the shape that other steps read in the same input.
+fn has_its_shape(photos: &mut HashMap<ValueId, Shape>, found: &Found) -> bool {
+    found.reads.iter().all(|read| match read {
+        Read::Rows(port, image) => photos.entry(*port).or_insert(*image) == image,
+        _ => true,
+    })
 }
 
 /// The names of the nodes of packed attention that a kernel computes.
