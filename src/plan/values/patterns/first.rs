@@ -263,7 +263,7 @@ mod tests {
             })
         };
         assert_eq!(
-            [false, true].map(|reshaped| plan(reshaped)).map(|plan| {
+            [false, true].map(plan).map(|plan| {
                 let stem = plan.steps.iter().find(|step| matches!(step.op, StepOp::Stem(_)));
                 stem.map(|step| plan.tensors[step.outputs[0].0].shape.height)
             }),
