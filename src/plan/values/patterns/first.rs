@@ -1,10 +1,11 @@
 //! The first layers of a network: the normalisation of photos, a convolution, and perhaps a maximum over windows.
 
+use super::epilogue::Epilogue;
 use super::product::behind;
-use super::strided::Strided;
+use super::strided::{Strided, dense};
 use super::{Context, Found, Read, inlined};
 use crate::graph::{Binary, Constant, Expr, Graph, NodeId, Number, Op, Origin, Tensor, Unary, ValueId};
-use crate::model::{Op as ImageOp, pool_of};
+use crate::model::{Conv2d, Op as ImageOp, pool_of};
 use crate::plan::values::layers::{image, layer};
 use crate::plan::{ProductActivation, Stem, StepOp};
 use crate::tensor::{Activation, Dtype, Shape};
@@ -17,7 +18,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let (Op::Conv(_), Dtype::F16, Some(conv)) = (&node.op, dtype, layer(graph, node)) else { return None };
     let (x, y) = (node.inputs[0]?, node.outputs[0]);
     let photos = Photos::of(context, x, batch)?;
-    let of_kernel = |of: &super::epilogue::Epilogue| {
+    let of_kernel = |of: &Epilogue| {
         let is_bound = matches!(of.activation, ProductActivation::None | ProductActivation::Relu);
         is_bound && [of.bias, of.scale, of.residual] == [None; 3]
     };
@@ -33,7 +34,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let stem = Stem {
         mean: photos.mean,
         std: photos.std,
-        conv: crate::model::Conv2d { activation, ..conv },
+        conv: Conv2d { activation, ..conv },
         conv_shape: image(&graph.value(y).dims),
         pool: None,
     };
@@ -71,11 +72,9 @@ impl Photos {
         let (bytes, factors) = normalised(context, id, channels)?;
         let view = Strided::of(graph, bytes);
         let is_port = matches!(graph.values[view.root.0].origin, Origin::Input(_));
-        let pixels = [[height, width * channels], [width, channels], [channels, 1]];
-        let is_dense =
-            view.axes.len() == 4 && view.axes[1..] == pixels.map(|[dim, by]| [dim, if dim == 1 { 0 } else { by }]);
+        let is_dense = view.axes.get(1..) == dense(&graph.value(id).dims).get(1..);
         // Each photo is a row's first pixels; where an input is a state, its rows lie end to end.
-        let is_of_rows = batch == 1 || view.axes[0] == [batch, graph.value(view.root).elems() / batch];
+        let is_of_rows = batch == 1 || view.axes.first() == Some(&[batch, graph.value(view.root).elems() / batch]);
         let in_words = batch == 1 || (height * width * channels).is_multiple_of(4);
         if !is_port || !is_dense || !is_of_rows || !in_words || view.first > 0 || rows != batch {
             return None;
@@ -296,6 +295,21 @@ mod tests {
             })
         };
         assert_eq!(stems(&plan(32)), 1, "{}", plan(32));
+    }
+
+    /// The map broadcasts the byte, which has no axes.
+    #[test]
+    fn a_single_byte_is_no_photo() {
+        let plan = plan_with(2, |g, photo| {
+            let cut = crate::graph::Slice { start: vec![0; 4], step: vec![1; 4], dims: vec![1; 4] };
+            let byte = g.0.node("cut", Op::Slice(cut), &[photo]);
+            let byte = g.0.node("byte", Op::Reshape(Vec::new()), &[byte]);
+            let mean = g.0.constant(Dtype::F32, &[1, 1, 1, 3], vec![0; 12]);
+            let x = g.0.map("pixel", Expr::arg(0).cast(Dtype::F32) - Expr::arg(1), &[byte, mean]);
+            let y = conv(g, "conv", x);
+            vec![g.0.node("rows", Op::Reshape(vec![2, 8]), &[y])]
+        });
+        assert_eq!(stems(&plan), 0, "{plan}");
     }
 
     #[test]
