@@ -267,6 +267,7 @@ mod tests {
     use crate::graph::{GraphBuilder, Window};
     use crate::model::infer;
     use crate::plan::Choices;
+    use crate::tensor::OutputKind;
 
     #[test]
     fn what_others_read_is_written_and_what_is_read_is_there() {
@@ -277,8 +278,12 @@ mod tests {
         let c = g.max_pool("c", a, Window::square(3, 1, 1));
         let sum = g.add("sum", b, c);
         g.output("y", sum);
-        let graph = Network::of(&g.finish().unwrap()).unwrap();
+        let mut graph = Network::of(&g.finish().unwrap()).unwrap();
         let [a, b, c, sum] = ["a", "b", "c", "sum"].map(|name| graph.find(name).unwrap());
+        let rows = NodeId(graph.nodes.len());
+        let op = Op::Emit(OutputKind::Features);
+        graph.nodes.push(Node { name: "output".into(), op, inputs: vec![sum], scale: None });
+        graph.output = rows;
         let shapes = infer(&graph).unwrap();
         let target = PlanTarget { limits: &Limits::h200(), batch: 1, choices: &Choices::new() };
         let context = Context::new(&graph, &shapes, target, vec![None; graph.nodes.len()]);
@@ -293,6 +298,7 @@ mod tests {
         assert!(is_sound(sum, &[b, sum], &[a, c], &[sum]));
         assert!(!is_sound(b, &[b, sum], &[a, c], &[sum]), "c comes after b");
         assert!(is_sound(sum, &[a, b, c, sum], &[x], &[sum]));
+        assert!(is_sound(rows, &[sum, rows], &[b, c], &[rows]));
         assert!(!is_sound(sum, &[a, sum], &[x, a, b, c], &[a, sum]), "it reads what it writes itself");
         assert!(!is_sound(c, &[a, c], &[x], &[a, c]), "b comes before c");
     }
