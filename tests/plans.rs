@@ -1,5 +1,5 @@
 //! Plans for GPUs that the machine need not have: arenas without overlaps, shapes that fit, and printed plans kept as
-//! text.
+//! text. The file is long because each kernel has tests of where it is chosen.
 
 use std::fs;
 

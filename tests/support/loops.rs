@@ -1,4 +1,5 @@
 //! Loops of every operation, in every type that it takes, with operands, to be run on a device and on the CPU.
+//! The file is as long as the list of operations.
 
 use half::{bf16, f16};
 use trefoil::Dtype;
