@@ -29,18 +29,19 @@ fn without_thread(number: usize, args: &str) -> (Option<i32>, String) {
 }
 
 /// Runs a program once for each of its threads, which is refused; returns the names of the threads that it needs, and
-/// its output without the other ones.
-fn without_each_thread(args: &str) -> (Vec<String>, String) {
+/// its output without the other ones. A run without a thread that it can do without, and the run with all threads, end
+/// with one of these exit codes.
+fn without_each_thread(args: &str, codes: &[i32]) -> (Vec<String>, String) {
     let (mut named, mut done_without) = (Vec::new(), String::new());
     for number in 1.. {
         let (code, said) = without_thread(number, args);
         assert!(!said.contains("panicked") && !said.contains("internal error"), "thread {number}: {said}");
         if !said.contains("refused thread") {
-            assert_eq!(code, Some(0), "{said}");
+            assert!(code.is_some_and(|code| codes.contains(&code)), "{code:?}, {said}");
             break; // there are no more
         }
         match code {
-            Some(0) => done_without += &said,
+            Some(code) if codes.contains(&code) => done_without += &said,
             Some(1) => {
                 let (_, why) = said.split_once("error: cannot start the thread ").unwrap_or_else(|| panic!("{said}"));
                 assert!(why.contains("(os error 11)") && why.contains("`ulimit -u`"), "{said}");
@@ -55,18 +56,19 @@ fn without_each_thread(args: &str) -> (Vec<String>, String) {
 #[test]
 fn a_thread_that_is_refused_is_named_or_done_without() {
     let args = "bench server --device cpu --model weights/convnet28 --batch 4 --seconds 0.1 --steps 1 --most 40";
-    let (named, done_without) = without_each_thread(args);
+    let (named, done_without) = without_each_thread(args, &[0]);
     for name in ["cpu-1", "done", "up", "compute", "batch", "rows", "load-0", "collect"] {
         assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
     }
     assert!(done_without.contains("the progress bar moves with the work alone"), "{done_without}");
 }
 
-/// A soak ends when one of its threads is refused, a client or one that runs beside the clients.
+/// A soak ends when one of its threads is refused, a client or one that runs beside the clients. It ends with 2 where it
+/// reports growth, which it may if the machine does other work.
 #[test]
 fn a_soak_without_one_of_its_threads_ends() {
     let args = "bench soak --device cpu --model weights/convnet28 --batch 2 --seconds 0.2 --periods 4 --threads 3";
-    let (named, _) = without_each_thread(args);
+    let (named, _) = without_each_thread(args, &[0, 2]);
     for name in ["load-0", "load-2"] {
         assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
     }
