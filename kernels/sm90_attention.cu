@@ -358,10 +358,10 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     }
     fence_barrier_init();
   }
-  wait_for_earlier_launches();
   __syncthreads();
   if (group == Tile::kGroups) {
     give_registers_up<Tile::kLoadRegisters>();
+    wait_for_earlier_launches();
     if (warp == 0 && threadIdx.x % 32 == 0) load_rows(args, shared);
     if constexpr (Tile::kPacked) {
       if (warp == 1 && threadIdx.x % 32 == 0) load_packed_chunks<Tile>(args, shared);
@@ -374,6 +374,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     if (warp >= 2 && Tile::kTails && args.tail > 0) attend_tails(args, shared, Tile::kGroups + warp - 2);
   } else {
     take_registers<Tile::kProductRegisters>();
+    wait_for_earlier_launches();
     multiply(args, shared, group);
   }
 }

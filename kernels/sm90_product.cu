@@ -5,11 +5,12 @@
 #include "sm90_product_split.cuh"
 
 // The tiles. A test compares these lines with the table in sm90_product.rs.
-//                                 in turns  rows  stages
-using Tile128x192 = ProductTile<true, 192, 4>;
-using Tile128x128 = ProductTile<true, 128, 5>;
-using Tile128x64 = ProductTile<true, 64, 6>;
-using Tile192x192 = ProductTile<false, 192, 3>;
+//                       in turns, channels, rows, stages, buffers
+using Tile128x192 = ProductTile<true, 128, 192, 4, 3>;
+using Tile128x128 = ProductTile<true, 128, 128, 5, 3>;
+using Tile128x64 = ProductTile<true, 128, 64, 6, 3>;
+using Tile192x192 = ProductTile<false, 192, 192, 3, 3>;
+using Tile128x256 = ProductTile<false, 128, 256, 4, 2>;
 //                          rows  stages
 using Split64x32 = SplitTile<32, 8>;
 
@@ -29,7 +30,7 @@ using Split64x32 = SplitTile<32, 8>;
 //            (hard swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN
 //            but by those that are clamped, or plus infinity by a ramp.
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
-//            two warpgroups in turns, or all three together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
+//            two warpgroups in turns, or all together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
 //            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
 //            the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
@@ -58,6 +59,7 @@ using Split64x32 = SplitTile<32, 8>;
   TREFOIL_SM90_PRODUCT(128x128, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT(128x64, kind, Activation)                                                                  \
   TREFOIL_SM90_PRODUCT(192x192, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x256, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT_SPLIT(64x32, kind, Activation)
 
 TREFOIL_SM90_PRODUCTS(clamped, Clamped)

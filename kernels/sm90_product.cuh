@@ -5,9 +5,10 @@
 // Output channels n lie on the rows of the warpgroup product, 64 to a slab, rows m on its columns: then neither operand
 // is transposed, and bias and scale are a few numbers of a thread. One thread copies operands through a ring of stages
 // and runs ahead into the next tile. Two warpgroups multiply in turns, each a whole tile: while one multiplies, which
-// takes hardly an instruction, the other has the instructions for its epilogue. Or three have a tile together, a slab
-// each: a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not. What
-// a warpgroup has finished one more thread stores, so that its warps never wait for a store, nor for each other.
+// takes hardly an instruction, the other has the instructions for its epilogue. What one has finished one more thread
+// stores, so that its warps never wait for a store, nor for each other. Or two or three have a tile together, a slab each:
+// a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not. Nothing runs
+// beside their epilogue, and each stores for itself: the way to another thread takes longer.
 #pragma once
 
 #include "element.cuh"
@@ -44,29 +45,30 @@ constexpr int kSlabBytes = kSlabN * kRowBytes;
 constexpr int kPrefetchFloats = 8;  // of a sector of the L2 cache
 
 // Everything that follows from a tile's shape: whole slabs of channels, and a whole number of chunks of rows.
-template <bool kInTurns_, int kTileM_, int kStages_> struct ProductTile {
+template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_> struct ProductTile {
   static constexpr bool kInTurns = kInTurns_;
-  static constexpr int kTileM = kTileM_, kStages = kStages_;
-  static constexpr int kGroups = kInTurns ? 2 : 3, kThreads = 128 * (1 + kGroups);
-  static constexpr int kSlabs = kInTurns ? 2 : 3, kTileN = kSlabs * kSlabN;
+  static constexpr int kTileN = kTileN_, kTileM = kTileM_, kStages = kStages_;
+  static constexpr int kSlabs = kTileN / kSlabN, kGroups = kInTurns ? 2 : kSlabs, kThreads = 128 * (1 + kGroups);
   static constexpr int kGroupSlabs = kInTurns ? kSlabs : 1;   // that a warpgroup has of a tile
   static constexpr int kTileGroups = kInTurns ? 1 : kGroups;  // warpgroups that have a tile together
   static constexpr int kTurns = kInTurns ? kGroups : 1;       // tiles of a block from one of a warpgroup to its next
-  static constexpr int kLoadRegisters = 24, kProductRegisters = kInTurns ? 240 : 160;
+  static constexpr int kLoadRegisters = 24, kProductRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr bool kHasStorer = kInTurns;  // a thread for each warpgroup, which stores what that has finished
 
   // A stage: channels, then rows.
   static constexpr int kWBytes = kSlabs * kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
 
   // The residual comes, and the output goes, a slab of some rows at a time, in the same place: kBuffers for each
   // warpgroup.
-  static constexpr int kChunkM = 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = 3;
+  static constexpr int kChunkM = 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = kBuffers_;
   static constexpr int kSlabChunks = kTileM / kChunkM, kChunks = kGroupSlabs * kSlabChunks;
 
   static constexpr int kChunksAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2 * kGroups * kBuffers);
+  static constexpr int kChunkBarriers = kHasStorer ? 2 : 1;  // of a buffer
+  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + kChunkBarriers * kGroups * kBuffers);
 
-  static_assert(kTileM % kChunkM == 0 && kTileM <= 256, "whole chunks, and a box");
+  static_assert(kTileN % kSlabN == 0 && kTileM % kChunkM == 0 && kTileM <= 256, "whole chunks, and a box");
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
   static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
 };
@@ -89,7 +91,7 @@ template <class Tile> struct Shared {
   __device__ __forceinline__ uint32_t ready(uint32_t group, uint32_t chunk) const {
     return base + Tile::kBarriersAt + 8 * (2 * Tile::kStages + group * Tile::kBuffers + chunk % Tile::kBuffers);
   }
-  // Completed by the warps that have written a chunk.
+  // Completed by the warps that have written a chunk, for the thread that stores it.
   __device__ __forceinline__ uint32_t written(uint32_t group, uint32_t chunk) const {
     return ready(group, chunk) + 8 * Tile::kGroups * Tile::kBuffers;
   }
@@ -147,7 +149,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, cons
   }
 }
 
-// ---- store: a thread for each warpgroup --------------------------------------------------------------------------
+// ---- store: one thread for a warpgroup ---------------------------------------------------------------------------
 
 // A chunk of a warpgroup's tiles, in the order in which they are stored.
 template <class Tile> struct ProductChunk {
@@ -180,22 +182,35 @@ TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &sha
   chunk.advance();
 }
 
-// Stores a warpgroup's chunks, and brings the residuals of those that come later.
+// Prepares a warpgroup's first chunks: all buffers but one.
+template <class Tile>
+TREFOIL_DEVICE void prepare_first(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group,
+                                  int32_t first_n, ProductChunk<Tile> &ahead) {
+  wait_for_earlier_launches();
+  for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
+}
+
+// Stores a chunk that begins at row m and channel n, and prepares the next of those ahead, in the buffer of the chunk
+// before this one, which has left it then.
+template <class Tile>
+TREFOIL_DEVICE void store_chunk(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
+                                uint32_t count, int32_t n, int32_t m, ProductChunk<Tile> &ahead) {
+  if (n < args.n) store_box_2d(&args.y, n, m, shared.buffer(group, count));
+  else store_nothing();
+  wait_stores_read<1>();
+  prepare(args, shared, group, first_n, ahead);
+}
+
+// Stores all chunks of a warpgroup.
 template <class Tile>
 TREFOIL_DEVICE void store(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group) {
   const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
   ProductChunk<Tile> ahead{first, 0, 0};
-  wait_for_earlier_launches();
-  for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
+  prepare_first(args, shared, group, first_n, ahead);
   for (ProductChunk<Tile> chunk{first, 0, 0}; chunk.tile < args.tiles; chunk.advance()) {
     const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
-    const int32_t n = origin.n + first_n + chunk.n();
     barrier_wait(shared.written(group, chunk.count), shared.chunk_parity(chunk.count));
-    if (n < args.n) store_box_2d(&args.y, n, origin.m + chunk.m(), shared.buffer(group, chunk.count));
-    else store_nothing();
-    // The chunk before this one has left its buffer: the chunk after the next one's.
-    wait_stores_read<1>();
-    prepare(args, shared, group, first_n, ahead);
+    store_chunk(args, shared, group, first_n, chunk.count, origin.n + first_n + chunk.n(), origin.m + chunk.m(), ahead);
   }
   wait_stores_read<0>();
 }
@@ -279,8 +294,8 @@ TREFOIL_DEVICE void prefetch_channels(const Sm90ProductArgs &args, int32_t tile,
 template <class Tile, class Activation>
 TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group) {
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  // Barriers of the block: a warpgroup's turn to multiply, which the other gives it.
-  const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2;
+  // Barriers of the block: a warpgroup's turn to multiply, which the other gives it; all of a warpgroup's chunk written.
+  const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2, all_written = 3 + group;
   // This lane's row of the four 8x8 matrices of 16 rows: row, and 8 channels, swizzled like a tensor map's box.
   const uint32_t row = lane / 16 * 8 + lane % 8, eight = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = row * kRowBytes + (eight ^ lane % 8) * 16;
@@ -290,6 +305,9 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
   const uint32_t slab = Tile::kInTurns ? 0 : group, turn = Tile::kInTurns ? group : 0;
   const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
   prefetch_channels<Tile>(args, first, first_n);
+  const bool stores = !Tile::kHasStorer && threadIdx.x % 128 == 0;
+  ProductChunk<Tile> ahead{first, 0, 0};
+  if (stores) prepare_first(args, shared, group, first_n, ahead);
   if (turn == 1) barrier_pass(other_turn, 256);
   uint32_t at = turn * args.steps, count = 0;
   for (int32_t tile = first; tile < args.tiles; tile += Tile::kTurns * gridDim.x, at += Tile::kTurns * args.steps) {
@@ -302,10 +320,10 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
     for (int i = 0; i < Tile::kGroupSlabs; ++i) wgmma_use(d[i]);
     release(shared, at + args.steps - 1);
 
-    const int32_t tile_n = product_origin<Tile>(args, tile).n + first_n;
+    const ProductOrigin origin = product_origin<Tile>(args, tile);
 #pragma unroll
     for (int i = 0; i < Tile::kGroupSlabs; ++i) {
-      const int32_t n = tile_n + i * kSlabN;
+      const int32_t n = origin.n + first_n + i * kSlabN;
       const OfChannels of(args, n + warp * 16 + lane / 4);
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
@@ -319,10 +337,16 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
                            smem_chunk + lane_offset + j * 16 * kRowBytes);
         }
         fence_shared_for_copies();
-        barrier_arrive_once(shared.written(group, count));
+        if constexpr (Tile::kHasStorer) {
+          barrier_arrive_once(shared.written(group, count));
+        } else {
+          barrier_sync(all_written, 128);
+          if (stores) store_chunk(args, shared, group, first_n, count, n, origin.m + chunk * Tile::kChunkM, ahead);
+        }
       }
     }
   }
+  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
@@ -338,7 +362,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     for (int group = 0; group < Tile::kGroups; ++group) {
       for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) {
         barrier_init(shared.ready(group, buffer), 1);
-        barrier_init(shared.written(group, buffer), 4);
+        if (Tile::kHasStorer) barrier_init(shared.written(group, buffer), 4);
       }
     }
     fence_barrier_init();
@@ -351,7 +375,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) load(args, shared);
-    else if (warp <= Tile::kGroups) store(args, shared, warp - 1);
+    else if (Tile::kHasStorer && warp <= Tile::kGroups) store(args, shared, warp - 1);
   } else {
     take_registers<Tile::kProductRegisters>();
     multiply_and_finish<Tile, Activation>(args, shared, group - 1);

@@ -68,6 +68,7 @@ const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 128, m: 128, way: ProductWay::InTurns }, names!("128x128")),
     (ProductTile { n: 128, m: 64, way: ProductWay::InTurns }, names!("128x64")),
     (ProductTile { n: 192, m: 192, way: ProductWay::Together }, names!("192x192")),
+    (ProductTile { n: 128, m: 256, way: ProductWay::Together }, names!("128x256")),
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
 ];
 
@@ -251,10 +252,11 @@ mod tests {
         let source = read("sm90_product.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("using ")?.strip_suffix(">;"));
         let listed = ENTRIES.map(|(tile, names)| {
-            let (ProductTile { n, m, way }, stages) = (tile, tile.stages());
+            let (ProductTile { n, m, way }, stages, buffers) = (tile, tile.stages(), tile.buffers());
+            let in_turns = way == ProductWay::InTurns;
             let (stem, line) = match way {
                 ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{m}, {stages}")),
-                _ => ("", format!("Tile{n}x{m} = ProductTile<{}, {m}, {stages}", way == ProductWay::InTurns)),
+                _ => ("", format!("Tile{n}x{m} = ProductTile<{in_turns}, {n}, {m}, {stages}, {buffers}")),
             };
             let kinds = ["clamped", "sigmoid", "ramp", "erf"];
             let of = |suffix: &str| kinds.map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}{suffix}"));
