@@ -244,10 +244,15 @@ const STORE_OF_TWO: f64 = 0.26;
 /// as to copy a whole row.
 pub(in crate::plan) const CUT_ROW: f64 = 23.0;
 /// The factor of a split tile's step, additional clocks of a round of its blocks, and clocks of the exchange of sums
-/// each time that the number of parts doubles.
+/// between two parts and between four.
 const SPLIT_STEP: f64 = 1.35;
 const SPLIT_ROUND: f64 = 1500.0;
-const EXCHANGE: f64 = 1000.0;
+const EXCHANGE_OF_TWO: f64 = 1000.0;
+const EXCHANGE_OF_FOUR: f64 = 1400.0;
+/// The additional time of a second block on a multiprocessor, as a part of the first one's, if neither has more than this
+/// many steps: then both mostly wait for operands.
+const SECOND_BLOCK: f64 = 0.6;
+const FEW_STEPS: usize = 12;
 /// Bytes of a row in a stage.
 const ROW_BYTES: usize = 2 * STEP_K;
 
@@ -306,7 +311,8 @@ impl ProductSizes {
         let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
         let units = limits.units.max(1);
         let rounds = tiles.div_ceil(units) as f64;
-        let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
+        let steps = self.k.div_ceil(STEP_K).div_ceil(parts);
+        let products = steps as f64 * tile.step_clocks();
         // Only one of the parts of k has the step in which rows end.
         let copies = self.cut_clocks(tile) / parts as f64;
         let store = if tile.buffers() == 2 { STORE_OF_TWO } else { STORE } * (tile.n * tile.m) as f64;
@@ -316,9 +322,9 @@ impl ProductSizes {
             ProductWay::Together => rounds * (products + store).max(copies),
             ProductWay::Split => {
                 let (load, rounds) = (tiles as f64 / units as f64, tiles.div_ceil(2 * units) as f64);
-                load.max(1.0) * (SPLIT_STEP * products).max(copies)
-                    + rounds * SPLIT_ROUND
-                    + f64::from(parts.ilog2()) * EXCHANGE
+                let crowding = if load <= 2.0 && steps <= FEW_STEPS { 1.0 + SECOND_BLOCK * (load - 1.0) } else { load };
+                let exchange = [0.0, EXCHANGE_OF_TWO, EXCHANGE_OF_FOUR][parts.ilog2() as usize];
+                crowding.max(1.0) * (SPLIT_STEP * products).max(copies) + rounds * SPLIT_ROUND + exchange
             }
         }
     }
@@ -352,8 +358,9 @@ mod tests {
         let long = [(16_448, 1024, 4096), (12_288, 1024, 4096), (16_448, 768, 3072)];
         assert_eq!(long.map(|(m, n, k)| chosen(m, n, k).1), [256, 192, 192]);
         let in_turns = (128, 64, 1);
-        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [in_turns, (64, 32, 2), in_turns, (64, 32, 2)]);
-        assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 2, 1, 4].map(|parts| (64, 32, parts)));
+        // As ViT-B/16 and BERT-base at one row are the fastest.
+        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [(64, 32, 1), (64, 32, 2), in_turns, (64, 32, 2)]);
+        assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 4, 1, 4].map(|parts| (64, 32, parts)));
     }
 
     /// Each row of x and of w is copied again for every tile. If rows end within a step, larger tiles are faster.
