@@ -7,7 +7,7 @@ use crate::tensor::Dtype;
 pub(super) const LANES: usize = 512;
 
 /// The values of a term at all points of a block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Column {
     words: Vec<u64>,
 }
@@ -15,11 +15,6 @@ pub(super) struct Column {
 impl Column {
     pub fn new(dtype: Dtype) -> Self {
         Self { words: vec![0; LANES * dtype.bytes() / size_of::<u64>()] }
-    }
-
-    /// A column without room, for a term that is not computed.
-    pub const fn empty() -> Self {
-        Self { words: Vec::new() }
     }
 
     pub fn elems<T: Element>(&self) -> &[T] {

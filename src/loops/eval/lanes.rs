@@ -36,17 +36,30 @@ impl RunsOfLanes {
         (run > 1).then(|| Self { run, extents: extents[..outer].to_vec(), strides: strides[..outer].to_vec() })
     }
 
+    /// The number of lanes of a run.
+    pub const fn run(&self) -> usize {
+        self.run
+    }
+
+    /// The index in the first lane of the run of this number.
+    fn index(&self, mut number: usize) -> i64 {
+        let mut index = 0;
+        for (&extent, &stride) in self.extents.iter().zip(&self.strides).rev() {
+            index += (number % extent) as i64 * stride;
+            number /= extent;
+        }
+        index
+    }
+
     /// Calls `each` for each run of a block with the run's lanes and the index in its first lane. The block's first
     /// lane is the point of number `start`.
     pub fn each(&self, start: usize, lanes: usize, mut each: impl FnMut(Range<usize>, i64)) {
-        let (mut first, mut at) = (start % self.run, point(&self.extents, start / self.run));
+        let (mut first, mut number) = (start % self.run, start / self.run);
         let mut lane = 0;
         while lane < lanes {
             let end = lanes.min(lane + self.run - first);
-            let index: i64 = at.iter().zip(&self.strides).map(|(&i, stride)| i as i64 * stride).sum();
-            each(lane..end, index + first as i64);
-            (lane, first) = (end, 0);
-            step(&self.extents, &mut at);
+            each(lane..end, self.index(number) + first as i64);
+            (lane, first, number) = (end, 0, number + 1);
         }
     }
 }

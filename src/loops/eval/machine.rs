@@ -30,11 +30,14 @@ pub(super) struct Machine<'a> {
     program: &'a Program<'a>,
     operands: &'a [View<'a>],
     near: Option<Near>,
-    /// The values of each term.
+    /// The values of terms, see [`Program::column_of`].
     columns: Vec<Column>,
     /// The extreme values of those reductions whose result is an index.
     best: Vec<Column>,
     tables: Vec<Vec<i64>>,
+    /// For each band, the block for which its kept terms were computed: the number of its first lane among the inner
+    /// points, and the number of its lanes. `None` before that.
+    kept: Vec<Option<(usize, usize)>>,
     /// The index along each axis that runs point by point.
     at: Vec<usize>,
     /// The number of lanes in the block, and the number of the first lane among the points of its band.
@@ -53,21 +56,18 @@ struct Near {
 impl<'a> Machine<'a> {
     pub fn new(program: &'a Program, operands: &'a [View<'a>]) -> Self {
         let of = program.of;
-        let column = |(step, id): (&Option<Step>, usize)| match step {
-            Some(_) => Column::new(of.terms[id].dtype),
-            None => Column::empty(),
-        };
         let best = |(step, _): (&Option<Step>, usize)| match step {
             Some(Step::Reduce { op: Monoid::Arg { .. }, body, .. }) => Column::new(of.term(body[0]).dtype),
-            _ => Column::empty(),
+            _ => Column::default(),
         };
         Self {
             program,
             operands,
             near: None,
-            columns: program.steps.iter().zip(0..).map(column).collect(),
+            columns: program.columns.iter().map(|&dtype| Column::new(dtype)).collect(),
             best: program.steps.iter().zip(0..).map(best).collect(),
             tables: vec![vec![0; LANES]; program.tables],
+            kept: vec![None; program.bands],
             at: vec![0; of.axes.len()],
             len: 1,
             start: 0,
@@ -126,7 +126,7 @@ impl<'a> Machine<'a> {
         for start in points.clone().step_by(band.block()) {
             (self.len, self.start) = (band.block().min(points.end - start), start);
             if start == points.start {
-                self.tabulate(band, true);
+                self.keep(band);
                 self.compute(&band.repeated);
             }
             self.tabulate(band, false);
@@ -136,8 +136,21 @@ impl<'a> Machine<'a> {
         (self.len, self.start) = outside;
     }
 
+    /// Computes the terms of a band that are the same in all blocks, unless they are still there.
+    fn keep(&mut self, band: &'a Band) {
+        let Some(inner) = band.inner() else { return };
+        let first = self.start % inner;
+        if self.kept[band.number].is_some_and(|(known, len)| known == first && len >= self.len) {
+            return;
+        }
+        self.tabulate(band, true);
+        self.compute(&band.kept);
+        self.kept[band.number] = Some((first, self.len));
+    }
+
     /// Room for the elements `first..first + count` of the last operand, which follows the given ones. The caller
-    /// computes the elements. Until the next call, loads of this operand can read only these.
+    /// computes the elements. Until the next call, loads of this operand can read only these. They depend on all axes of
+    /// the result, so that no kept term reads them.
     pub fn near<T: Element>(&mut self, first: usize, count: usize) -> &mut [T] {
         let near = self.near.get_or_insert(Near { operand: self.operands.len(), first: 0, words: Vec::new() });
         near.first = first as i64;
@@ -159,7 +172,7 @@ impl<'a> Machine<'a> {
     /// Writes the results of a block to `to`, from element `at` on.
     fn write(&self, at: usize, to: &mut [u8]) {
         let size = self.program.of.dtype().bytes();
-        let result = &self.columns[self.program.of.result.0].bytes()[..self.len * size];
+        let result = &self.column(self.program.of.result.0).bytes()[..self.len * size];
         to[at * size..][..result.len()].copy_from_slice(result);
     }
 
@@ -170,26 +183,57 @@ impl<'a> Machine<'a> {
         }
     }
 
+    fn column(&self, id: usize) -> &Column {
+        &self.columns[self.program.column_of[id]]
+    }
+
+    /// Takes the column of a term, which is then written while columns of other terms are read.
+    fn take(&mut self, id: usize) -> Column {
+        std::mem::take(&mut self.columns[self.program.column_of[id]])
+    }
+
+    /// Puts the column of a term back.
+    fn put(&mut self, id: usize, column: Column) {
+        self.columns[self.program.column_of[id]] = column;
+    }
+
     fn compute(&mut self, terms: &'a [usize]) {
         for &id in terms {
             self.term(id);
-            if self.program.splat[id] {
-                self.columns[id].splat(self.program.of.terms[id].dtype);
-            }
         }
     }
 
     fn term(&mut self, id: usize) {
         let n = if self.program.varies[id] { self.len } else { 1 };
         match self.program.steps[id].as_ref().expect("a term that is needed") {
-            Step::Const(bits) => self.columns[id].fill(self.program.of.terms[id].dtype, *bits),
-            Step::Affine(place) => self.affine(id, place, n),
-            Step::Load { operand, at, guard } => self.load(id, *operand, at, *guard, n),
-            Step::Function => self.function(id, n),
             Step::Reduce { op: Monoid::Arg { largest, last }, body, scope } => {
                 self.extreme(id, [*largest, *last], [body[0].0, body[1].0], *scope);
             }
             Step::Reduce { op, body, scope } => self.reduce(id, *op, body[0].0, *scope),
+            step => {
+                let mut to = self.take(id);
+                self.write_term(id, step, &mut to, n);
+                self.put(id, to);
+            }
+        }
+        if self.program.splat[id] {
+            self.columns[self.program.column_of[id]].splat(self.program.of.terms[id].dtype);
+        }
+    }
+
+    /// Writes the first `n` values of a term that is no reduction.
+    fn write_term(&self, id: usize, step: &Step, to: &mut Column, n: usize) {
+        match step {
+            Step::Const(bits) => to.fill(self.program.of.terms[id].dtype, *bits),
+            Step::Affine(place) => self.affine(place, &mut to.elems_mut()[..n]),
+            Step::Load { operand, at, guard } => match self.program.of.terms[id].dtype.bytes() {
+                1 => self.load::<u8>(*operand, at, *guard, &mut to.elems_mut()[..n]),
+                2 => self.load::<u16>(*operand, at, *guard, &mut to.elems_mut()[..n]),
+                4 => self.load::<u32>(*operand, at, *guard, &mut to.elems_mut()[..n]),
+                _ => self.load::<u64>(*operand, at, *guard, &mut to.elems_mut()[..n]),
+            },
+            Step::Function => self.function(id, to, n),
+            Step::Reduce { .. } => unreachable!("reductions compute other terms"),
         }
     }
 
@@ -201,9 +245,8 @@ impl<'a> Machine<'a> {
             .fold(place.base, |sum, &(axis, stride)| sum.wrapping_add(stride.wrapping_mul(self.at[axis] as i64)))
     }
 
-    fn affine(&mut self, id: usize, place: &Place, n: usize) {
+    fn affine(&self, place: &Place, to: &mut [i64]) {
         let base = self.base(place);
-        let to = &mut self.columns[id].elems_mut::<i64>()[..n];
         match &place.lanes {
             Lanes::Same => to.fill(base),
             Lanes::Linear(by) => to.iter_mut().zip(self.start as i64..).for_each(|(to, i)| *to = base + by * i),
@@ -212,16 +255,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn load(&mut self, id: usize, operand: usize, at: &Address, guard: Option<Guard>, n: usize) {
-        match self.program.of.terms[id].dtype.bytes() {
-            1 => self.load_as::<u8>(id, operand, at, guard, n),
-            2 => self.load_as::<u16>(id, operand, at, guard, n),
-            4 => self.load_as::<u32>(id, operand, at, guard, n),
-            _ => self.load_as::<u64>(id, operand, at, guard, n),
-        }
-    }
-
-    fn load_as<T: Element>(&mut self, id: usize, operand: usize, at: &Address, guard: Option<Guard>, n: usize) {
+    fn load<T: Element>(&self, operand: usize, at: &Address, guard: Option<Guard>, to: &mut [T]) {
+        let n = to.len();
         let near = self.near.as_ref().filter(|near| near.operand == operand);
         let base = match at {
             Address::Affine(place) => self.base(place) - near.map_or(0, |near| near.first),
@@ -234,17 +269,18 @@ impl<'a> Machine<'a> {
             Some(near) => bytemuck::cast_slice(&near.words),
             None => bytemuck::cast_slice(self.operands[operand].bytes),
         };
-        let (before, to) = self.columns.split_at_mut(id);
-        let to = &mut to[0].elems_mut::<T>()[..n];
         let guard = guard
-            .map(|guard| (&before[guard.condition.0].elems::<u8>()[..n], &before[guard.otherwise.0].elems::<T>()[..n]))
+            .map(|guard| {
+                let (condition, otherwise) = (self.column(guard.condition.0), self.column(guard.otherwise.0));
+                (&condition.elems::<u8>()[..n], &otherwise.elems::<T>()[..n])
+            })
             .filter(|(condition, _)| condition.contains(&0));
         if let Some((_, otherwise)) = guard.filter(|(condition, _)| !condition.contains(&1)) {
             return to.copy_from_slice(otherwise);
         }
         match at {
             Address::Term(index) => {
-                let index = before[*index].elems::<i64>();
+                let index = self.column(*index).elems::<i64>();
                 read(from, to, guard, |lane| index[lane]);
             }
             Address::Affine(place) => match &place.lanes {
@@ -270,17 +306,19 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn function(&mut self, id: usize, n: usize) {
+    fn function(&self, id: usize, to: &mut Column, n: usize) {
         let term = &self.program.of.terms[id];
         let dtype = |of: &TermId| self.program.of.term(*of).dtype;
-        let (before, to) = self.columns.split_at_mut(id);
-        let to = &mut to[0];
+        let column = |of: &TermId| self.column(of.0);
         match &term.kind {
-            TermKind::Cast(of) => ops::cast([dtype(of), term.dtype], &before[of.0], to, n),
-            TermKind::Unary(op, of) => ops::unary(*op, dtype(of), &before[of.0], to, n),
-            TermKind::Binary(op, [a, b]) => ops::binary(*op, dtype(a), [&before[a.0], &before[b.0]], to, n),
+            TermKind::Cast(of) => ops::cast([dtype(of), term.dtype], column(of), to, n),
+            TermKind::Unary(op, of) => ops::unary(*op, dtype(of), column(of), to, n),
+            TermKind::Binary(op, of @ [a, b]) => {
+                let varies = of.map(|of| self.program.varies[of.0]);
+                ops::binary(*op, dtype(a), [column(a), column(b)], varies, to, n);
+            }
             TermKind::Select([condition, a, b]) => {
-                ops::select(term.dtype.bytes(), &before[condition.0], [&before[a.0], &before[b.0]], to, n);
+                ops::select(term.dtype.bytes(), column(condition), [column(a), column(b)], to, n);
             }
             other => unreachable!("{other:?} has a step of its own"),
         }
@@ -289,13 +327,14 @@ impl<'a> Machine<'a> {
     fn reduce(&mut self, id: usize, op: Monoid, body: usize, scope: usize) {
         let program = self.program;
         let (dtype, n) = (program.of.terms[id].dtype, self.len);
-        fold::start(op, dtype, &mut self.columns[id]);
+        fold::start(op, dtype, &mut self.columns[program.column_of[id]]);
         self.points(&program.scopes[scope], &mut |machine| {
-            let (before, to) = machine.columns.split_at_mut(id);
+            let mut to = machine.take(id);
             match program.varies[id] {
-                true => fold::across(op, dtype, &before[body], &mut to[0], n),
-                false => fold::along(op, dtype, &before[body], &mut to[0], machine.len),
+                true => fold::across(op, dtype, machine.column(body), &mut to, n),
+                false => fold::along(op, dtype, machine.column(body), &mut to, machine.len),
             }
+            machine.put(id, to);
         });
     }
 
@@ -303,14 +342,17 @@ impl<'a> Machine<'a> {
         let program = self.program;
         let (dtype, n) = (program.of.terms[value].dtype, self.len);
         let mut first = true;
-        self.columns[id].elems_mut::<i64>().fill(0);
+        self.columns[program.column_of[id]].elems_mut::<i64>().fill(0);
         self.points(&program.scopes[scope], &mut |machine| {
-            let (before, to) = machine.columns.split_at_mut(id);
-            let mut extreme = Extreme { largest, last, best: &mut machine.best[id], at: &mut to[0] };
+            let (mut to, mut best) = (machine.take(id), std::mem::take(&mut machine.best[id]));
+            let of = [value, index].map(|id| machine.column(id));
+            let mut extreme = Extreme { largest, last, best: &mut best, at: &mut to };
             match program.varies[id] {
-                true => extreme.across(dtype, [&before[value], &before[index]], n, first),
-                false => extreme.along(dtype, [&before[value], &before[index]], machine.len, first),
+                true => extreme.across(dtype, of, n, first),
+                false => extreme.along(dtype, of, machine.len, first),
             }
+            machine.best[id] = best;
+            machine.put(id, to);
             first = false;
         });
     }
@@ -325,8 +367,7 @@ fn copy<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, mut lan
     };
     let (first, end) = (lane, to.len());
     while lane < end {
-        let alike = |other: &u8| *other == condition[lane];
-        let count = condition[lane..end].iter().take_while(|other| alike(other)).count();
+        let count = alike(&condition[lane..end]);
         let to = &mut to[lane..][..count];
         match condition[lane] {
             0 => to.copy_from_slice(&otherwise[lane..][..count]),
@@ -336,6 +377,19 @@ fn copy<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, mut lan
     }
 }
 
+/// The number of first flags that are the same.
+fn alike(flags: &[u8]) -> usize {
+    let first = flags[0];
+    let (words, rest) = flags.as_chunks();
+    for (word, at) in words.iter().zip((0..).step_by(size_of::<u64>())) {
+        let differs = u64::from_le_bytes(*word) ^ u64::from_le_bytes([first; size_of::<u64>()]);
+        if differs != 0 {
+            return at + differs.trailing_zeros() as usize / u8::BITS as usize;
+        }
+    }
+    flags.len() - rest.len() + rest.iter().take_while(|flag| **flag == first).count()
+}
+
 /// Reads an element for each lane. Lanes whose guard is false get the guard's other value.
 fn read<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, at: impl Fn(usize) -> i64) {
     match guard {
@@ -343,6 +397,24 @@ fn read<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, at: imp
         Some((condition, otherwise)) => {
             for (lane, to) in to.iter_mut().enumerate() {
                 *to = if condition[lane] != 0 { from[at(lane) as usize] } else { otherwise[lane] };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_alike_up_to_the_first_other_one() {
+        for len in 1..40 {
+            for other in 1..=len {
+                for first in [0, 1] {
+                    let flags: Vec<u8> =
+                        (0..len).map(|i| if i < other { first } else { first ^ (i % 2 == other % 2) as u8 }).collect();
+                    assert_eq!(alike(&flags), other, "{flags:?}");
+                }
             }
         }
     }

@@ -19,6 +19,23 @@ fn zip<T: Copy, U>([a, b]: [&[T]; 2], to: &mut [U], of: impl Fn(T, T) -> U) {
     to.iter_mut().zip(a).zip(b).for_each(|((to, &a), &b)| *to = of(a, b));
 }
 
+/// An operand of a function: a value for each lane, or one for all.
+#[derive(Clone, Copy)]
+enum Values<'v, T> {
+    Each(&'v [T]),
+    Same(T),
+}
+
+#[inline(always)]
+fn zip_values<T: Copy, U>(of: [Values<'_, T>; 2], to: &mut [U], function: impl Fn(T, T) -> U) {
+    match of {
+        [Values::Each(a), Values::Each(b)] => zip([a, b], to, function),
+        [Values::Each(a), Values::Same(b)] => map(a, to, |a| function(a, b)),
+        [Values::Same(a), Values::Each(b)] => map(b, to, |b| function(a, b)),
+        [Values::Same(a), Values::Same(b)] => to[0] = function(a, b),
+    }
+}
+
 /// Converts the first `n` elements from the first type to the second.
 pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize) {
     match [from, to] {
@@ -36,7 +53,7 @@ pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize)
 macro_rules! float_functions {
     ([$unary:ident, $unary_body:ident], [$binary:ident, $binary_body:ident], $T:ident, $erf:path) => {
         vectorized! { fn $unary(op: Unary, x: &[$T], y: &mut Column) = $unary_body }
-        vectorized! { fn $binary(op: Binary, of: [&[$T]; 2], y: &mut Column) = $binary_body }
+        vectorized! { fn $binary(op: Binary, of: [Values<'_, $T>; 2], y: &mut Column) = $binary_body }
 
         #[inline(always)]
         fn $unary_body<const FMA: bool>(op: Unary, x: &[$T], y: &mut Column) {
@@ -75,9 +92,10 @@ macro_rules! float_functions {
         }
 
         #[inline(always)]
-        fn $binary_body<const FMA: bool>(op: Binary, [a, b]: [&[$T]; 2], y: &mut Column) {
-            let test =
-                |of: fn(&$T, &$T) -> bool, y: &mut Column| zip([a, b], y.elems_mut(), |a, b| u8::from(of(&a, &b)));
+        fn $binary_body<const FMA: bool>(op: Binary, of: [Values<'_, $T>; 2], y: &mut Column) {
+            let test = |test: fn(&$T, &$T) -> bool, y: &mut Column| {
+                zip_values(of, y.elems_mut(), |a, b| u8::from(test(&a, &b)));
+            };
             match op {
                 Binary::Equal => return test($T::eq, y),
                 Binary::Less => return test($T::lt, y),
@@ -86,12 +104,12 @@ macro_rules! float_functions {
             }
             let y = y.elems_mut();
             match op {
-                Binary::Add => zip([a, b], y, |a, b| a + b),
-                Binary::Sub => zip([a, b], y, |a, b| a - b),
-                Binary::Mul => zip([a, b], y, |a, b| a * b),
-                Binary::Div => zip([a, b], y, |a, b| a / b),
-                Binary::Rem => zip([a, b], y, |a, b| a % b),
-                Binary::Mod => zip([a, b], y, |a, b| {
+                Binary::Add => zip_values(of, y, |a, b| a + b),
+                Binary::Sub => zip_values(of, y, |a, b| a - b),
+                Binary::Mul => zip_values(of, y, |a, b| a * b),
+                Binary::Div => zip_values(of, y, |a, b| a / b),
+                Binary::Rem => zip_values(of, y, |a, b| a % b),
+                Binary::Mod => zip_values(of, y, |a, b| {
                     let rest = a % b;
                     if rest == 0.0 {
                         (0.0 as $T).copysign(b)
@@ -101,9 +119,9 @@ macro_rules! float_functions {
                         rest + b
                     }
                 }),
-                Binary::Pow => zip([a, b], y, $T::powf),
-                Binary::Min => zip([a, b], y, |a, b| if a < b || a.is_nan() { a } else { b }),
-                Binary::Max => zip([a, b], y, |a, b| if a > b || a.is_nan() { a } else { b }),
+                Binary::Pow => zip_values(of, y, $T::powf),
+                Binary::Min => zip_values(of, y, |a, b| if a < b || a.is_nan() { a } else { b }),
+                Binary::Max => zip_values(of, y, |a, b| if a > b || a.is_nan() { a } else { b }),
                 other => unreachable!("{other:?} of floats"),
             }
         }
@@ -252,14 +270,22 @@ pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usiz
     }
 }
 
-/// Computes a function of the first `n` elements of two columns, which have type `dtype`.
-pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], y: &mut Column, n: usize) {
+/// Computes a function of the first `n` elements of two columns, which have type `dtype`. A column that does not vary
+/// has its first element in all of them.
+pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], varies: [bool; 2], y: &mut Column, n: usize) {
     fn both<T: crate::graph::Element>([a, b]: [&Column; 2], n: usize) -> [&[T]; 2] {
         [&a.elems()[..n], &b.elems()[..n]]
     }
+    fn values<'v, T: crate::graph::Element>(of: [&'v Column; 2], varies: [bool; 2], n: usize) -> [Values<'v, T>; 2] {
+        let value = |(column, varies): (&'v Column, bool)| match varies {
+            true => Values::Each(&column.elems()[..n]),
+            false => Values::Same(column.elems()[0]),
+        };
+        [(of[0], varies[0]), (of[1], varies[1])].map(value)
+    }
     match (dtype, op) {
-        (Dtype::F32, _) => binary_f32(Isa::detect(), op, both([a, b], n), y),
-        (Dtype::F64, _) => binary_f64(Isa::detect(), op, both([a, b], n), y),
+        (Dtype::F32, _) => binary_f32(Isa::detect(), op, values([a, b], varies, n), y),
+        (Dtype::F64, _) => binary_f64(Isa::detect(), op, values([a, b], varies, n), y),
         (Dtype::Bool, Binary::Equal) => compare::<u8>(op, both([a, b], n), y.elems_mut()),
         (Dtype::Bool, _) => bitwise::<u8>(op, both([a, b], n), y.elems_mut()),
         (_, Binary::Equal | Binary::Less | Binary::LessEqual) => {

@@ -8,12 +8,16 @@ use crate::loops::affine::{Affine, affine, linear, needed, sums_read};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 use crate::loops::team::Lines;
 use crate::loops::work::rows;
+use crate::tensor::Dtype;
 
 /// The number of points below which it does not pay to compute them side by side if other points can be.
 const FEW: usize = 16;
 
 /// The number of points side by side from which on it pays to separate them from others.
 const MANY: usize = 64;
+
+/// The number of neighbouring elements from which on it pays to copy a run of its own.
+const RUN: usize = 24;
 
 /// A prepared loop.
 ///
@@ -28,8 +32,15 @@ pub(super) struct Program<'l> {
     pub varies: Vec<bool>,
     /// For each term, whether it is the same in all lanes and is read where there are many.
     pub splat: Vec<bool>,
+    /// The column of each term. Terms of one band share a column if one is read for the last time before the next is
+    /// computed.
+    pub column_of: Vec<usize>,
+    /// The type of each column's elements, or another one with as many bytes.
+    pub columns: Vec<Dtype>,
     /// The bands of the result's points, then those of each reduction. A reduction within another one comes later.
     pub scopes: Vec<Vec<Band>>,
+    /// The number of all bands.
+    pub bands: usize,
     /// The number of tables of all bands.
     pub tables: usize,
 }
@@ -41,9 +52,14 @@ pub(super) struct Band {
     pub extents: Vec<usize>,
     /// Whether many points are computed side by side.
     pub lanes: bool,
-    /// The number of first axes that `repeated` terms do not depend on; 0 if there are no such terms.
-    pub outer: usize,
-    /// The terms that are the same in each block of lanes, because they depend only on the inner axes.
+    /// The number of this band among all bands of the program.
+    pub number: usize,
+    /// The number of first axes that `kept` and `repeated` terms do not depend on; `None` if there are no such terms.
+    pub outer: Option<usize>,
+    /// The terms that depend only on the inner axes, so that they are the same in all blocks of lanes.
+    pub kept: Vec<usize>,
+    /// The terms that depend on the inner axes and on axes of other bands, so that they are the same in each block of
+    /// lanes at one point of those.
     pub repeated: Vec<usize>,
     /// The other terms that are computed at each point or block, in this order.
     pub terms: Vec<usize>,
@@ -54,13 +70,17 @@ pub(super) struct Band {
 impl Band {
     /// The number of lanes of a block: the points of the inner axes, as many times as there is room for.
     pub fn block(&self) -> usize {
-        let inner: usize = self.extents[self.outer..].iter().product();
-        if self.outer == 0 { LANES } else { LANES / inner * inner }
+        self.inner().map_or(LANES, |inner| LANES / inner * inner)
+    }
+
+    /// The number of points of the inner axes; `None` if no term depends on these alone.
+    pub fn inner(&self) -> Option<usize> {
+        self.outer.map(|outer| self.extents[outer..].iter().product())
     }
 
     /// Whether an index with these strides is the same in each block.
     pub fn repeats(&self, strides: &[i64]) -> bool {
-        self.outer > 0 && strides[..self.outer].iter().all(|&by| by == 0)
+        self.outer.is_some_and(|outer| strides[..outer].iter().all(|&by| by == 0))
     }
 }
 
@@ -173,11 +193,28 @@ impl<'l> Planner<'l> {
             steps.push(Some(self.step(id, scope)));
             let (scope, band) = self.band_of(id);
             let band = &mut self.scopes[scope][band];
-            if repeated[id] { &mut band.repeated } else { &mut band.terms }.push(id);
+            let terms = match repeated[id] {
+                true if self.deps[id].iter().all(|axis| band.axes.contains(axis)) => &mut band.kept,
+                true => &mut band.repeated,
+                false => &mut band.terms,
+            };
+            terms.push(id);
         }
         let varies: Vec<bool> = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
         let splat = self.splat(&varies, &scope_of);
-        Program { of: self.of, steps, varies, splat, scopes: self.scopes, tables: self.tables }
+        let (column_of, columns) = self.columns(&steps);
+        let bands = self.scopes.iter().map(Vec::len).sum();
+        Program {
+            of: self.of,
+            steps,
+            varies,
+            splat,
+            column_of,
+            columns,
+            scopes: self.scopes,
+            bands,
+            tables: self.tables,
+        }
     }
 
     fn band(&self, axes: Vec<usize>, lanes: bool) -> Band {
@@ -186,21 +223,26 @@ impl<'l> Planner<'l> {
     }
 
     fn add_scope(&mut self, mut bands: Vec<Band>) {
+        let points = |band: &Band| band.extents.iter().product::<usize>();
+        let is_within = !self.scopes.is_empty() || bands.iter().any(|band| !band.lanes && points(band) > 1);
         for band in bands.iter_mut().filter(|band| band.lanes) {
-            band.outer = self.outer_axes(band);
+            band.outer = self.outer_axes(band, is_within);
         }
-        for (number, band) in bands.iter().enumerate() {
+        let before: usize = self.scopes.iter().map(Vec::len).sum();
+        for (number, band) in bands.iter_mut().enumerate() {
+            band.number = before + number;
             band.axes.iter().for_each(|&axis| self.home[axis] = Some((self.scopes.len(), number)));
         }
         self.scopes.push(bands);
     }
 
     /// The number of first axes of a band of lanes that some loads do not depend on, if a block has room for all points
-    /// of the other axes; else 0.
-    fn outer_axes(&self, band: &Band) -> usize {
+    /// of the other axes: 0 if the band runs more than once (`is_within`) and a block has room for all of it. `None` if
+    /// there are no such axes.
+    fn outer_axes(&self, band: &Band, is_within: bool) -> Option<usize> {
         let first = |sum: &Affine| band.axes.iter().position(|&axis| sum.stride(axis) != 0);
         let fits = |&outer: &usize| (1..=LANES).contains(&band.extents[outer..].iter().product());
-        self.loads().filter_map(first).filter(fits).min().unwrap_or(0)
+        self.loads().filter_map(first).filter(|&outer| outer > 0).chain(is_within.then_some(0)).filter(fits).min()
     }
 
     /// The band in which a term is computed.
@@ -217,7 +259,7 @@ impl<'l> Planner<'l> {
             let known = |read: &TermId| self.band_of(read.0) != at || all[read.0];
             let moves = |axis| self.deps[id].contains(axis);
             let is_sum = matches!(term.kind, TermKind::Reduce { .. });
-            let inner = band.outer > 0 && !band.axes[..band.outer].iter().any(moves);
+            let inner = band.outer.is_some_and(|outer| !band.axes[..outer].iter().any(moves));
             all.push(inner && !is_sum && term.reads().iter().all(known));
         }
         all
@@ -266,13 +308,15 @@ impl<'l> Planner<'l> {
         self.reductions().flat_map(|id| self.deps[id].range(..self.of.rank).copied()).collect()
     }
 
-    /// The innermost of these axes that are worth running side by side, together with axes around them as long as all
-    /// indices continue over them.
+    /// The innermost of these axes that are worth running side by side, together with axes around them: as long as all
+    /// indices continue over them, or, until a block is full, are long runs.
     fn side_by_side<'a>(&self, axes: &'a [usize]) -> &'a [usize] {
         let mut first = axes.len();
         while first > 0 {
             let points: usize = axes[first..].iter().map(|&axis| self.of.axes[axis]).product();
-            if first < axes.len() && points >= MANY && !self.runs_on(&axes[first - 1..]) {
+            let around = &axes[first - 1..];
+            let is_worth = self.runs_on(around) || (points < LANES && self.in_long_runs(around));
+            if first < axes.len() && points >= MANY && !is_worth {
                 break;
             }
             first -= 1;
@@ -287,6 +331,15 @@ impl<'l> Planner<'l> {
             inner.map(|&axis| self.of.axes[axis]).product::<usize>() <= LANES
         };
         sums_read(self.of, &self.affine, &self.needed).all(|sum| sum.runs_on(axes, &self.of.axes) || repeats(sum))
+    }
+
+    /// Whether each index of a load over all points of these axes has one stride, or rises by one in runs that are long
+    /// enough to be copied one by one.
+    fn in_long_runs(&self, axes: &[usize]) -> bool {
+        let extents: Vec<usize> = axes.iter().map(|&axis| self.of.axes[axis]).collect();
+        let strides = |sum: &Affine| axes.iter().map(|&axis| sum.stride(axis)).collect::<Vec<_>>();
+        let is_long = |strides: &[i64]| RunsOfLanes::of(&extents, strides).is_some_and(|runs| runs.run() >= RUN);
+        self.loads().map(strides).all(|strides| linear(&extents, &strides).is_some() || is_long(&strides))
     }
 
     fn reductions(&self) -> impl Iterator<Item = usize> {
@@ -383,6 +436,56 @@ impl<'l> Planner<'l> {
         Lanes::Table(self.tables - 1)
     }
 
+    /// The column of each term that is computed, and the type of each column.
+    fn columns(&self, steps: &[Option<Step>]) -> (Vec<usize>, Vec<Dtype>) {
+        let (mut column_of, mut columns) = (vec![0; steps.len()], Vec::new());
+        let mut add = |dtype: Dtype| {
+            columns.push(dtype);
+            columns.len() - 1
+        };
+        let last = self.last_reads(steps);
+        for band in self.scopes.iter().flatten() {
+            for &id in band.kept.iter().chain(&band.repeated) {
+                column_of[id] = add(self.of.terms[id].dtype);
+            }
+            let mut free: Vec<(usize, usize)> = Vec::new(); // columns that nobody reads any more, and their bytes
+            for &id in &band.terms {
+                let dtype = self.of.terms[id].dtype;
+                let known = free.iter().position(|(_, bytes)| *bytes == dtype.bytes());
+                column_of[id] = match known.filter(|_| !matches!(steps[id], Some(Step::Reduce { .. }))) {
+                    Some(at) => free.swap_remove(at).0,
+                    None => add(dtype),
+                };
+                let reads: BTreeSet<usize> = self.of.terms[id].reads().iter().map(|read| read.0).collect();
+                let done = reads.into_iter().filter(|&read| last[read] == Some(id));
+                free.extend(done.map(|read| (column_of[read], self.of.terms[read].dtype.bytes())));
+            }
+        }
+        (column_of, columns)
+    }
+
+    /// For each term, the last term that reads it, if all that read it are among the terms of its band that are computed
+    /// at each point or block. `None` for reductions, for the result, and for terms that are not computed or are read
+    /// elsewhere.
+    fn last_reads(&self, steps: &[Option<Step>]) -> Vec<Option<usize>> {
+        let (mut last, mut elsewhere) = (vec![None; steps.len()], vec![false; steps.len()]);
+        elsewhere[self.of.result.0] = true;
+        for band in self.scopes.iter().flatten() {
+            for &id in band.kept.iter().chain(&band.repeated) {
+                elsewhere[id] = true;
+                self.of.terms[id].reads().iter().for_each(|read| elsewhere[read.0] = true);
+            }
+            for &id in &band.terms {
+                elsewhere[id] |= matches!(steps[id], Some(Step::Reduce { .. }));
+                for read in self.of.terms[id].reads() {
+                    elsewhere[read.0] |= steps[read.0].is_none() || self.band_of(read.0) != self.band_of(id);
+                    last[read.0] = last[read.0].max(Some(id));
+                }
+            }
+        }
+        last.into_iter().zip(elsewhere).map(|(last, elsewhere)| last.filter(|_| !elsewhere)).collect()
+    }
+
     fn splat(&self, varies: &[bool], scope_of: &[usize]) -> Vec<bool> {
         let mut splat = vec![false; varies.len()];
         let sides = |scope: usize| self.scopes[scope].iter().any(|band| band.lanes);
@@ -394,5 +497,47 @@ impl<'l> Planner<'l> {
         let result = self.of.result.0;
         splat[result] |= sides(0) && !varies[result];
         splat
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Binary, ValueType};
+    use crate::loops::build::LoopBuilder;
+
+    #[test]
+    fn a_chain_has_few_columns() {
+        let mut b = LoopBuilder::new(&[ValueType::new(Dtype::F32, &[50, 96])], &[50, 96]);
+        let point = b.point();
+        let x = b.load(0, &point);
+        let (mut y, two) = (x, b.float(Dtype::F32, 2.0));
+        for _ in 0..50 {
+            let square = b.binary(Binary::Mul, y, y);
+            y = b.binary(Binary::Add, square, two);
+        }
+        let of = b.finish(y);
+        let program = Program::new(&of);
+        assert!(program.columns.len() <= 5, "{:?}", program.columns);
+        let all: BTreeSet<usize> =
+            program.steps.iter().zip(&program.column_of).filter_map(|(step, &of)| step.as_ref().map(|_| of)).collect();
+        assert_eq!(all.len(), program.columns.len());
+    }
+
+    #[test]
+    fn what_depends_on_channels_alone_is_kept() {
+        let mut b = LoopBuilder::new(
+            &[ValueType::new(Dtype::F32, &[9, 80, 96]), ValueType::new(Dtype::F32, &[96])],
+            &[9, 80, 96],
+        );
+        let point = b.point();
+        let (x, bias) = (b.load(0, &point), b.load(1, &point[2..]));
+        let half = b.float(Dtype::F32, 0.5);
+        let bias = b.binary(Binary::Mul, bias, half);
+        let y = b.binary(Binary::Add, x, bias);
+        let of = b.finish(y);
+        let program = Program::new(&of);
+        let lanes = program.scopes[0].iter().find(|band| band.lanes).unwrap();
+        assert_eq!((lanes.inner(), lanes.kept.len(), lanes.terms.len(), lanes.block()), (Some(96), 2, 2, 480));
     }
 }

@@ -1,5 +1,7 @@
 //! Products of rows with panels of columns. The sums stay in registers.
 
+use std::ops::Range;
+
 use super::factor::{COLUMNS, Factor, HALF, HALVES, ROWS};
 use super::runs::Places;
 use crate::loops::vectorized;
@@ -9,50 +11,78 @@ vectorized! {
     pub(super) fn multiply<T: Factor>(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) = multiply_body
 }
 
+/// The number of rows of a panel that are multiplied with all tiles before the next ones are: they stay in a core's
+/// first-level cache.
+const NEAR: usize = 256;
+
 #[inline(always)]
 fn multiply_body<T: Factor, const FMA: bool>(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) {
     let k = rows.taps * rows.outside.len();
     for (panel, column) in panels.chunks_exact(k).zip((0..n).step_by(COLUMNS)) {
-        match n - column {
-            1..=HALF => of_panel::<T, 1, FMA>(rows, panel, Columns { y, n, column }),
-            _ => of_panel::<T, HALVES, FMA>(rows, panel, Columns { y, n, column }),
+        for part in parts(rows) {
+            match n - column {
+                1..=HALF => of_panel::<T, 1, FMA>(rows, &part, panel, Columns { y, n, column }),
+                _ => of_panel::<T, HALVES, FMA>(rows, &part, panel, Columns { y, n, column }),
+            }
         }
     }
 }
 
-/// Computes the columns of a panel, only the first H halves of them.
+/// A part of a sum's products: those of some elements of each of some taps' runs.
+struct Part {
+    taps: Range<usize>,
+    elems: Range<usize>,
+}
+
+/// The parts of all products, in the order in which they are added. A part has several whole runs, or some elements of one.
+fn parts<T>(rows: &Places<'_, T>) -> impl Iterator<Item = Part> {
+    let (run, all) = (rows.outside.len(), rows.taps);
+    let (taps, elems) = if run < NEAR { (NEAR / run, run) } else { (1, NEAR) };
+    (0..all).step_by(taps).flat_map(move |tap| {
+        let of_run = (0..run).step_by(elems);
+        of_run.map(move |elem| Part { taps: tap..all.min(tap + taps), elems: elem..run.min(elem + elems) })
+    })
+}
+
+/// Adds the products of a part to the columns of a panel, only to the first H halves of them.
 #[inline(always)]
 fn of_panel<T: Factor, const H: usize, const FMA: bool>(
     rows: &Places<'_, T>,
+    part: &Part,
     panel: &[[T; COLUMNS]],
     Columns { y, n, column }: Columns<'_, T>,
 ) {
     for (tile, y) in y.chunks_mut(ROWS * n).enumerate() {
         let (row, y) = (tile * ROWS, Columns { y, n, column });
         match y.y.len() / n {
-            6 => y.write(sums::<T, 6, H, FMA>(rows, row, panel)),
-            5 => y.write(sums::<T, 5, H, FMA>(rows, row, panel)),
-            4 => y.write(sums::<T, 4, H, FMA>(rows, row, panel)),
-            3 => y.write(sums::<T, 3, H, FMA>(rows, row, panel)),
-            2 => y.write(sums::<T, 2, H, FMA>(rows, row, panel)),
-            _ => y.write(sums::<T, 1, H, FMA>(rows, row, panel)),
+            6 => of_tile::<T, 6, H, FMA>(rows, row, part, panel, y),
+            5 => of_tile::<T, 5, H, FMA>(rows, row, part, panel, y),
+            4 => of_tile::<T, 4, H, FMA>(rows, row, part, panel, y),
+            3 => of_tile::<T, 3, H, FMA>(rows, row, part, panel, y),
+            2 => of_tile::<T, 2, H, FMA>(rows, row, part, panel, y),
+            _ => of_tile::<T, 1, H, FMA>(rows, row, part, panel, y),
         }
     }
 }
 
-/// The sums of a tile. Products are added in the order of taps, and within a tap in the order of its run.
+/// Adds the products of a part to the sums of a tile, in the order of taps, and within a tap in the order of its run. The
+/// first part's sums begin with zeros.
 #[inline(always)]
-fn sums<T: Factor, const M: usize, const H: usize, const FMA: bool>(
+fn of_tile<T: Factor, const M: usize, const H: usize, const FMA: bool>(
     rows: &Places<'_, T>,
     first: usize,
+    part: &Part,
     panel: &[[T; COLUMNS]],
-) -> [[T; COLUMNS]; M] {
-    let mut sums = [[T::default(); COLUMNS]; M];
-    for (tap, panel) in panel.chunks_exact(rows.outside.len()).enumerate() {
-        let runs: [&[T]; M] = std::array::from_fn(|m| &rows.run(first + m, tap)[..panel.len()]);
-        T::add_products::<M, H, FMA>(runs, panel, &mut sums);
+    mut y: Columns<'_, T>,
+) {
+    let run = rows.outside.len();
+    let is_first = part.taps.start == 0 && part.elems.start == 0;
+    let mut sums = if is_first { [[T::default(); COLUMNS]; M] } else { y.read() };
+    for tap in part.taps.clone() {
+        let runs: [&[T]; M] = std::array::from_fn(|m| &rows.run(first + m, tap)[part.elems.clone()]);
+        T::add_products::<M, H, FMA>(runs, &panel[tap * run..][part.elems.clone()], &mut sums);
     }
-    sums
+    y.write(sums);
 }
 
 /// Some neighbouring columns of a few rows of y.
@@ -62,9 +92,21 @@ struct Columns<'y, T> {
     column: usize,
 }
 
-impl<T: Copy> Columns<'_, T> {
+impl<T: Copy + Default> Columns<'_, T> {
     #[inline(always)]
-    fn write<const M: usize>(self, sums: [[T; COLUMNS]; M]) {
+    fn read<const M: usize>(&self) -> [[T; COLUMNS]; M] {
+        let mut sums = [[T::default(); COLUMNS]; M];
+        for (y, sums) in self.y.chunks_exact(self.n).zip(&mut sums) {
+            match y[self.column..].first_chunk() {
+                Some(whole) => *sums = *whole,
+                None => sums.iter_mut().zip(&y[self.column..]).for_each(|(sum, y)| *sum = *y),
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn write<const M: usize>(&mut self, sums: [[T; COLUMNS]; M]) {
         for (y, sums) in self.y.chunks_exact_mut(self.n).zip(sums) {
             match y[self.column..].first_chunk_mut() {
                 Some(whole) => *whole = sums,
@@ -176,6 +218,27 @@ mod tests {
                 multiply(isa, &rows, &panels, &mut y[..m * n], n);
                 assert_eq!(y[..m * n], wanted, "{m} rows, {n} columns");
                 assert!(y[m * n].is_nan(), "{m} rows, {n} columns");
+            }
+        }
+    }
+
+    /// Sums that are longer than what is near: of long runs, of many short ones, and of both.
+    #[test]
+    fn products_of_long_sums() {
+        for (taps, run) in [(1, 2 * NEAR + 3), (3, NEAR), (3, NEAR + 1), (NEAR + 7, 1), (9, NEAR / 3), (40, 13)] {
+            let (m, n, k) = (ROWS + 2, COLUMNS + HALF + 1, taps * run);
+            let at: Vec<usize> = (0..m * taps).map(|i| if i % 5 == 1 { OUTSIDE } else { i % 7 }).collect();
+            let (from, outside, factors) = (numbers(run + 7, 1), numbers(run, 2), numbers(k * n, 3));
+            let rows = Places { from: &from, outside: &outside, at: &at, taps };
+            let panels = super::super::product::packed(&factors, n);
+            let sum = |row: usize, c: usize| {
+                (0..k).map(|i| rows.run(row, i / run)[i % run] * factors[i * n + c]).sum::<f32>()
+            };
+            let wanted: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
+            for isa in [Isa::BASELINE, Isa::detect()] {
+                let mut y = vec![f32::NAN; m * n];
+                multiply(isa, &rows, &panels, &mut y, n);
+                assert_eq!(y, wanted, "{taps} taps of {run}");
             }
         }
     }

@@ -3,8 +3,9 @@
 use super::super::{Kernel, Schedule, evaluate, schedule};
 use super::{compute, counted, signed};
 use crate::graph::{
-    Binary, Constant, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Number, Op, Origin, Pad, PadMode, Pool, PoolOp,
-    Reduce, ReduceOp, Slice, Tensor, TopK, Unary, ValueId, ValueType, Window,
+    Binary, Constant, Contract, Conv, Expr, Graph, GraphBuilder, Nearest, Norm, Number, Op, Origin, Pad, PadMode, Pool,
+    PoolOp, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Slice, Tensor, TopK, Unary, ValueId, ValueType,
+    Window,
 };
 use crate::loops::TermKind;
 use crate::tensor::Dtype;
@@ -482,4 +483,59 @@ fn counted_elements_keep_their_places_through_views() {
     g.output("y", y);
     let found = evaluate(&g.finish().unwrap(), &mut |_, _| unreachable!(), &[counted(&[4, 6])]).unwrap();
     assert_eq!(found[0].elems::<i32>()[..8], [0, 6, 12, 18, 1, 7, 13, 19]);
+}
+
+/// Maps of different sizes, times gates of their channels, are enlarged and joined by channels, as a detector of text does.
+/// Blocks end within runs of channels, and conditions on channels are the same in all blocks.
+#[test]
+fn enlarged_maps_are_joined_in_blocks_that_end_anywhere() {
+    for channels in [3, 24, 200, 700] {
+        let mut g = GraphBuilder::new();
+        let mut parts = Vec::new();
+        for (number, scale) in [4, 2, 1].into_iter().enumerate() {
+            let (height, width) = (12 / scale, 20 / scale);
+            let x = g.input(&format!("x{number}"), Dtype::F32, &[1, height, width, channels]);
+            let gate = g.input(&format!("gate{number}"), Dtype::F32, &[1, 1, 1, channels]);
+            let y = g.map(&format!("times{number}"), Expr::arg(0) + Expr::arg(0) * Expr::arg(1), &[x, gate]);
+            let scale = scale as f64;
+            let larger = Op::Resize(Resize {
+                mode: ResizeMode::Nearest(Nearest::Floor),
+                coordinates: ResizeCoordinates::Asymmetric,
+                dims: vec![1, 12, 20, channels],
+                scales: vec![1.0, scale, scale, 1.0],
+                crop: vec![[0.0, 1.0]; 4],
+                antialias: false,
+                exclude_outside: false,
+                outside: None,
+            });
+            parts.push(g.node(&format!("larger{number}"), larger, &[y]));
+        }
+        let joined = g.node("joined", Op::Concat(3), &parts);
+        let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[parts[0], parts[2]]);
+        g.output("joined", joined);
+        g.output("sum", sum);
+        assert!(!steps_within(&g.finish().unwrap(), |_| 0.0).is_empty());
+    }
+}
+
+/// More functions in a chain than a core has room for, some of them read again much later, of values and of constants.
+#[test]
+fn values_that_nobody_reads_any_more_give_their_place_to_others() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", Dtype::F32, &[3, 700]);
+    let bias = g.input("bias", Dtype::F32, &[700]);
+    let (mut values, mut y) = (vec![x], x);
+    for i in 0..40 {
+        let by = number(0.9 + 0.01 * f64::from(i));
+        let all = match i % 4 {
+            0 => (Expr::arg(0) * by, vec![y]),
+            1 => (by - Expr::arg(0), vec![y]),
+            2 => (Expr::arg(0) * number(0.5) + Expr::arg(1) * number(0.25), vec![y, values[values.len() / 2]]),
+            _ => ((Expr::arg(0) + Expr::arg(1)).binary(Binary::Min, by), vec![y, bias]),
+        };
+        y = g.map(&format!("{i}"), all.0, &all.1);
+        values.push(y);
+    }
+    g.output("y", y);
+    assert_eq!(steps_within(&g.finish().unwrap(), |_| 0.0).len(), 1);
 }
