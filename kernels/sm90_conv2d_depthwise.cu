@@ -6,7 +6,7 @@
 //
 // With a 1x1 convolution in front, each box is first multiplied with 32 channels of its filter, and what comes out stays
 // in shared memory. Where boxes overlap, its pixels are computed more than once.
-#include "common.cuh"
+#include "activation.cuh"
 #include "sm90_ptx.cuh"
 
 struct Sm90DepthwiseArgs {
@@ -130,7 +130,7 @@ TREFOIL_DEVICE void convolve(const Sm90DepthwiseArgs &args, const Filter<U> &fil
 }
 
 template <class U>
-TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Clamp &clamp, int32_t image, int32_t p, int32_t q,
+TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Activation &activation, int32_t image, int32_t p, int32_t q,
                           int32_t c, const float2 (&sums)[U::kRows][U::kColumns]) {
   const int32_t pairs = args.c_stored / 2;
   const int64_t first = (static_cast<int64_t>(image) * args.out_height + p) * args.out_width + q;
@@ -140,13 +140,13 @@ TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Clamp &clamp, int
     if (p + row >= args.out_height) break;
 #pragma unroll
     for (int column = 0; column < U::kColumns; ++column)
-      if (q + column < args.out_width) y[column * pairs] = clamp(sums[row][column]);
+      if (q + column < args.out_width) y[column * pairs] = activation(sums[row][column]);
   }
 }
 
 // The outputs of a tile, from its box or from what was made of it.
 template <class U, int kPixelBytes>
-TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U> &filter, const Clamp &clamp, Tile tile,
+TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U> &filter, const Activation &activation, Tile tile,
                                   int32_t c, uint32_t smem) {
   const uint32_t pair = threadIdx.x % kPairs, group = threadIdx.x / kPairs, groups = blockDim.x / kPairs;
   for (int32_t unit = group; unit < args.units; unit += groups) {
@@ -156,7 +156,7 @@ TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U>
     float2 sums[U::kRows][U::kColumns];
     convolve<U, kPixelBytes>(args, filter,
                              smem + pair * 4 + (row * args.box_width + column) * U::kStride * kPixelBytes, sums);
-    store<U>(args, clamp, tile.image, tile.p + row, tile.q + column, c, sums);
+    store<U>(args, activation, tile.image, tile.p + row, tile.q + column, c, sums);
   }
 }
 
@@ -189,7 +189,7 @@ template <class U>
 TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, Tile tile, uint32_t smem_x, uint32_t smem_filter,
                                 uint32_t smem_bias, uint32_t smem_out) {
   const uint32_t lane = threadIdx.x % 32;
-  const Clamp clamp(args.x_activation);
+  const Activation activation(args.x_activation);
   const int32_t h_first = tile.p * U::kStride - args.pad_top, w_first = tile.q * U::kStride - args.pad_left;
   // This lane's row of the four 8x8 matrices of a and of b.
   const uint32_t b = smem_filter + ((lane / 16 * 8 + lane % 8) * row_chunks(args) + lane / 8 % 2) * 16;
@@ -233,7 +233,7 @@ TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, Tile tile, uint32
       for (int j = 0; j < 4; ++j) {
         const float *sums = d[row / 2][j] + row % 2 * 2;
         store_shared_u32(smem_out + pixel * kExpandedBytes + j * 16 + lane % 4 * 4,
-                         inside ? clamp(make_float2(sums[0], sums[1])) : 0);
+                         inside ? activation(make_float2(sums[0], sums[1])) : 0);
       }
     }
   }
@@ -263,7 +263,7 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
   if constexpr (kExpands) stage_x_filter(args, c_first, smem_x_filter, smem_x_bias);
   const int32_t c = c_first + threadIdx.x % kPairs * 2;
   const Filter<U> filter = load_filter<U>(args, c, c < args.c_stored);
-  const Clamp clamp(args.activation);
+  const Activation activation(args.activation);
   // Boxes that come before they are needed: all of one tile, or one of each of two tiles.
   constexpr uint32_t kAhead = kExpands ? 1 : kStages;
   const auto copy = [&](int32_t index, uint32_t stage) {
@@ -284,10 +284,10 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
       expand_tile<U>(args, tile, smem, smem_x_filter, smem_x_bias, smem_expanded);
       __syncthreads();
       if (threadIdx.x == 0) copy(index + stride, 0);
-      convolve_tile<U, kExpandedBytes>(args, filter, clamp, tile, c, smem_expanded);
+      convolve_tile<U, kExpandedBytes>(args, filter, activation, tile, c, smem_expanded);
       __syncthreads();
     } else {
-      convolve_tile<U, kBoxBytes>(args, filter, clamp, tile, c, smem + stage * args.stage_bytes);
+      convolve_tile<U, kBoxBytes>(args, filter, activation, tile, c, smem + stage * args.stage_bytes);
       __syncthreads();
       if (threadIdx.x == 0) copy(index + kStages * stride, stage);
     }
@@ -306,7 +306,8 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
 //            y         write  halves [images][out_height][out_width][c_stored], disjoint from the rest
 //            All at multiples of 16 bytes, without gaps. c_stored is a multiple of 8.
 // Arithmetic float sums, bias first, then row by row; one rounding to half at the end. NaN stays NaN, through every
-//            activation. Padded channels of y come out zero if x is finite.
+//            activation. Both activations are none or bounds, or, by entries *_silu, both are SiLU (activation.cuh has
+//            its error). Padded channels of y come out zero if x is finite.
 // Launch     grid a multiple of channel_tiles = ceil(c_stored / 32), up to tiles times as many, best as many as run at
 //            once: a block takes every (grid / channel_tiles)-th tile of its 32 channels. Block a multiple of 32, up to
 //            128: a thread for two channels and every (block / 16)-th unit of the tile. Dynamic shared memory
@@ -319,12 +320,12 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
 //            griddepcontrol.wait; filters and biases before.
 #define TREFOIL_SM90_DEPTHWISE(size, stride, rows, columns, blocks)                                             \
   extern "C" __global__ void __launch_bounds__(kMostThreads, blocks)                                            \
-      sm90_conv2d_depthwise_##size##x##size##_stride##stride##_##rows##x##columns(                              \
+      TREFOIL_ENTRY(sm90_conv2d_depthwise_##size##x##size##_stride##stride##_##rows##x##columns)(               \
           const __grid_constant__ Sm90DepthwiseArgs args) {                                                     \
     sm90_depthwise<Unit<size, stride, rows, columns>, false>(args);                                             \
   }                                                                                                             \
   extern "C" __global__ void __launch_bounds__(kMostThreads, blocks)                                            \
-      sm90_conv2d_depthwise_expand_##size##x##size##_stride##stride##_##rows##x##columns(                       \
+      TREFOIL_ENTRY(sm90_conv2d_depthwise_expand_##size##x##size##_stride##stride##_##rows##x##columns)(        \
           const __grid_constant__ Sm90DepthwiseArgs args) {                                                     \
     sm90_depthwise<Unit<size, stride, rows, columns>, true>(args);                                              \
   }

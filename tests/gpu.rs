@@ -211,6 +211,13 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             of_kernels.entry(format!("few channels in {of:?}")).or_default().push((values, trial));
         }
     }
+    for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
+        for problem in support::squeeze_excite::all(of) {
+            let (name, values) = (format!("squeeze and excitation, {problem:?}"), problem.values());
+            let trial = on_device(name, device, move |device| problem.run(device));
+            of_kernels.entry(format!("squeeze and excitation in {of:?}")).or_default().push((values, trial));
+        }
+    }
     if limits.has_sm90_kernels() {
         for problem in support::convolution::with_silu(limits) {
             let (of, values) = (format!("silu, {}", problem.kernel()), problem.values());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::packed_attention::PackedAttentionOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
-use super::{FewOp, Stem, Tail};
+use super::{Family, FewOp, SqueezeExciteOp, Stem, Tail};
 use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
@@ -98,6 +98,8 @@ pub enum StepOp {
     PackedAttention(PackedAttentionOp),
     /// LayerNorm or RMSNorm of rows.
     RowNorm(RowNormOp),
+    /// Squeeze and excitation of images.
+    SqueezeExcite(SqueezeExciteOp),
     /// Some operations of a graph of values, as one loop.
     Loop(LoopOp),
     /// An operation of a graph of values that is no loop.
@@ -285,6 +287,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => self.clone(),
         }
@@ -358,6 +361,7 @@ impl StepOp {
             Self::Product(of) => of.label(),
             Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
             Self::PackedAttention(_) => "packed-attention".into(),
+            Self::SqueezeExcite(of) => of.label(),
             Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
             Self::Loop(of) => of.kinds.clone(),
             Self::Hand(of) => of.op.kind().into(),
@@ -386,6 +390,7 @@ impl StepOp {
             Self::Product(_) => "product",
             Self::Attention(_) | Self::PackedAttention(_) => "attention",
             Self::RowNorm(_) => "row_norm",
+            Self::SqueezeExcite(_) => "squeeze_excite",
             Self::Loop(_) => "loop",
             Self::Hand(_) => "by hand",
         }
@@ -410,6 +415,7 @@ impl StepOp {
             Self::Attention(of) => format!("{:?}", of.sizes),
             Self::PackedAttention(of) => format!("{:?} by {} tiles", of.sizes, of.block_tiles),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
+            Self::SqueezeExcite(of) => format!("{} by {}", of.input, of.hidden_channels()),
             Self::Normalize { .. }
             | Self::QuantizedMean(_)
             | Self::Quantize(_)
@@ -461,6 +467,12 @@ impl StepOp {
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }
+            Self::SqueezeExcite(of) => {
+                let vector = |channels| Operand::activations(Shape::vector(channels), x[0].dtype, Family::Sm80);
+                let [channels, hidden] = [of.input.channels, of.hidden_channels()].map(vector);
+                let of_joined = |of: &'a Joined, from, to| vec![conv(&of.name, &of.conv, from, to)];
+                vec![of_joined(&of.squeeze, channels, hidden), of_joined(&of.excite, hidden, channels)]
+            }
             Self::Normalize { .. }
             | Self::QuantizedMean(_)
             | Self::Quantize(_)
@@ -488,6 +500,7 @@ impl StepOp {
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(pool),
             Self::GlobalAvgPool | Self::QuantizedMean(_) | Self::Tail(_) => x[0].shape.elems(),
             Self::Loop(of) => of.flops as usize,
+            Self::SqueezeExcite(of) => 2 * of.input.elems(),
             Self::Add(Activation::None) if x.len() == 1 => 0,
             Self::Add(_) => x.len() * y[0].shape.elems(),
             Self::Quantize(_) | Self::Dequantize(_) => y[0].shape.elems(),
@@ -536,6 +549,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => [0; 2],
         }
@@ -574,6 +588,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }
@@ -599,6 +614,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use trefoil::graph::{Binary, Conv, Expr, Graph, GraphBuilder, Op, Unary, ValueId, Window};
 use trefoil::model::{Model, Weights};
-use trefoil::plan::{Choices, Kernel, Limits, ProductActivation, Step};
+use trefoil::plan::{Choices, DepthwiseTile, Kernel, Limits, ProductActivation, Step};
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::halves::Half;
@@ -22,6 +22,10 @@ pub struct Problem {
     input: [usize; 3],
     outputs: usize,
     window: Window,
+    /// Whether each output reads one channel alone.
+    is_depthwise: bool,
+    /// The channels of the input of a 1x1 convolution in front, which SiLU follows, if there is one.
+    expands: Option<usize>,
     /// Whether a row consists of planes, one for each channel, or of pixels.
     planes: bool,
     /// The factor that scales the input, if the network has one.
@@ -39,6 +43,8 @@ fn usual(precision: Precision) -> Problem {
         input: [23, 37, 3],
         outputs: 16,
         window: window([3, 3], [2, 2], [[1, 1]; 2], [1, 1]),
+        is_depthwise: false,
+        expands: None,
         planes: true,
         factor: None,
         bias: true,
@@ -110,7 +116,31 @@ pub fn with_silu(limits: &Limits) -> Vec<Problem> {
             move |of: &Problem| kernel != Kernel::Sm90Halo || (of.window == same(3, 1) && of.input[2] <= 64);
         problems.clone().into_iter().filter(is_computed).map(move |of| Problem { kernel, ..of })
     };
-    tiles.chain([Kernel::Sm90Halo]).flat_map(of_kernel).collect()
+    tiles.chain([Kernel::Sm90Halo]).flat_map(of_kernel).chain(depthwise_with_silu()).collect()
+}
+
+/// Depthwise convolutions with SiLU, by every window and unit of their kernel.
+fn depthwise_with_silu() -> Vec<Problem> {
+    let windows = [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)];
+    let tiles = [([2, 7], 4, 14), ([1, 4], 3, 8)];
+    let of = |(size, stride): (usize, usize), (unit, rows, columns), channels| Problem {
+        kernel: Kernel::Sm90Depthwise(DepthwiseTile { rows, columns, unit }),
+        input: [19, 23, channels],
+        outputs: channels,
+        window: window([size; 2], [stride; 2], [[size / 2; 2]; 2], [1, 1]),
+        is_depthwise: true,
+        ..usual(Precision::F16)
+    };
+    let of_window =
+        |window| tiles.into_iter().flat_map(move |tile| [8, 40, 100].map(|channels| of(window, tile, channels)));
+    // A 1x1 convolution in front would be a product if the number of its results were a multiple of eight.
+    let expanded = |(window, tile): ((usize, usize), _)| {
+        let of = of(window, tile, 44);
+        let Kernel::Sm90Depthwise(tile) = of.kernel else { unreachable!("as made") };
+        Problem { kernel: Kernel::Sm90Expand(tile), expands: Some(24), ..of }
+    };
+    let expanded = windows.into_iter().flat_map(|window| tiles.map(|tile| (window, tile))).map(expanded);
+    windows.into_iter().flat_map(of_window).chain(expanded).collect()
 }
 
 impl Problem {
@@ -146,7 +176,10 @@ impl Problem {
         let (images, filter, bias) = self.operands();
         let (filter_dims, own) = (self.filter_dims(), self.clone());
         let tensors = [("bias", vec![self.outputs], bias.clone()), ("filter", filter_dims.to_vec(), filter.clone())];
-        let weights = Weights::from_tensors(tensors.into_iter().skip(usize::from(!self.bias)));
+        let (expand, expand_dims) = (self.expand(), [self.input[2], self.read_channels(), 1, 1]);
+        let expand = [("expand", expand_dims.to_vec(), expand)].into_iter().filter(|_| self.expands.is_some());
+        let tensors = tensors.into_iter().skip(usize::from(!self.bias)).chain(expand);
+        let weights = Weights::from_tensors(tensors);
         let told = |error: Error| error.to_string();
         let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
         let mut engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
@@ -173,21 +206,33 @@ impl Problem {
     }
 
     fn filter_dims(&self) -> [usize; 4] {
-        [self.outputs, self.input[2], self.window.size[0], self.window.size[1]]
+        let channels = if self.is_depthwise { 1 } else { self.input[2] };
+        [self.outputs, channels, self.window.size[0], self.window.size[1]]
     }
 
     /// The rows, the filter and the biases of the problem.
     fn operands(&self) -> (Vec<Vec<f32>>, Vec<f32>, Vec<f32>) {
         let mut random = Random::new(&format!("{self:?}"));
         let most = 2.0 / f64::from(self.factor.unwrap_or(1.0));
-        let images = (0..self.rows).map(|_| random.singles(self.input.iter().product(), most)).collect();
+        let elems = self.input[0] * self.input[1] * self.read_channels();
+        let images = (0..self.rows).map(|_| random.singles(elems, most)).collect();
         let filter = random.singles(self.filter_dims().iter().product(), 0.5);
         (images, filter, random.singles(self.outputs, 1.0))
     }
 
+    /// The filter of the 1x1 convolution in front.
+    fn expand(&self) -> Vec<f32> {
+        Random::new(&format!("expand {self:?}")).singles(self.input[2] * self.read_channels(), 0.5)
+    }
+
+    /// The number of channels of the rows.
+    fn read_channels(&self) -> usize {
+        self.expands.unwrap_or(self.input[2])
+    }
+
     fn graph(&self, rows: usize) -> Result<Graph, Error> {
         let mut g = GraphBuilder::new();
-        let [height, width, channels] = self.input;
+        let ([height, width, _], channels) = (self.input, self.read_channels());
         let mut x = if self.planes {
             let planes = g.input("x", Dtype::F32, &[rows, channels, height, width]);
             g.node("pixels", Op::Transpose(vec![0, 2, 3, 1]), &[planes])
@@ -197,41 +242,69 @@ impl Problem {
         if let Some(factor) = self.factor {
             x = g.map("scaled", Expr::arg(0) * number(factor.into()), &[x]);
         }
+        if self.expands.is_some() {
+            let filter = g.weight("expand", Dtype::F32, &[self.input[2], channels, 1, 1]);
+            let conv = Conv { window: window([1, 1], [1, 1], [[0, 0]; 2], [1, 1]), groups: 1 };
+            let wide = g.node("wide", Op::Conv(conv), &[x, filter]);
+            x = active(&mut g, "wide.silu", ProductActivation::Silu, wide);
+        }
         let mut reads = vec![x, g.weight("filter", Dtype::F32, &self.filter_dims())];
         if self.bias {
             reads.push(g.weight("bias", Dtype::F32, &[self.outputs]));
         }
-        let y = g.node("first", Op::Conv(Conv { window: self.window.clone(), groups: 1 }), &reads);
-        let y = active(&mut g, self.activation, y);
+        let y = g.node(
+            "first",
+            Op::Conv(Conv { window: self.window.clone(), groups: if self.is_depthwise { self.outputs } else { 1 } }),
+            &reads,
+        );
+        let y = active(&mut g, "activation", self.activation, y);
         g.output("y", y);
         g.finish()
     }
 
     /// The expected result of a row, with the error of each value.
     fn expected<T: Half>(&self, image: &[f32], filter: &[f32], bias: &[f32]) -> Expected {
-        let ([height, width, channels], [out_height, out_width]) = (self.input, self.output());
+        let ([height, width, _], [out_height, out_width]) = (self.input, self.output());
+        let channels = self.read_channels();
         let place = |h: usize, w: usize, c: usize| match self.planes {
             true => (c * height + h) * width + w,
             false => (h * width + w) * channels + c,
         };
         let read = |x: &f32| T::of((x * self.factor.unwrap_or(1.0)).into()).value();
         let pixels: Vec<f64> = image.iter().map(read).collect();
+        let expand: Vec<f64> = self.expand().iter().map(|&w| T::of(w.into()).value()).collect();
+        // A pixel that the windows read, with its error.
+        let pixel = |h: usize, w: usize, c: usize| {
+            if self.expands.is_none() {
+                return (pixels[place(h, w, c)], 0.0);
+            }
+            let terms = || (0..channels).map(|from| pixels[place(h, w, from)] * expand[c * channels + from]);
+            let magnitude = terms().map(f64::abs).sum();
+            let error = Growth::Worst.sum(Storage::F16, channels + 1, magnitude);
+            finished(ProductActivation::Silu, terms().sum(), error, 1.0, 0.0, T::ROUNDING)
+        };
+        let wide: Vec<(f64, f64)> = (0..height * width * self.input[2])
+            .map(|at| pixel(at / self.input[2] / width, at / self.input[2] % width, at % self.input[2]))
+            .collect();
         let filter: Vec<f64> = filter.iter().map(|&w| T::of(w.into()).value()).collect();
         let value = |p: usize, q: usize, k: usize| {
             let start = if self.bias { f64::from(bias[k]) } else { 0.0 };
-            let (mut sum, mut magnitude) = (start, start.abs());
+            let (mut sum, mut magnitude, mut read_error) = (start, start.abs(), 0.0);
             for (r, s) in (0..self.window.size[0]).flat_map(|r| (0..self.window.size[1]).map(move |s| (r, s))) {
                 let [h, w] = [self.seen(0, p, r), self.seen(1, q, s)];
                 let (Some(h), Some(w)) = (h, w) else { continue };
-                for c in 0..channels {
-                    let at = ((k * channels + c) * self.window.size[0] + r) * self.window.size[1] + s;
-                    let term = pixels[place(h, w, c)] * filter[at];
-                    (sum, magnitude) = (sum + term, magnitude + term.abs());
+                for c in 0..self.filter_dims()[1] {
+                    let at = ((k * self.filter_dims()[1] + c) * self.window.size[0] + r) * self.window.size[1] + s;
+                    let read = if self.is_depthwise { k } else { c };
+                    let (x, error) = wide[(h * width + w) * self.input[2] + read];
+                    let (term, moved) = (x * filter[at], error * filter[at].abs());
+                    (sum, magnitude) = (sum + term, magnitude + term.abs() + moved);
+                    read_error += moved;
                 }
             }
             let terms = self.filter_dims()[1..].iter().product::<usize>();
             // Tensor cores make the sums, whatever the type.
-            let error = Growth::Worst.sum(Storage::F16, terms + 1, magnitude);
+            let error = read_error + Growth::Worst.sum(Storage::F16, terms + 1, magnitude);
             finished(self.activation, sum, error, 1.0, 0.0, T::ROUNDING)
         };
         let pixels = (0..out_height).flat_map(|p| (0..out_width).map(move |q| (p, q)));
@@ -248,12 +321,13 @@ impl Problem {
     }
 }
 
-fn number(value: f64) -> Expr {
+/// A constant of an expression.
+pub fn number(value: f64) -> Expr {
     Expr::float(Dtype::F32, value)
 }
 
 /// Adds an activation to the network in the form that exporters write.
-fn active(g: &mut GraphBuilder, activation: ProductActivation, y: ValueId) -> ValueId {
+pub fn active(g: &mut GraphBuilder, name: &str, activation: ProductActivation, y: ValueId) -> ValueId {
     let x = || Expr::arg(0);
     let sigmoid = |of: Expr| number(1.0) / (number(1.0) + (-of).unary(Unary::Exp));
     let inner = || (x() + x() * x() * x() * number(0.044_715)) * number(0.797_884_56);
@@ -269,5 +343,5 @@ fn active(g: &mut GraphBuilder, activation: ProductActivation, y: ValueId) -> Va
             x() * ramp.binary(Binary::Max, number(0.0)).binary(Binary::Min, number(1.0))
         }
     };
-    g.map("activation", expr, &[y])
+    g.map(name, expr, &[y])
 }

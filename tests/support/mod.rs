@@ -36,6 +36,8 @@ pub mod row_norm;
 #[cfg(feature = "cuda")]
 pub mod s8_ends;
 pub mod sizes;
+#[cfg(feature = "cuda")]
+pub mod squeeze_excite;
 pub mod states;
 pub mod tolerance;
 pub mod transformer;

@@ -39,6 +39,7 @@ mod sm90_linear;
 mod sm90_product;
 mod sm90_requantise;
 mod sm90_row_norm;
+mod sm90_squeeze_excite;
 mod sm90_stem;
 mod sm90_stem_s8;
 mod sm90_tail;
@@ -103,6 +104,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_linear::Sm90Linear,
     &sm90_product::Sm90Product,
     &sm90_row_norm::Sm90RowNorm,
+    &sm90_squeeze_excite::Sm90SqueezeExcite,
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,
     &sm90_tail::Sm90Tail,

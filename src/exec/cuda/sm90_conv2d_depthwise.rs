@@ -7,9 +7,10 @@ use super::conv2d_depthwise::{DepthwisePointers, DepthwiseProblem};
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
 use super::launch::{
-    ArgBytes, CHUNK, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
-    product, unsupported,
+    ArgBytes, CHUNK, FastDivide, Launch, SM90_SHARED_BYTES, aligned, chunks_of, in_range, kernel_args, product,
+    unsupported,
 };
+use super::sm90_conv2d_fprop::applied;
 use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
@@ -66,11 +67,11 @@ impl Launcher for Sm90Conv2dDepthwise {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of = |(.., name): (_, _, _, _, _)| {
+        let of = |(module, name)| {
             let (threads, shared_bytes) = (MOST_THREADS, MOST_SHARED_BYTES);
-            EntryPoint { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
+            EntryPoint { module, name, threads, shared_bytes, cluster: 8 }
         };
-        ENTRIES.map(of).into()
+        ENTRIES.into_iter().flat_map(|(.., names)| MODULES.into_iter().zip(names)).map(of).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -106,28 +107,41 @@ pub(super) const MOST_THREADS: u32 = kernels::MOST_THREADS as u32;
 /// barriers.
 pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - kernels::STATIC_BYTES as u32;
 
-/// The kernels: size of the window, stride, unit, whether a 1x1 convolution comes first, name.
-pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 20] = [
-    (3, 1, [2, 7], false, "sm90_conv2d_depthwise_3x3_stride1_2x7"),
-    (3, 1, [1, 4], false, "sm90_conv2d_depthwise_3x3_stride1_1x4"),
-    (3, 2, [2, 7], false, "sm90_conv2d_depthwise_3x3_stride2_2x7"),
-    (3, 2, [1, 4], false, "sm90_conv2d_depthwise_3x3_stride2_1x4"),
-    (5, 1, [2, 7], false, "sm90_conv2d_depthwise_5x5_stride1_2x7"),
-    (5, 1, [1, 4], false, "sm90_conv2d_depthwise_5x5_stride1_1x4"),
-    (5, 2, [2, 7], false, "sm90_conv2d_depthwise_5x5_stride2_2x7"),
-    (5, 2, [1, 4], false, "sm90_conv2d_depthwise_5x5_stride2_1x4"),
-    (7, 1, [2, 7], false, "sm90_conv2d_depthwise_7x7_stride1_2x7"),
-    (7, 1, [1, 4], false, "sm90_conv2d_depthwise_7x7_stride1_1x4"),
-    (3, 1, [2, 7], true, "sm90_conv2d_depthwise_expand_3x3_stride1_2x7"),
-    (3, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_3x3_stride1_1x4"),
-    (3, 2, [2, 7], true, "sm90_conv2d_depthwise_expand_3x3_stride2_2x7"),
-    (3, 2, [1, 4], true, "sm90_conv2d_depthwise_expand_3x3_stride2_1x4"),
-    (5, 1, [2, 7], true, "sm90_conv2d_depthwise_expand_5x5_stride1_2x7"),
-    (5, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_5x5_stride1_1x4"),
-    (5, 2, [2, 7], true, "sm90_conv2d_depthwise_expand_5x5_stride2_2x7"),
-    (5, 2, [1, 4], true, "sm90_conv2d_depthwise_expand_5x5_stride2_1x4"),
-    (7, 1, [2, 7], true, "sm90_conv2d_depthwise_expand_7x7_stride1_2x7"),
-    (7, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_7x7_stride1_1x4"),
+/// The modules of activations that clamp, and of SiLU.
+const MODULES: [&str; 2] = ["sm90_conv2d_depthwise", "sm90_conv2d_depthwise_silu"];
+
+/// The names of a kernel in both modules.
+macro_rules! names {
+    ($of:literal) => {
+        [concat!("sm90_conv2d_depthwise_", $of), concat!("sm90_conv2d_depthwise_", $of, "_silu")]
+    };
+}
+
+/// Size of the window, stride, unit, whether a 1x1 convolution comes first, names.
+type Entry = (usize, usize, [usize; 2], bool, [&'static str; 2]);
+
+/// The kernels.
+const ENTRIES: [Entry; 20] = [
+    (3, 1, [2, 7], false, names!("3x3_stride1_2x7")),
+    (3, 1, [1, 4], false, names!("3x3_stride1_1x4")),
+    (3, 2, [2, 7], false, names!("3x3_stride2_2x7")),
+    (3, 2, [1, 4], false, names!("3x3_stride2_1x4")),
+    (5, 1, [2, 7], false, names!("5x5_stride1_2x7")),
+    (5, 1, [1, 4], false, names!("5x5_stride1_1x4")),
+    (5, 2, [2, 7], false, names!("5x5_stride2_2x7")),
+    (5, 2, [1, 4], false, names!("5x5_stride2_1x4")),
+    (7, 1, [2, 7], false, names!("7x7_stride1_2x7")),
+    (7, 1, [1, 4], false, names!("7x7_stride1_1x4")),
+    (3, 1, [2, 7], true, names!("expand_3x3_stride1_2x7")),
+    (3, 1, [1, 4], true, names!("expand_3x3_stride1_1x4")),
+    (3, 2, [2, 7], true, names!("expand_3x3_stride2_2x7")),
+    (3, 2, [1, 4], true, names!("expand_3x3_stride2_1x4")),
+    (5, 1, [2, 7], true, names!("expand_5x5_stride1_2x7")),
+    (5, 1, [1, 4], true, names!("expand_5x5_stride1_1x4")),
+    (5, 2, [2, 7], true, names!("expand_5x5_stride2_2x7")),
+    (5, 2, [1, 4], true, names!("expand_5x5_stride2_1x4")),
+    (7, 1, [2, 7], true, names!("expand_7x7_stride1_2x7")),
+    (7, 1, [1, 4], true, names!("expand_7x7_stride1_1x4")),
 ];
 
 /// A 1x1 convolution whose result the depthwise one reads.
@@ -152,15 +166,20 @@ pub(crate) fn launch(
     pointers: &DepthwisePointers,
 ) -> Result<Launch, Error> {
     let DepthwiseProblem { batch, input, output: [p, q], window, activation } = *problem;
+    let (of_activation, activation) = applied(activation)?;
+    let (of_first, x_activation) = expand.map_or(Ok((of_activation, 0)), |expand| applied(expand.activation))?;
+    if of_first != of_activation {
+        return Err(unsupported("SiLU", "of one convolution", "the kernel applies it to both or to none"));
+    }
     chunks_of("channels", input.channels)?;
     let x = Shape { channels: expand.map_or(input.channels, |expand| expand.channels), ..input };
     let x_chunks = chunks_of("channels of x", x.channels)?;
     let output = Shape::new(p, q, input.channels);
-    let shape = DepthwiseShape { batch, input: x, output, window, expands: expand.is_some() };
+    let shape = DepthwiseShape { batch, input: x, output, window, expands: expand.is_some(), silu: of_activation == 1 };
     let ([size, _], [stride, _]) = (window.size, window.stride);
     let wanted = (size, stride, tile.unit, expand.is_some());
     let entry = ENTRIES.iter().find(|entry| (entry.0, entry.1, entry.2, entry.3) == wanted);
-    let (Some(grid), Some(&(.., entry))) = (shape.grid(tile, limits), entry) else {
+    let (Some(grid), Some((.., names))) = (shape.grid(tile, limits), entry) else {
         return Err(unsupported(
             "depthwise tile",
             tile,
@@ -196,11 +215,11 @@ pub(crate) fn launch(
         bands: small(grid.bands),
         column_tiles: small(grid.column_tiles),
         tiles: tiles as i32,
-        activation: activation_code(activation)?,
+        activation,
         height: extent("height", input.height, 1)?,
         width: extent("width", input.width, 1)?,
         x_chunks: in_range("channels of x / 8", x_chunks, 1, (1 << 24) / CHUNK)?,
-        x_activation: activation_code(expand.map_or(Activation::None, |expand| expand.activation))?,
+        x_activation,
         x_filter: expand.map_or(Ok(0), |expand| aligned("filter of x", expand.filter, 16))?,
         x_bias: expand.map_or(Ok(0), |expand| aligned("bias of x", expand.bias, 16))?,
         by_unit_columns: FastDivide::by(grid.units[1] as u32),
@@ -218,7 +237,7 @@ pub(crate) fn launch(
         swizzle: if expand.is_some() { Swizzle::Rows64 } else { Swizzle::None },
     };
     Ok(Launch {
-        entry: entry.into(),
+        entry: names[of_activation].into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [grid.threads as u32, 1, 1],
@@ -272,6 +291,21 @@ mod tests {
         let (dims, swizzle) = ([56, 120, 31, 9], Swizzle::Rows64);
         let x = TensorMap::Images { address: 0x100, dims, pitch: 56, box_dims, swizzle };
         assert_eq!(launch.maps, [x]);
+    }
+
+    #[test]
+    fn both_convolutions_apply_silu_or_none() {
+        let of = |first, second| {
+            let expand = Expand { channels: 56, activation: first, filter: 0x500, bias: 0x600 };
+            let problem = DepthwiseProblem { activation: second, ..problem() };
+            launch(&problem, Some(&expand), TILE, &Limits::h200(), &POINTERS).map(|launch| launch.entry.into_owned())
+        };
+        let both = of(Activation::Silu, Activation::Silu).unwrap();
+        assert_eq!(both, "sm90_conv2d_depthwise_expand_5x5_stride2_2x7_silu");
+        assert!(of(Activation::Silu, Activation::Relu).is_err() && of(Activation::None, Activation::Silu).is_err());
+        let alone = DepthwiseProblem { activation: Activation::Silu, ..problem() };
+        let alone = launch(&alone, None, TILE, &Limits::h200(), &POINTERS).unwrap();
+        assert_eq!(alone.entry, "sm90_conv2d_depthwise_5x5_stride2_2x7_silu");
     }
 
     #[test]

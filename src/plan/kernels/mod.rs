@@ -14,6 +14,7 @@ mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_product;
 mod sm90_row_norm;
+mod sm90_squeeze_excite;
 mod sm90_stem;
 mod sm90_stem_s8;
 mod sm90_tail;
@@ -52,6 +53,9 @@ pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS
 pub use sm90_linear::LinearTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
+pub use sm90_squeeze_excite::{Gate, SqueezeExciteOp, SqueezeTile};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_squeeze_excite::{MOST_SQUEEZE_BLOCKS, SQUEEZE_LOADS, SQUEEZE_THREADS, SqueezeLayout};
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_stem::StemLayers;
 pub use sm90_stem::{Stem, StemTile};
@@ -135,6 +139,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_product::Sm90Product,
     &sm90_attention::Sm90Attention,
     &sm90_row_norm::Sm90RowNorm,
+    &sm90_squeeze_excite::Sm90SqueezeExcite,
     &without_tiles::NORMALIZE,
     &without_tiles::POOL2D,
     &without_tiles::GLOBAL_AVG_POOL,
@@ -280,6 +285,8 @@ pub enum Kernel {
     Sm90Attention(AttentionKernel),
     /// The sm90 norm of rows.
     Sm90RowNorm,
+    /// The sm90 kernel of squeeze and excitation with a tile.
+    Sm90SqueezeExcite(SqueezeTile),
     /// A loop: evaluated on a CPU, compiled from PTX on a GPU.
     Loop,
     /// A function over values, on a CPU.
@@ -317,7 +324,8 @@ impl Kernel {
             | Self::Sm90Tail(_)
             | Self::Sm90Product(_)
             | Self::Sm90Attention(_)
-            | Self::Sm90RowNorm => true,
+            | Self::Sm90RowNorm
+            | Self::Sm90SqueezeExcite(_) => true,
             #[cfg(test)]
             Self::Toy(_) => false,
         };
@@ -353,6 +361,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Product(kernel) => write!(f, "{kernel}"),
             Self::Sm90Attention(kernel) => write!(f, "{kernel}"),
             Self::Sm90RowNorm => write!(f, "sm90 row norm"),
+            Self::Sm90SqueezeExcite(tile) => write!(f, "sm90 squeeze-excite {tile}"),
             #[cfg(test)]
             Self::Toy(images) => write!(f, "toy {images}"),
         }

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::model::Window;
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
-use crate::tensor::{Dtype, Shape};
+use crate::tensor::{Activation, Dtype, Shape};
 
 /// The kernel in `kernels/sm90_conv2d_depthwise.cu`, for a depthwise convolution by itself.
 pub(super) struct Sm90Conv2dDepthwise;
@@ -19,6 +19,10 @@ impl KernelDef for Sm90Conv2dDepthwise {
 
     fn takes(&self, work: &Work<'_>) -> bool {
         matches!(work.op, StepOp::Depthwise(_)) && DepthwiseShape::of(work).is_some()
+    }
+
+    fn applies(&self, _activation: Activation) -> bool {
+        true
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -101,6 +105,8 @@ pub(crate) struct DepthwiseShape {
     pub(crate) window: Window,
     /// Whether a 1x1 convolution of the input comes first.
     pub(crate) expands: bool,
+    /// Whether SiLU is applied to the result of each convolution.
+    pub(crate) silu: bool,
 }
 
 /// The division of work in a launch.
@@ -139,17 +145,19 @@ pub(crate) const MOST_THREADS: usize = 128;
 const MOST_BOX: usize = 256;
 
 impl DepthwiseShape {
-    /// The depthwise convolution of a step, with a 1x1 convolution in front or not; `None` for any other step, and if
-    /// not in f16.
+    /// The depthwise convolution of a step, with a 1x1 convolution in front or not; `None` for any other step, if
+    /// not in f16, and if only one of two convolutions applies SiLU.
     pub(super) fn of(work: &Work<'_>) -> Option<Self> {
-        let (conv, expands) = match work.op {
-            StepOp::Depthwise(conv) => (conv, false),
-            StepOp::ExpandDepthwise { conv, .. } => (conv, true),
+        let (conv, first) = match work.op {
+            StepOp::Depthwise(conv) => (conv, None),
+            StepOp::ExpandDepthwise { expand, conv } => (conv, Some(&expand.conv)),
             _ => return None,
         };
+        let [silu, silu_first] = [conv, first.unwrap_or(conv)].map(|conv| conv.activation == Activation::Silu);
+        let expands = first.is_some();
         let [input, output] = [work.inputs[0], work.outputs[0]].map(|operand| operand.stored());
-        let shape = Self { batch: work.batch, input, output, window: conv.window, expands };
-        work.is_in(Dtype::F16, Dtype::F16).then_some(shape)
+        let shape = Self { batch: work.batch, input, output, window: conv.window, expands, silu };
+        (work.is_in(Dtype::F16, Dtype::F16) && silu == silu_first).then_some(shape)
     }
 
     /// Whether the kernel is compiled for the window, and the sizes are within its limits.
@@ -255,6 +263,12 @@ fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Optio
         of_tile += pixels.div_ceil(32) * (OF_EXPANDED + shape.input.channels.div_ceil(16) * OF_STEP);
         x_bytes = pixels * shape.input.channels * 2;
     }
+    if shape.silu {
+        of_tile += units.div_ceil(2) * outputs * OF_SILU;
+        if shape.expands {
+            of_tile += pixels.div_ceil(32) * TILE_CHANNELS / 2 * OF_SILU;
+        }
+    }
     let tiles = shape.batch * grid.bands * grid.column_tiles;
     let of_block = tiles.div_ceil(grid.blocks) as f64;
     let blocks = (grid.blocks * grid.channel_tiles).div_ceil(limits.units.max(1)) as f64;
@@ -273,6 +287,8 @@ const MOST_WARPS: f64 = 12.0;
 /// Warp instructions for 32 pixels of a 1x1 convolution, and for each 16 channels that it reads.
 const OF_EXPANDED: usize = 150;
 const OF_STEP: usize = 20;
+/// Warp instructions for SiLU of two channels: four special functions, which take twice as long as others, and six others.
+const OF_SILU: usize = 14;
 /// Clocks for each instruction of a warp that runs alone.
 const CLOCKS_ALONE: f64 = 1.6;
 /// Bytes that a multiprocessor reads and writes in a clock.
@@ -290,7 +306,7 @@ mod tests {
         let output = Shape::new(side, side, channels);
         let stride = window.stride[0];
         let input = Shape::new(side * stride, side * stride, channels);
-        DepthwiseShape { batch, input, output, window, expands: false }
+        DepthwiseShape { batch, input, output, window, expands: false, silu: false }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::model::{NodeId, Pad};
 use crate::plan::context::{CHOSEN, Context, Match};
 use crate::plan::work::Work;
 use crate::plan::{Joined, Limits, StepOp};
+use crate::tensor::Activation;
 
 /// The kernel in `kernels/sm90_conv2d_depthwise.cu`, for both convolutions.
 pub(super) struct Sm90Conv2dExpand;
@@ -19,6 +20,10 @@ impl KernelDef for Sm90Conv2dExpand {
 
     fn takes(&self, work: &Work<'_>) -> bool {
         matches!(work.op, StepOp::ExpandDepthwise { .. }) && DepthwiseShape::of(work).is_some()
+    }
+
+    fn applies(&self, _activation: Activation) -> bool {
+        true
     }
 
     fn has(&self, kernel: Kernel) -> bool {

@@ -31,8 +31,13 @@ impl Network {
 
     /// x * sigmoid(x), in two nodes.
     pub fn silu(&mut self, name: &str, x: ValueId) -> ValueId {
+        self.gated(name, x, 1.0)
+    }
+
+    /// x * sigmoid(factor x), in two nodes.
+    pub fn gated(&mut self, name: &str, x: ValueId, factor: f64) -> ValueId {
         let one = || Expr::float(Dtype::F32, 1.0);
-        let gate = one() / (one() + (-Expr::arg(0)).unary(Unary::Exp));
+        let gate = one() / (one() + (Expr::arg(0) * Expr::float(Dtype::F32, -factor)).unary(Unary::Exp));
         let gate = self.0.map(&format!("{name}.gate"), gate, &[x]);
         self.0.map(name, Expr::arg(0) * Expr::arg(1), &[x, gate])
     }
@@ -304,7 +309,7 @@ fn a_gate_that_is_read_twice_is_computed_twice() {
     for (channels, count) in [(240, 4), (24, 5)] {
         let (mut g, x) = Network::new(1, [28, 28, channels]);
         let a = g.depthwise("a", x, [channels, 3]);
-        let a = g.silu("silu", a);
+        let a = g.gated("of no kernel", a, 1.25);
         let mean = g.mean("mean", a);
         let gated = g.0.map("gated", Expr::arg(0) * Expr::arg(1), &[a, mean]);
         let b = g.conv("b", gated, [channels, 8, 1]);
@@ -382,6 +387,32 @@ fn silu_is_in_its_convolution() {
         let outputs = if is_read_twice { vec![a, sums] } else { vec![a] };
         let plan = g.planned(&limits, &outputs);
         assert_eq!(images(&plan), named(&[("a", label)]), "{plan}");
+    }
+}
+
+/// The kernel of a depthwise convolution applies SiLU too; that of both convolutions applies it to both or to none.
+#[test]
+fn silu_is_in_a_depthwise_convolution() {
+    for (limits, batch, label) in
+        [(Limits::h200(), 32, "dw3x3+silu"), (Limits::h100(), 1, "dw3x3+silu"), (Limits::a100(), 32, "dw3x3")]
+    {
+        let (mut g, x) = Network::new(batch, [28, 28, 64]);
+        let a = g.depthwise("a", x, [64, 3]);
+        let a = g.silu("a.silu", a);
+        let plan = g.planned(&limits, &[a]);
+        assert_eq!(images(&plan), named(&[("a", label)]), "{plan}");
+    }
+    for both in [false, true] {
+        let (mut g, x) = Network::new(1, [56, 56, 16]);
+        let a = g.conv("a", x, [16, 60, 1]); // no product: its columns are no multiple of 8
+        let a = if both { g.silu("a.silu", a) } else { g.relu("a.relu", a) };
+        let b = g.depthwise("b", a, [60, 3]);
+        let b = g.silu("b.silu", b);
+        let plan = g.planned(&Limits::h200(), &[b]);
+        let of_both = |step: &Step| matches!(step.op, StepOp::ExpandDepthwise { .. });
+        assert!(both || !plan.steps.iter().any(of_both), "{plan}");
+        let last = images(&plan).pop().map(|(_, label)| label);
+        assert!(last.is_some_and(|label| label.ends_with("dw3x3+silu")), "{plan}");
     }
 }
 

@@ -3,7 +3,7 @@
 use super::expr::{args, size};
 use crate::graph::{Binary, Expr, Graph, Op, Tensor, ValueId, ValueType};
 use crate::loops;
-use crate::plan::ProductActivation;
+use crate::plan::{Gate, ProductActivation};
 use crate::tensor::Dtype;
 
 /// The operations that a kernel applies to the values of a product.
@@ -42,6 +42,13 @@ impl Following<'_> {
         }
         let (expr, residual) = split(expr, Binary::Add, |id| self.is_whole(id) && !self.is_vector(id), self.others);
         let (expr, scale) = split(expr, Binary::Mul, |id| self.is_vector(id), self.others);
+        let (of_one, bias) = self.biased(expr)?;
+        Some(Epilogue { bias, activation: activation(&of_one)?, scale, residual })
+    }
+
+    /// The expression as one of the product's value with its bias, which it has if the expression adds one; `None` if the
+    /// expression reads anything else.
+    pub fn biased(&self, expr: &Expr) -> Option<(Expr, Option<ValueId>)> {
         let bias = match args(expr)[..] {
             [0] => None,
             [0, other] => Some(other).filter(|&other| self.is_vector(self.others[other - 1])),
@@ -51,15 +58,7 @@ impl Following<'_> {
             None => expr.clone(),
             Some(number) => with_bias(expr, number),
         };
-        match args(&of_one)[..] {
-            [0] => Some(Epilogue {
-                bias: bias.map(|number| self.others[number - 1]),
-                activation: activation(&of_one)?,
-                scale,
-                residual,
-            }),
-            _ => None,
-        }
+        (args(&of_one) == [0]).then(|| (of_one, bias.map(|number| self.others[number - 1])))
     }
 
     /// Whether a value is a constant with a number for each column.
@@ -118,17 +117,48 @@ fn activation(expr: &Expr) -> Option<ProductActivation> {
     if *expr == Expr::Arg(0) {
         return Some(ProductActivation::None);
     }
-    let samples: Vec<f32> =
-        (-SAMPLES..=SAMPLES).map(|i| i as f32 / 8.0).chain([-60.0, -30.0, 30.0, 60.0, 1e3]).collect();
-    let of = ValueType::new(Dtype::F32, &[samples.len()]);
-    let x = Tensor::of(&of.dims, &samples);
-    let y = loops::compute(&Op::Map(expr.clone()), &[Some(&x)], &[of]).ok()?.remove(0);
-    let is_near = |activation: ProductActivation| {
-        let near =
-            |(&x, &y): (&f32, &f32)| (activation.of(x.into()) - f64::from(y)).abs() <= 4e-6 * f64::from(1.0 + x.abs());
-        samples.iter().zip(y.elems::<f32>()).all(near)
+    let samples = Samples::of(expr)?;
+    ProductActivation::ALL.into_iter().skip(1).find(|activation| samples.are_of(|x| activation.of(x)))
+}
+
+/// The gate that an expression of one number computes, found in the same way.
+pub(super) fn gate(expr: &Expr) -> Option<Gate> {
+    let samples = Samples::of(expr)?;
+    let ramp = |x: f32| {
+        let slope = (samples.at(x)? - samples.at(-x)?) / (2.0 * x);
+        Some(Gate::HardSigmoid { slope, offset: samples.at(0.0)? })
     };
-    ProductActivation::ALL.into_iter().skip(1).find(|&activation| is_near(activation))
+    // The farther apart the samples, the more exact is the slope; but none may be beyond a bound.
+    let all = [Some(Gate::Sigmoid), ramp(2.0), ramp(0.5)];
+    all.into_iter().flatten().find(|gate| samples.are_of(|x| gate.of(x)))
+}
+
+/// The values of an expression of one number at samples.
+struct Samples {
+    x: Vec<f32>,
+    y: Tensor,
+}
+
+impl Samples {
+    fn of(expr: &Expr) -> Option<Self> {
+        let x: Vec<f32> = (-SAMPLES..=SAMPLES).map(|i| i as f32 / 8.0).chain([-60.0, -30.0, 30.0, 60.0, 1e3]).collect();
+        let of = ValueType::new(Dtype::F32, &[x.len()]);
+        let operand = Tensor::of(&of.dims, &x);
+        let y = loops::compute(&Op::Map(expr.clone()), &[Some(&operand)], &[of]).ok()?.remove(0);
+        Some(Self { x, y })
+    }
+
+    /// The value at a sample.
+    fn at(&self, x: f32) -> Option<f32> {
+        self.x.iter().position(|&sample| sample == x).map(|index| self.y.elems::<f32>()[index])
+    }
+
+    /// Whether the values are those of a function.
+    fn are_of(&self, function: impl Fn(f64) -> f64) -> bool {
+        let near =
+            |(&x, &y): (&f32, &f32)| (function(x.into()) - f64::from(y)).abs() <= 4e-6 * f64::from(1.0 + x.abs());
+        self.x.iter().zip(self.y.elems::<f32>()).all(near)
+    }
 }
 
 /// The number of samples on either side of 0, eight for each unit.

@@ -50,7 +50,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
 }
 
 /// Whether a value depends on a layer's results, which kernels store in their own type.
-fn is_of_layers(graph: &Graph, of: ValueId) -> bool {
+pub(super) fn is_of_layers(graph: &Graph, of: ValueId) -> bool {
     let (mut ahead, mut seen) = (vec![of], HashSet::new());
     while let Some(value) = ahead.pop() {
         if let Origin::Node(id, _) = graph.values[value.0].origin

@@ -11,6 +11,7 @@ mod norm;
 mod packed;
 mod pieces;
 mod product;
+mod squeeze_excite;
 mod strided;
 #[cfg(test)]
 mod tests;
@@ -141,6 +142,7 @@ pub(super) fn find(
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
         let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
+        let found = found.or_else(|| squeeze_excite::find(&context, at, &all));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
             if !found.is_image() {
                 halves.insert(found.writes);
