@@ -303,8 +303,9 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
       cluster_wait();
       cluster_arrive_written();
       cluster_wait();
-      if (image + args.clusters < args.images) cluster_arrive_written();
+      cluster_arrive_written();
     }
+    cluster_wait();
     return;
   }
   // Filters and biases depend on no launch: they come while earlier launches end.
@@ -328,8 +329,7 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
     cluster_wait();
     add_parts(args, part);
     __syncthreads();
-    // The others may send what they have of the next image.
-    if (image + args.clusters < args.images) cluster_arrive_written();
+    cluster_arrive_written();
     excite(args, part);
     __syncthreads();
     const Chunk gates = load_shared_chunk(part.smem + args.gates_at + pixels.chunk * 32);
@@ -344,6 +344,7 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
       *y = pack_chunk<Element>(z);
     }
   }
+  cluster_wait();
 }
 
 // Purpose    y[i][p][c] = z[i][p][c] * gate(sum over h of hidden[i][h] * excite[c][h] + excite_bias[c]), with
