@@ -127,7 +127,7 @@ impl Problem {
             ("excite.bias", vec![channels], operands.excite_bias.clone()),
         ];
         let told = |error: Error| error.to_string();
-        let weights = Weights::from_tensors(tensors.into_iter());
+        let weights = Weights::from_tensors(tensors);
         let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
         let mut engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
         if let Some(tile) = self.tile {
