@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Kernel, KernelDef, Variant};
+use crate::error::Error;
 use crate::plan::op::Joined;
 use crate::plan::roofline::LAUNCH;
 use crate::plan::work::Work;
@@ -34,7 +35,7 @@ impl KernelDef for Sm90SqueezeExcite {
         of.tiles(limits).into_iter().map(variant).collect()
     }
 
-    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), crate::Error> {
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
         match (work.op, kernel) {
             (StepOp::SqueezeExcite(of), Kernel::Sm90SqueezeExcite(tile)) if of.layout(tile, limits).is_some() => Ok(()),
             _ => Err(super::not_a_choice(work.name, kernel)),
