@@ -1,5 +1,7 @@
 //! Functions that examine the expressions of maps, to find those that kernels compute.
 
+use std::collections::BTreeMap;
+
 use crate::graph::{Binary, Constant, Expr, Graph, Node, Number, Op, Tensor, Unary, ValueId};
 use crate::tensor::Dtype;
 
@@ -31,6 +33,27 @@ pub fn factor_of(graph: &Graph, node: &Node) -> Option<(ValueId, f64)> {
     let (factor, term) = linear(&expr, number)?;
     let from = node.inputs[number].filter(|_| term.is_none())?;
     (graph.value(from).dtype == Dtype::F32).then_some((from, factor))
+}
+
+/// A node's expression with known values in the place of its operands. Other operands that it reads are added to `others`,
+/// whose first one is `Arg(1)`. `None` if the node lacks an operand.
+pub fn replaced(expr: &Expr, node: &Node, known: &BTreeMap<ValueId, Expr>, others: &mut Vec<ValueId>) -> Option<Expr> {
+    let reads = args(expr);
+    let mut arg = |(number, input): (usize, &Option<ValueId>)| {
+        let input = (*input)?;
+        if !reads.contains(&number) {
+            return Some(Expr::arg(0)); // it is not read
+        }
+        Some(known.get(&input).cloned().unwrap_or_else(|| {
+            let place = others.iter().position(|&other| other == input).unwrap_or_else(|| {
+                others.push(input);
+                others.len() - 1
+            });
+            Expr::arg(1 + place)
+        }))
+    };
+    let args = node.inputs.iter().enumerate().map(&mut arg).collect::<Option<Vec<_>>>()?;
+    Some(expr.clone().with_args(&args))
 }
 
 /// The operands that an expression reads, ascending.

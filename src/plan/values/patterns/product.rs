@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::epilogue::{Epilogue, Following, MOST_TERMS};
-use super::expr::{inlined, size};
+use super::expr::{inlined, replaced, size};
 use super::strided::Strided;
 use super::{Context, Found, Read, convolution};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
@@ -222,7 +222,9 @@ impl<'a> Region<'a> {
         let of = graph.value(node.outputs[0]);
         let is_like = of.elems() == self.elems && of.dims.last() == Some(&self.columns) && of.dtype == Dtype::F32;
         let expr = match &node.op {
-            Op::Map(_) if is_like => self.composed(id),
+            Op::Map(_) if is_like => {
+                inlined(graph, node).and_then(|expr| replaced(&expr, node, &self.known, &mut self.others))
+            }
             Op::Reshape(_) if is_like => node.inputs[0].and_then(|id| self.known.get(&id).cloned()),
             _ => None,
         };
@@ -231,28 +233,6 @@ impl<'a> Region<'a> {
         self.nodes.insert(id);
         self.ahead.extend(&self.context.readers[node.outputs[0].0]);
         true
-    }
-
-    /// A map as an expression of the product and of `others`.
-    fn composed(&mut self, id: NodeId) -> Option<Expr> {
-        let node = &self.context.graph.nodes[id.0];
-        let mut args = Vec::new();
-        for &input in &node.inputs {
-            let input = input?;
-            args.push(match self.known.get(&input) {
-                Some(known) => known.clone(),
-                None => Expr::arg(1 + self.number(input)),
-            });
-        }
-        Some(inlined(self.context.graph, node)?.with_args(&args))
-    }
-
-    /// The index in `others` of a value that does not depend on the product.
-    fn number(&mut self, id: ValueId) -> usize {
-        self.others.iter().position(|&other| other == id).unwrap_or_else(|| {
-            self.others.push(id);
-            self.others.len() - 1
-        })
     }
 
     /// Whether the region's values are needed only by node `last`: it depends on all other nodes of the region.

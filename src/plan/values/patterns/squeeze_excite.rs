@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::epilogue::{Following, MOST_TERMS, gate};
-use super::expr::{args, inlined, size};
+use super::expr::{args, inlined, replaced, size};
 use super::few::is_of_layers;
 use super::product::pass_clocks;
 use super::{Context, Found, Read};
@@ -186,26 +186,6 @@ fn composed(
         return None;
     }
     replaced(&inlined(graph, node)?, node, known, others)
-}
-
-/// A node's expression with known values in the place of its operands. Other operands are added to `others`.
-fn replaced(expr: &Expr, node: &Node, known: &BTreeMap<ValueId, Expr>, others: &mut Vec<ValueId>) -> Option<Expr> {
-    let reads = args(expr);
-    let mut arg = |(number, input): (usize, &Option<ValueId>)| {
-        let input = (*input)?;
-        if !reads.contains(&number) {
-            return Some(Expr::arg(0)); // it is not read
-        }
-        Some(known.get(&input).cloned().unwrap_or_else(|| {
-            let place = others.iter().position(|&other| other == input).unwrap_or_else(|| {
-                others.push(input);
-                others.len() - 1
-            });
-            Expr::arg(1 + place)
-        }))
-    };
-    let args = node.inputs.iter().enumerate().map(&mut arg).collect::<Option<Vec<_>>>()?;
-    Some(expr.clone().with_args(&args))
 }
 
 /// A layer with a bias that another node adds; `None` if it has two, or one in other dimensions.
