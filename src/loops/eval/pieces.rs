@@ -7,14 +7,18 @@ use std::ops::Range;
 use super::View;
 use super::machine::Machine;
 use super::program::Program;
+use crate::graph::Binary;
 use crate::loops::affine::{affine, needed, within};
 use crate::loops::build::LoopBuilder;
-use crate::loops::ir::{Loop, TermId, TermKind};
+use crate::loops::ir::{Loop, Term, TermId, TermKind};
 use crate::loops::rewrite::Copier;
 use crate::loops::team::{Lines, Team};
 
 /// The mean number of elements of a row of a piece from which on pieces pay.
 const FEW: usize = 8;
+
+/// The largest number of pieces: each is a loop of its own.
+const MOST: usize = 64;
 
 /// A loop in pieces.
 #[derive(Debug)]
@@ -38,7 +42,8 @@ impl Pieces {
         let ends = conditions.values().flat_map(|holds| [holds.start, holds.end]).filter(|end| (1..row).contains(end));
         let ends: BTreeSet<usize> = ends.chain([0, row]).collect();
         let ends: Vec<usize> = ends.into_iter().collect();
-        if ends.len() < 3 || row / (ends.len() - 1) < FEW {
+        let count = ends.len() - 1;
+        if !(2..=MOST).contains(&count) || row / count < FEW {
             return None;
         }
         let piece = |ends: &[usize]| (ends[0]..ends[1], piece(of, axis, ends[0]..ends[1], &conditions));
@@ -80,8 +85,8 @@ fn conditions(of: &Loop, axis: usize) -> HashMap<TermId, Range<usize>> {
     let sums = affine(of);
     let needed = needed(of, &sums);
     let terms = of.terms.iter().enumerate().filter(|(id, _)| needed[*id]);
-    let condition = |(id, term): (usize, &crate::loops::ir::Term)| {
-        let TermKind::Binary(crate::graph::Binary::Less, [index, size]) = term.kind else { return None };
+    let condition = |(id, term): (usize, &Term)| {
+        let TermKind::Binary(Binary::Less, [index, size]) = term.kind else { return None };
         let (of_axis, [first, last]) = within(&of.terms, &sums, index, size)?;
         let end = of.axes[axis] as i64;
         let [first, end] = [first, last.saturating_add(1)].map(|bound| bound.clamp(0, end) as usize);
@@ -108,7 +113,7 @@ fn piece(of: &Loop, axis: usize, range: Range<usize>, conditions: &HashMap<TermI
 mod tests {
     use super::super::machine;
     use super::*;
-    use crate::graph::{Binary, Tensor, ValueType};
+    use crate::graph::{Tensor, ValueType};
     use crate::loops::team::{Alone, Backwards};
     use crate::tensor::Dtype;
 

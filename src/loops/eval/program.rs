@@ -542,8 +542,8 @@ mod tests {
         let of = b.finish(y);
         let program = Program::new(&of);
         assert!(program.columns.len() <= 5, "{:?}", program.columns);
-        let all: BTreeSet<usize> =
-            program.steps.iter().zip(&program.column_of).filter_map(|(step, &of)| step.as_ref().map(|_| of)).collect();
+        let computed = |&id: &usize| program.steps[id].is_some() && !program.in_place[id];
+        let all: BTreeSet<usize> = (0..program.steps.len()).filter(computed).map(|id| program.column_of[id]).collect();
         assert_eq!(all.len(), program.columns.len());
     }
 
@@ -562,5 +562,6 @@ mod tests {
         let program = Program::new(&of);
         let lanes = program.scopes[0].iter().find(|band| band.lanes).unwrap();
         assert_eq!((lanes.inner(), lanes.kept.len(), lanes.terms.len(), lanes.block()), (Some(96), 2, 1, 960));
+        assert_eq!(program.in_place.iter().filter(|in_place| **in_place).count(), 1, "x is read where it is");
     }
 }
