@@ -34,7 +34,11 @@ fn printed(command: &str, columns: Option<usize>) -> String {
     }
     let output = program.output().unwrap();
     // A soak may report growth, and an overload low goodput, if the machine does other work.
-    let code = if ["soak", "overload"].iter().any(|name| command.contains(name)) { output.status.code().unwrap_or(1) & 2 } else { 0 };
+    let code = if ["soak", "overload"].iter().any(|name| command.contains(name)) {
+        output.status.code().unwrap_or(1) & 2
+    } else {
+        0
+    };
     expect_code(&output, code);
     stdout(&output)
 }
