@@ -222,6 +222,40 @@ fn soaks_are_flat_or_say_what_grew() {
     }
 }
 
+/// Only the goodput depends on what else the machine does; rows are accounted for in any case.
+#[test]
+fn rows_of_an_overload_are_accounted_for() {
+    let plot = std::env::temp_dir().join(format!("trefoil-bench-overload-{}.svg", std::process::id()));
+    let small = ["--clients", "12", "--batch", "4", "--seconds", "0.6", "--json", "--plot", plot.to_str().unwrap()];
+    let output = run(&[&["overload"], &MODEL[..], &small].concat());
+    let record: Value = serde_json::from_str(text(&output.stdout)).unwrap_or_else(|_| panic!("{output:?}"));
+    check_plot(&fs::read_to_string(&plot).unwrap(), "answered rows, %");
+    fs::remove_file(plot).unwrap();
+    let figures = &record["figures"];
+    let (failed, good) = (rows(figures, "failed"), figures["good"].as_bool().unwrap());
+    expect_code(&output, if good { 0 } else { 2 });
+    assert_eq!(good, failed.is_empty());
+    assert!(failed.iter().all(|what| what.as_str().unwrap().contains("goodput")), "{failed:?}");
+    let most = number(figures, "/most_queued");
+    assert_eq!(most, 8.0 * 4.0);
+    let names = rows(figures, "rows").iter().map(|row| row["run"].as_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["saturated", "reject", "saturated", "wait", "saturated"]);
+    for row in rows(figures, "rows") {
+        let of = |key: &str| number(row, &format!("/{key}"));
+        let fates = ["answered", "refused", "expired", "given_up"].map(|fate| of(&format!("counts/{fate}")));
+        assert_eq!(of("counts/asked"), fates.iter().sum::<f64>(), "{row}");
+        assert_eq!((of("counts/wrong"), of("counts/unanswered")), (0.0, 0.0), "{row}");
+        assert_eq!(of("batcher/rejected"), of("counts/refused"), "{row}");
+        assert!(of("counts/counted") <= of("counts/answered") && of("most_queued") <= most, "{row}");
+        assert!(of("normal/p50_seconds") <= of("normal/p99_seconds"), "{row}");
+        assert_eq!(row["load"].is_null(), row["run"] == "saturated");
+        if row["run"] != "saturated" && of("counts/answered") > 0.0 {
+            assert!((1.0 / 12.0 - 1e-9..=1.0 + 1e-9).contains(&of("fairness/jain")), "{row}");
+            assert!(of("fairness/least_share") <= of("fairness/most_share"), "{row}");
+        }
+    }
+}
+
 /// A process that is stopped and continued during a run, as by a shell or a debugger, is late but gives every answer.
 #[cfg(unix)]
 #[test]
@@ -280,7 +314,7 @@ fn figures_are_printed_though_the_record_cannot_be_written() {
 
 #[test]
 fn wrong_options_are_told_before_anything_is_measured() {
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["overlap", "--slots", "0"], "--slots"),
         (&["overlap", "--regime", "fast"], "--regime"),
         (&["overlap", "--batches", "0"], "--batches"),
@@ -292,6 +326,9 @@ fn wrong_options_are_told_before_anything_is_measured() {
         (&["server", "--limit", "nan"], "--limit"),
         (&["server", "--most", "0"], "--most"),
         (&["soak", "--periods", "3"], "--periods"),
+        (&["overload", "--load", "0"], "--load"),
+        (&["overload", "--least", "2"], "--least"),
+        (&["overload", "--when-full", "drop"], "--when-full"),
         (&["--batch", "1", "clients"], "clients"),
         (&["sprint"], "sprint"),
     ];
@@ -311,14 +348,14 @@ fn wrong_options_are_told_before_anything_is_measured() {
 
 #[test]
 fn every_subcommand_has_help_with_an_example() {
-    for name in ["overlap", "forum", "clients", "server", "soak"] {
+    for name in ["overlap", "forum", "clients", "server", "soak", "overload"] {
         let output = run(&[name, "--help"]);
         expect_code(&output, 0);
         assert!(text(&output.stdout).contains(&format!("trefoil bench {name}")), "{}", text(&output.stdout));
     }
     let output = run(&["--help"]);
     expect_code(&output, 0);
-    for name in ["overlap", "forum", "clients", "server", "soak", "--only"] {
+    for name in ["overlap", "forum", "clients", "server", "soak", "overload", "--only"] {
         assert!(text(&output.stdout).contains(name), "{}", text(&output.stdout));
     }
 }

@@ -171,7 +171,7 @@ impl Player<'_> {
                 self.expired(now);
                 continue;
             }
-            let Some(place) = self.books.claim(RowPriority::Normal) else { break };
+            let Some(place) = self.books.claim() else { break };
             self.blocked.pop_front();
             let until = now + self.late(self.fill);
             self.filling.push(Client { request, place, until });

@@ -28,7 +28,7 @@ use crate::ring::{Core, RowBucket};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WhenFull {
-    /// It waits for a free row.
+    /// It waits for a free row. Those who wait get rows in turn, high priority first.
     #[default]
     Wait,
     /// It waits for a free row up to this limit, then fails with [`Error::Timeout`].

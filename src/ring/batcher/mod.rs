@@ -29,6 +29,7 @@
 
 mod builder;
 mod close;
+mod line;
 #[cfg(test)]
 mod overload_tests;
 mod pace;
@@ -47,7 +48,7 @@ use std::time::Instant;
 use super::{Close, Core};
 use crate::device::{HostBuffer, Note, Span};
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, lock, wait, wait_until};
+use crate::sync::{Condvar, Mutex, lock, thread};
 use crate::tensor::RowSpec;
 
 pub use builder::{BatcherBuilder, WhenFull};
@@ -115,7 +116,7 @@ struct Shared {
     work: Condvar,
     /// Wakes the delivering thread for submitted batches, and the end.
     flown: Condvar,
-    /// Wakes claiming threads for free rows, and the end.
+    /// Wakes threads that wait until nothing is queued or in flight.
     room: Condvar,
 }
 
@@ -130,6 +131,11 @@ impl Batcher {
 
     /// Submits many rows in one call, in order, each as [`Batcher::submit`] does, but with the locks and the wake-up of
     /// a single row for up to a batch of rows. If no row is free, [`BatcherBuilder::when_full`] says what happens.
+    ///
+    /// A call that waits for free rows holds the answers to its earlier rows meanwhile, and with them result buffers of
+    /// the engine. If such calls together hold all of them, rows fail with [`Error::Timeout`] after the engine's
+    /// [`acquire_limit`](crate::EngineBuilder::acquire_limit): submit at most as many rows at once as the batcher has,
+    /// or give the engine more [`results`](crate::EngineBuilder::results).
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -213,28 +219,34 @@ impl Shared {
         let until = [limit, deadline].into_iter().flatten().min();
         self.core.device.healthy()?;
         let mut state = lock(&self.state);
-        let high = usize::from(priority == RowPriority::High);
-        state.waiting_high += high;
-        let mut submits = None;
+        let (mut submits, mut in_line) = (None, None);
         let claimed = loop {
             if let Err(error) = state.open() {
                 break Err(error);
             }
-            if let Some(row) = state.claim(priority) {
-                break Ok(Some(row));
+            let row = match in_line {
+                None => state.claim(),
+                Some(number) => state.claim_kept(number),
+            };
+            if row.is_some() {
+                break Ok(row);
             }
             if until.is_some_and(|until| until <= Instant::now()) {
                 break Ok(None);
             }
             submits.get_or_insert_with(|| self.core.order.underway());
-            state = match until {
-                None => wait(&self.room, state),
-                Some(until) => wait_until(&self.room, state, until).0,
-            };
+            in_line.get_or_insert_with(|| state.wait_in_line(priority, thread::current()));
+            drop(state);
+            match until {
+                None => thread::park(),
+                Some(until) => thread::park_timeout(until.saturating_duration_since(Instant::now())),
+            }
+            state = lock(&self.state);
         };
-        state.waiting_high -= high;
-        if high > 0 && state.waiting_high == 0 {
-            self.room.notify_all(); // rows of normal priority held back for this one
+        if let Some(number) = in_line
+            && !matches!(claimed, Ok(Some(_)))
+        {
+            state.leave_line(number);
         }
         if let Some(row) = claimed? {
             return Ok(row);
@@ -260,9 +272,9 @@ impl Shared {
     }
 
     /// Takes up to `count` free rows.
-    fn claim_more(&self, priority: RowPriority, count: usize) -> Vec<usize> {
+    fn claim_more(&self, count: usize) -> Vec<usize> {
         let mut state = lock(&self.state);
-        std::iter::from_fn(|| state.claim(priority)).take(count).collect()
+        std::iter::from_fn(|| state.claim()).take(count).collect()
     }
 
     /// Reports to the device's wrappers what is done with a page-locked row.

@@ -20,6 +20,11 @@ impl Places {
         places
     }
 
+    /// The number of free places.
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
     /// Takes the first free place after the last one taken.
     pub fn take(&mut self) -> Option<usize> {
         if self.free == 0 {

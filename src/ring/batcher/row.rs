@@ -178,8 +178,7 @@ impl Drop for Row {
     fn drop(&mut self) {
         if let Some(row) = self.row {
             self.shared.note_row(row, Note::End);
-            lock(&self.shared.state).unclaim(row);
-            self.shared.room.notify_all();
+            self.shared.told(|state, _| state.unclaim(row));
         }
     }
 }
@@ -292,7 +291,7 @@ impl<'a> Request<'a> {
     fn submit_some(self, first: Row, rows: &[&[u8]], answers: &mut Vec<Result<RowTicket, Error>>) {
         let most = rows.len().min(self.shared.bounds.full);
         let count = rows[..most].iter().take_while(|pixels| self.admits(pixels).is_ok()).count();
-        let places = self.shared.claim_more(self.priority, count - 1);
+        let places = self.shared.claim_more(count - 1);
         let deadline = first.deadline;
         let mut lent = vec![first];
         lent.extend(places.into_iter().map(|place| self.lend(place, deadline)));

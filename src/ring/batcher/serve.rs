@@ -106,6 +106,7 @@ impl Shared {
             let now = Instant::now();
             if state.expire(now, &mut wakes) {
                 drop(state);
+                self.rouse();
                 wake(&mut wakes);
                 self.room.notify_all();
                 state = lock(&self.state);
@@ -323,10 +324,15 @@ impl Shared {
         change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T,
     ) -> T {
         let changed = change(&mut lock(&self.state), wakes);
+        self.rouse();
+        changed
+    }
+
+    /// Wakes the threads that sleep although what they wait for is there.
+    fn rouse(&self) {
         while let Some(thread) = self.next_asleep() {
             thread.unpark();
         }
-        changed
     }
 
     /// Changes the books, then wakes all threads and tasks that the change concerns, without the lock.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::line::Line;
 use super::pace::{Pace, Sent};
 use super::places::Places;
 use super::stats::Counters;
@@ -130,8 +131,8 @@ pub(crate) struct BatcherState {
     spare: Vec<Vec<Queued>>,
     /// The batches in flight, and predictions of when they are done.
     pace: Pace,
-    /// The number of submitters of high priority that wait for a free row.
-    pub waiting_high: usize,
+    /// The submitters that wait for a free row.
+    line: Line,
     /// How the batcher was closed; `Drain` after a drop. Then no row is accepted.
     closed: Option<Close>,
     /// Whether the batching thread has ended: no flight follows.
@@ -139,8 +140,8 @@ pub(crate) struct BatcherState {
     /// The error that every row is answered with after a fault.
     failed: Option<Error>,
     pub(super) counters: Counters,
-    /// Threads that sleep although their results are there. Each is in `RowTicket::wait`, so it comes here as soon as
-    /// it is woken, and wakes others in turn.
+    /// Threads that sleep although what they wait for is there. Those in `RowTicket::wait` come here as soon as they are
+    /// woken, and wake others in turn; the others wait for a free row.
     asleep: VecDeque<Thread>,
 }
 
@@ -156,7 +157,7 @@ impl BatcherState {
             flights: VecDeque::new(),
             spare: Vec::new(),
             pace: Pace::new(sizes, streams),
-            waiting_high: 0,
+            line: Line::default(),
             closed: None,
             ended: false,
             failed: None,
@@ -185,6 +186,7 @@ impl BatcherState {
 
     /// Stops accepting rows. An abort answers the queued rows, and overrules an earlier drain.
     pub fn close(&mut self, how: Close, wakes: &mut Vec<Wake>) {
+        self.asleep.extend(self.line.dismiss());
         if how == Close::Drain {
             self.closed.get_or_insert(how);
             return;
@@ -193,17 +195,48 @@ impl BatcherState {
         self.answer_queued(&Error::Closed, wakes);
     }
 
-    /// Takes a free row; normal priority gets none while a submitter of high priority waits.
-    pub fn claim(&mut self, priority: RowPriority) -> Option<usize> {
-        if priority == RowPriority::Normal && self.waiting_high > 0 {
+    /// Takes a free row that is kept for nobody.
+    pub fn claim(&mut self) -> Option<usize> {
+        if self.free.free() <= self.line.kept() {
             return None;
         }
         self.free.take()
     }
 
+    /// Lets a thread wait for a free row; returns its number in the line.
+    pub fn wait_in_line(&mut self, priority: RowPriority, thread: Thread) -> u64 {
+        self.line.join(priority, thread)
+    }
+
+    /// Takes the row that is kept for a number in the line.
+    pub fn claim_kept(&mut self, number: u64) -> Option<usize> {
+        if self.line.take(number) { self.free.take() } else { None }
+    }
+
+    /// Removes a number from the line. No row is kept for it, unless nobody gets rows any more.
+    pub fn leave_line(&mut self, number: u64) {
+        self.line.leave(number);
+    }
+
     /// Frees a row that was given up before it was committed.
     pub fn unclaim(&mut self, row: usize) {
         self.free.unused(row);
+        self.keep_free();
+    }
+
+    /// Frees a row.
+    fn give(&mut self, row: usize) {
+        self.free.give(row);
+        self.keep_free();
+    }
+
+    /// Keeps free rows for those who wait, who are then to be woken.
+    fn keep_free(&mut self) {
+        while self.free.free() > self.line.kept()
+            && let Some(thread) = self.line.keep()
+        {
+            self.asleep.push_back(thread);
+        }
     }
 
     /// Queues a claimed row at `now` and makes an entry for its ticket.
@@ -283,7 +316,7 @@ impl BatcherState {
                     continue;
                 }
                 self.queues[queue].remove(index);
-                self.free.give(queued.row);
+                self.give(queued.row);
             }
         }
         self.queued() < before
@@ -355,7 +388,7 @@ impl BatcherState {
         }
         self.pace.done(now);
         for (index, queued) in rows.iter().enumerate() {
-            self.free.give(queued.row);
+            self.give(queued.row);
             match self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))) {
                 Wake::Thread(thread) => self.asleep.push_back(thread),
                 other => wakes.push(other),
@@ -386,7 +419,7 @@ impl BatcherState {
 
     /// Answers rows that never reached the device; their memory is free again.
     pub fn refuse(&mut self, rows: &[Queued], error: &Error, wakes: &mut Vec<Wake>) {
-        rows.iter().for_each(|queued| self.free.give(queued.row));
+        rows.iter().for_each(|queued| self.give(queued.row));
         self.lose(rows, error, wakes);
     }
 
@@ -410,6 +443,7 @@ impl BatcherState {
         if matches!(self.failed, None | Some(Error::Closed)) {
             self.failed = Some(error.clone());
         }
+        self.asleep.extend(self.line.dismiss());
         self.answer_queued(error, wakes);
     }
 

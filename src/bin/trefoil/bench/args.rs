@@ -41,6 +41,9 @@ pub enum BenchCommand {
     /// Runs clients for a long time, opens and closes models meanwhile, and exits with 2 if memory, threads or latency
     /// grow
     Soak(SoakArgs),
+    /// Offers more rows than the device can compute, checks what becomes of them, and exits with 2 if rows are lost,
+    /// goodput is low, or the queue grows
+    Overload(OverloadArgs),
     /// Measures the start of a process up to its first result, phase by phase
     Cold(ColdArgs),
 }
@@ -54,6 +57,7 @@ impl BenchCommand {
             Self::Clients(args) => Some(("clients", &args.report)),
             Self::Server(args) => Some(("server", &args.report)),
             Self::Soak(args) => Some(("soak", &args.report)),
+            Self::Overload(args) => Some(("overload", &args.report)),
             Self::Cold(_) => None,
         }
     }
@@ -305,6 +309,73 @@ pub struct SoakArgs {
     pub report: ReportArgs,
 }
 
+/// Arguments of `bench overload`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench overload --clients 256 --load 2 --seconds 120 --record r.json
+
+Measures how many rows a second a saturated batcher answers, then offers it a multiple of that at random times \
+(Poisson), whether or not earlier rows are answered, and saturates it again. All clients are equal. A request has 1 to \
+--request-rows rows; every second one has a deadline of up to 12 times the time of a full batch, every tenth has high \
+priority, and every tenth is given up within 8 such times. Some threads make the requests of all clients, but a client \
+that waits for a free row has a thread of its own, and asks for one row at a time.
+
+The command exits with 2 if an answer differs from that of a run of one batch at a time in any bit, a row is never \
+answered, the counts of the clients differ from those of the batcher, more rows are queued than there are, or the \
+goodput is less than --least of that of the saturated batcher.")]
+pub struct OverloadArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Number of clients
+    #[arg(long, value_name = "N", default_value = "256", value_parser = count::<MAX_THREADS>)]
+    pub clients: usize,
+    /// Rows offered, as a multiple of what a saturated batcher answers
+    #[arg(long, value_name = "X", default_value = "2", value_parser = multiple)]
+    pub load: f64,
+    /// What the batcher does when it is full, one run each
+    #[arg(long, value_name = "POLICY,..", value_delimiter = ',', default_value = "reject,wait")]
+    pub when_full: Vec<Policy>,
+    /// Rows of the batcher, which bound its queue [default: eight full batches]
+    #[arg(long, value_name = "N", value_parser = count::<100_000>)]
+    pub rows: Option<usize>,
+    /// The most rows of a request
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count::<1000>)]
+    pub request_rows: usize,
+    #[command(flatten)]
+    pub batcher: BatcherArgs,
+    /// Seconds of each run under overload; a saturated run takes a quarter of that [default: 60 on a GPU, 10 on the CPU]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// The least goodput, as a part of that of the saturated batcher
+    #[arg(long, value_name = "PART", default_value = "0.95", value_parser = part)]
+    pub least: f64,
+    /// Seed of the clients
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// What a full batcher does with a row.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// It refuses the row at once
+    Reject,
+    /// The client waits for a free row
+    Wait,
+}
+
+impl Policy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reject => "reject",
+            Self::Wait => "wait",
+        }
+    }
+}
+
 /// Arguments of `bench cold`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -341,4 +412,16 @@ fn periods(text: &str) -> Result<usize, String> {
 fn milliseconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
     number.ok_or_else(|| "expected milliseconds from 0 to 3.6e6".to_owned())
+}
+
+/// Parses a multiple of a rate.
+fn multiple(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|load| (0.01..=100.0).contains(load));
+    number.ok_or_else(|| "expected a number from 0.01 to 100".to_owned())
+}
+
+/// Parses a part of a whole.
+fn part(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    number.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }

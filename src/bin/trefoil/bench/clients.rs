@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
-use trefoil::{Batcher, BatcherStats, Device, Engine, Waiting};
+use trefoil::{Batcher, BatcherBuilder, BatcherStats, Device, Engine, Waiting};
 
 use super::args::{BatcherArgs, ClientsArgs};
 use super::load::{on_threads, percentile};
@@ -128,6 +128,15 @@ pub fn batch_of(args: &BatcherArgs, device: &Device) -> usize {
     args.batch.iter().copied().max().unwrap_or(if setup::is_cpu(device) { CPU_BATCH } else { GPU_BATCH })
 }
 
+/// The batcher of an engine, before it is built.
+pub fn batcher_of(engine: &Engine, args: &BatcherArgs) -> BatcherBuilder {
+    let batcher = engine.batcher();
+    match args.max_delay {
+        Some(ms) => batcher.max_delay(Duration::from_secs_f64(ms * 1e-3)),
+        None => batcher,
+    }
+}
+
 impl Served {
     /// Builds the engine and its batcher, learns the answers, and measures the ring for this many seconds.
     pub fn build(model: &Model, device: &Device, args: &BatcherArgs, kernels: Kernels, seconds: f64) -> Result<Self> {
@@ -150,11 +159,7 @@ impl Served {
         let run = load.run(|| bar.inc(batch as u64))?;
         bar.finish_and_clear();
         let batch_seconds = run.batch_seconds().context("the ring answered no batch in the time given")?;
-        let mut batcher = engine.batcher();
-        if let Some(max_delay) = args.max_delay {
-            batcher = batcher.max_delay(Duration::from_secs_f64(max_delay * 1e-3));
-        }
-        let batcher = batcher.build()?;
+        let batcher = batcher_of(&engine, args).build()?;
         Ok(Self { images, engine, batcher, batch, ring_images_per_second: batch as f64 / batch_seconds })
     }
 

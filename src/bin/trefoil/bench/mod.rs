@@ -1,6 +1,7 @@
 //! `trefoil bench`: measures the stages of a model, and runs the benchmarks that are subcommands.
 
 pub mod args;
+mod arrivals;
 mod clients;
 mod cold;
 mod engines;
@@ -10,6 +11,7 @@ mod load;
 mod network;
 mod orders;
 mod overlap;
+mod overload;
 mod plot;
 mod record;
 mod server;
@@ -30,6 +32,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         Some(BenchCommand::Clients(args)) => clients::run(args),
         Some(BenchCommand::Server(args)) => server::run(args),
         Some(BenchCommand::Soak(args)) => soak::run(args),
+        Some(BenchCommand::Overload(args)) => overload::run(args),
         Some(BenchCommand::Cold(args)) => cold::run(args),
     }
 }

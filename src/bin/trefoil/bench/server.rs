@@ -13,6 +13,7 @@ use serde_json::json;
 use trefoil::RowTicket;
 
 use super::args::ServerArgs;
+use super::arrivals::Arrivals;
 use super::clients::{RingFigure, Served, batch_of, since};
 use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
@@ -194,12 +195,11 @@ impl Server<'_> {
         sent: &mpsc::Sender<Sent>,
         hopeless: &AtomicBool,
     ) -> Result<()> {
-        let mut random = Random::new(self.seed.wrapping_mul(1_000).wrapping_add(sender as u64));
-        let (mut at, mut number) = (0.0, sender);
-        loop {
-            at -= random.positive().ln() / rate;
+        let random = Random::new(self.seed.wrapping_mul(1_000).wrapping_add(sender as u64));
+        let mut number = sender;
+        for at in Arrivals::new(random, rate) {
             if at >= self.seconds || hopeless.load(Ordering::Relaxed) || stop::requested() {
-                return Ok(());
+                break;
             }
             let due = start + Duration::from_secs_f64(at);
             loop {
@@ -212,10 +212,11 @@ impl Server<'_> {
             }
             let ticket = self.served.batcher.submit(self.served.images.pixels(number))?;
             if sent.send(Sent { number, due, ticket }).is_err() {
-                return Ok(()); // the collector's own error counts
+                break; // the collector's own error counts
             }
             number += self.senders;
         }
+        Ok(())
     }
 
     /// Waits for the answers of one sender, in the order sent, which is also the order of their batches.

@@ -16,7 +16,7 @@ fn books(start: Instant) -> BatcherState {
 }
 
 fn commit(state: &mut BatcherState, deadline: Option<Instant>, now: Instant) {
-    let row = state.claim(RowPriority::Normal).unwrap();
+    let row = state.claim().unwrap();
     state.commit(row, RowPriority::Normal, deadline, now);
 }
 
@@ -184,4 +184,29 @@ fn who_completes_a_group_sends_it_beside_another() {
     done(&mut state, now + MS(12));
     assert_eq!(comes(&mut state, 12), [News::Look], "two were answered, and one of them is due");
     assert_eq!(state.next(&bounds, now + MS(12)), Next::Leave);
+}
+
+/// Who waits for a row gets it in turn, high priority first, and nobody who comes later takes it.
+#[test]
+fn free_rows_are_kept_for_those_who_wait() {
+    let mut state = BatcherState::new(2, &[2], 1);
+    let rows = [state.claim().unwrap(), state.claim().unwrap()];
+    let mut join = |priority| state.wait_in_line(priority, crate::sync::thread::current());
+    let [first, second] = [(); 2].map(|()| join(RowPriority::Normal));
+    let high = join(RowPriority::High);
+    state.unclaim(rows[0]);
+    assert!(state.next_asleep().is_some() && state.next_asleep().is_none(), "one row wakes one thread");
+    assert_eq!((state.claim(), state.claim_kept(first)), (None, None));
+    assert_eq!(state.claim_kept(high), Some(rows[0]));
+    state.leave_line(first);
+    state.unclaim(rows[1]);
+    assert!(state.next_asleep().is_some());
+    state.unclaim(rows[0]);
+    assert!(state.next_asleep().is_none(), "nobody else waits");
+    assert!(state.claim().is_some() && state.claim().is_none(), "the other row is kept");
+    assert!(state.claim_kept(second).is_some());
+    let waits = state.wait_in_line(RowPriority::Normal, crate::sync::thread::current());
+    state.close(Close::Drain, &mut Vec::new());
+    assert!(state.next_asleep().is_some(), "who waits is told");
+    assert_eq!((state.claim_kept(waits), state.open().is_err()), (None, true));
 }
