@@ -17,12 +17,7 @@ fn producers_hold_unread_tickets_up_to_the_credits() {
     const PRODUCERS: usize = 4;
     const HELD: usize = 3;
     let model = echo();
-    let engine = builder_on_cpu(&model)
-        .batch_sizes(&[2])
-        .results(PRODUCERS * HELD)
-        .acquire_limit(Duration::from_millis(200))
-        .build()
-        .unwrap();
+    let engine = builder_on_cpu(&model).batch_sizes(&[2]).results(PRODUCERS * HELD).build().unwrap();
     let tickets: Vec<Ticket> = thread::scope(|scope| {
         let producers: Vec<_> = (0..PRODUCERS)
             .map(|p| {
@@ -37,7 +32,7 @@ fn producers_hold_unread_tickets_up_to_the_credits() {
     while !tickets.iter().all(|t| t.is_ready().unwrap()) {
         thread::yield_now();
     }
-    let error = engine.acquire().unwrap_err();
+    let error = engine.acquire_within(Duration::from_millis(200)).unwrap_err();
     let Error::Timeout { operation: "acquire", credits, .. } = &error else { panic!("{error:?}") };
     assert_eq!((credits.unread, credits.in_flight, credits.filling), (PRODUCERS * HELD, 0, 0));
     assert!(error.to_string().contains("12 finished and unread"), "{error}");

@@ -125,7 +125,12 @@ pub(super) fn bounds(
 
 /// The axis and its bounds if an index is below a size, where negative indices count as large; `None` if the index is
 /// no rising multiple of one axis.
-fn within(terms: &[Term], sums: &[Option<Affine>], index: TermId, size: TermId) -> Option<(usize, [i64; 2])> {
+pub(super) fn within(
+    terms: &[Term],
+    sums: &[Option<Affine>],
+    index: TermId,
+    size: TermId,
+) -> Option<(usize, [i64; 2])> {
     let (TermKind::Cast(index), TermKind::Const(size)) = (&terms[index.0].kind, &terms[size.0].kind) else {
         return None;
     };

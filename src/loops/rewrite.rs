@@ -23,6 +23,8 @@ pub(super) struct Copier<'l> {
     parts: HashMap<usize, Vec<usize>>,
     /// The condition under which loads may read; `None` if they always may.
     only: Option<TermId>,
+    /// The conditions that hold at all points, or at none.
+    decided: HashMap<TermId, bool>,
 }
 
 impl<'l> Copier<'l> {
@@ -30,12 +32,19 @@ impl<'l> Copier<'l> {
     /// operand.
     pub fn new(of: &'l Loop, axes: impl IntoIterator<Item = (usize, TermId)>, operands: Vec<usize>) -> Self {
         let axes = axes.into_iter().collect();
-        Self { of, axes, known: HashMap::new(), operands, inlined: None, parts: HashMap::new(), only: None }
+        let (known, parts, decided) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { of, axes, known, operands, inlined: None, parts, only: None, decided }
     }
 
     /// Replaces loads of an operand by the terms of the loop `producer`, whose operands get the numbers `operands`.
     pub fn inline(mut self, operand: usize, producer: &'l Loop, operands: Vec<usize>) -> Self {
         self.inlined = Some((operand, producer, operands));
+        self
+    }
+
+    /// Leaves out what is not read where these conditions hold at all points, or at none.
+    pub fn decide(mut self, decided: HashMap<TermId, bool>) -> Self {
+        self.decided = decided;
         self
     }
 
@@ -53,13 +62,17 @@ impl<'l> Copier<'l> {
         let copied = match kind {
             TermKind::Axis(axis) => self.axes[axis],
             TermKind::Const(_) => b.term(*dtype, kind.clone()),
-            TermKind::Load { operand, index, guard } => {
-                let index = self.term(b, *index);
-                let otherwise = guard.map(|guard| self.term(b, guard.otherwise));
-                let condition = guard.map(|guard| self.term(b, guard.condition));
-                let condition = b.all([self.only, condition]);
-                self.load(b, *operand, index, condition, otherwise)
-            }
+            TermKind::Load { operand, index, guard } => match guard.map(|guard| (guard, self.holds(guard.condition))) {
+                Some((guard, Some(false))) => self.term(b, guard.otherwise),
+                guard => {
+                    let guard = guard.filter(|(_, holds)| holds.is_none()).map(|(guard, _)| guard);
+                    let index = self.term(b, *index);
+                    let otherwise = guard.map(|guard| self.term(b, guard.otherwise));
+                    let condition = guard.map(|guard| self.condition(b, guard.condition));
+                    let condition = b.all([self.only, condition]);
+                    self.load(b, *operand, index, condition, otherwise)
+                }
+            },
             TermKind::Cast(of) => {
                 let of = self.term(b, *of);
                 b.cast(*dtype, of)
@@ -72,10 +85,14 @@ impl<'l> Copier<'l> {
                 let [x, y] = of.map(|of| self.term(b, of));
                 b.binary(*op, x, y)
             }
-            TermKind::Select(of) => {
-                let [condition, then, otherwise] = of.map(|of| self.term(b, of));
-                b.select(condition, then, otherwise)
-            }
+            TermKind::Select([condition, then, otherwise]) => match self.holds(*condition) {
+                Some(holds) => self.term(b, if holds { *then } else { *otherwise }),
+                None => {
+                    let condition = self.condition(b, *condition);
+                    let [then, otherwise] = [then, otherwise].map(|&of| self.term(b, of));
+                    b.select(condition, then, otherwise)
+                }
+            },
             TermKind::Reduce { op, axes, body } => {
                 let axes = self.run(b, axes);
                 let body = body.iter().map(|&of| self.term(b, of)).collect();
@@ -84,6 +101,27 @@ impl<'l> Copier<'l> {
         };
         self.known.insert(id, copied);
         copied
+    }
+
+    /// Whether a condition holds at all points or at none; `None` if that is not decided.
+    fn holds(&self, id: TermId) -> Option<bool> {
+        match self.of.term(id).kind {
+            TermKind::Binary(Binary::And, of) => match of.map(|of| self.holds(of)) {
+                [Some(false), _] | [_, Some(false)] => Some(false),
+                [Some(true), other] | [other, Some(true)] => other,
+                [None, None] => None,
+            },
+            _ => self.decided.get(&id).copied(),
+        }
+    }
+
+    /// The copy of a condition that is not decided, without the parts of it that are.
+    fn condition(&mut self, b: &mut LoopBuilder, id: TermId) -> TermId {
+        match self.of.term(id).kind {
+            TermKind::Binary(Binary::And, [x, y]) if self.holds(x).is_some() => self.condition(b, y),
+            TermKind::Binary(Binary::And, [x, y]) if self.holds(y).is_some() => self.condition(b, x),
+            _ => self.term(b, id),
+        }
     }
 
     /// Replaces axes by new ones; returns the new axes.

@@ -5,10 +5,8 @@
 
 use std::ops::Range;
 
-use super::factor::COLUMNS;
-use super::product::packed;
 use super::runs::Places;
-use super::tiles::multiply;
+use super::tiles::{Panels, multiply};
 use crate::error::Error;
 use crate::graph::{PackedAttention, Tensor};
 use crate::loops::Isa;
@@ -85,7 +83,7 @@ impl Attention<'_> {
         let key = |key: usize, feature: usize| self.qkv[1][at(row.start + key) * features + feature];
         let turned: Vec<f32> = (0..features).flat_map(|i| (0..keys).map(move |of| key(of, i))).collect();
         let mixed: Vec<f32> = row.clone().flat_map(|key| &self.qkv[2][at(key) * values..][..values]).copied().collect();
-        let [turned, mixed] = [packed(&turned, keys), packed(&mixed, values)];
+        let [turned, mixed] = [Panels::new(&turned, keys), Panels::new(&mixed, values)];
         for first in queries.clone().step_by(QUERIES) {
             let tokens = first..queries.end.min(first + QUERIES);
             let mut scores =
@@ -120,12 +118,12 @@ impl Attention<'_> {
 fn product(
     from: &[f32],
     at: impl ExactSizeIterator<Item = usize>,
-    panels: &[[f32; COLUMNS]],
+    panels: &Panels<f32>,
     [terms, columns]: [usize; 2],
 ) -> Vec<f32> {
     let (outside, at): (_, Vec<usize>) = (vec![0.0; terms], at.collect());
     let mut sums = vec![0.0; at.len() * columns];
-    multiply(Isa::detect(), &Places { from, outside: &outside, at: &at, taps: 1 }, panels, &mut sums, columns);
+    multiply(Isa::detect(), &Places { from, outside: &outside, at: &at, taps: 1 }, panels, &mut sums);
     sums
 }
 

@@ -4,12 +4,23 @@ use crate::graph::Element;
 use crate::tensor::Dtype;
 
 /// The number of points in a block, which are computed side by side.
-pub(super) const LANES: usize = 512;
+pub(super) const LANES: usize = 1024;
 
 /// The values of a term at all points of a block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Column {
     words: Vec<u64>,
+}
+
+/// The values of a term that are read at all points of a block: those of a column, or neighbouring elements of an
+/// operand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block<'a>(pub &'a [u8]);
+
+impl<'a> Block<'a> {
+    pub fn elems<T: Element>(self) -> &'a [T] {
+        bytemuck::cast_slice(self.0)
+    }
 }
 
 impl Column {

@@ -33,7 +33,17 @@ impl RunsOfLanes {
             outer -= 1;
             run *= extents[outer];
         }
-        (run > 1).then(|| Self { run, extents: extents[..outer].to_vec(), strides: strides[..outer].to_vec() })
+        let mut axes: Vec<(usize, i64)> = Vec::new();
+        for axis in extents[..outer].iter().copied().zip(strides[..outer].iter().copied()) {
+            match axes.last_mut() {
+                Some((extent, stride)) if *stride == axis.1 * axis.0 as i64 => {
+                    (*extent, *stride) = (*extent * axis.0, axis.1)
+                }
+                _ => axes.push(axis),
+            }
+        }
+        let (extents, strides) = axes.into_iter().unzip();
+        (run > 1).then_some(Self { run, extents, strides })
     }
 
     /// The number of lanes of a run.
@@ -41,25 +51,28 @@ impl RunsOfLanes {
         self.run
     }
 
-    /// The index in the first lane of the run of this number.
-    fn index(&self, mut number: usize) -> i64 {
-        let mut index = 0;
-        for (&extent, &stride) in self.extents.iter().zip(&self.strides).rev() {
-            index += (number % extent) as i64 * stride;
-            number /= extent;
+    /// Moves to the next run; `index` is that in the first lane of the run at this point.
+    fn step(&self, at: &mut [usize], index: &mut i64) {
+        for ((at, &extent), stride) in at.iter_mut().zip(&self.extents).zip(&self.strides).rev() {
+            (*at, *index) = (*at + 1, *index + stride);
+            if *at < extent {
+                return;
+            }
+            (*at, *index) = (0, *index - stride * extent as i64);
         }
-        index
     }
 
     /// Calls `each` for each run of a block with the run's lanes and the index in its first lane. The block's first
     /// lane is the point of number `start`.
     pub fn each(&self, start: usize, lanes: usize, mut each: impl FnMut(Range<usize>, i64)) {
-        let (mut first, mut number) = (start % self.run, start / self.run);
-        let mut lane = 0;
+        let (mut lane, mut first) = (0, start % self.run);
+        let mut at = point(&self.extents, start / self.run);
+        let mut index = at.iter().zip(&self.strides).map(|(&at, stride)| at as i64 * stride).sum();
         while lane < lanes {
             let end = lanes.min(lane + self.run - first);
-            each(lane..end, self.index(number) + first as i64);
-            (lane, first, number) = (end, 0, number + 1);
+            each(lane..end, index + first as i64);
+            (lane, first) = (end, 0);
+            self.step(&mut at, &mut index);
         }
     }
 }
@@ -110,6 +123,8 @@ mod tests {
         let (extents, strides) = ([3, 2, 4, 5], [100, 0, 5, 1]);
         let runs = RunsOfLanes::of(&extents, &strides).unwrap();
         assert_eq!((runs.run, &runs.extents[..]), (20, &[3, 2][..]));
+        let joined = RunsOfLanes::of(&[3, 4, 2, 5], &[80, 20, 0, 1]).unwrap();
+        assert_eq!((&joined.extents[..], &joined.strides[..]), (&[12, 2][..], &[20, 0][..]));
         assert_eq!(RunsOfLanes::of(&extents, &[1, 1, 1, 2]), None);
         for start in 0..120 {
             let mut table = vec![0; (120 - start).min(47)];

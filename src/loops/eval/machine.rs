@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::View;
-use super::column::{Column, LANES};
+use super::column::{Block, Column, LANES};
 use super::fold::{self, Extreme};
 use super::lanes::{Lanes, point, step, tabulate};
 use super::ops;
@@ -30,6 +30,8 @@ pub(super) struct Machine<'a> {
     program: &'a Program<'a>,
     operands: &'a [View<'a>],
     near: Option<Near>,
+    /// Whether the terms that are the same at all points are computed, if all points are side by side.
+    has_begun: bool,
     /// The values of terms, see [`Program::column_of`].
     columns: Vec<Column>,
     /// The extreme values of those reductions whose result is an index.
@@ -64,6 +66,7 @@ impl<'a> Machine<'a> {
             program,
             operands,
             near: None,
+            has_begun: false,
             columns: program.columns.iter().map(|&dtype| Column::new(dtype)).collect(),
             best: program.steps.iter().zip(0..).map(best).collect(),
             tables: vec![vec![0; LANES]; program.tables],
@@ -160,26 +163,56 @@ impl<'a> Machine<'a> {
 
     /// Writes the elements at these points of a loop without reductions, all of whose points are side by side.
     pub fn part(&mut self, points: Range<usize>, to: &mut [u8]) {
+        let size = self.program.of.dtype().bytes();
+        self.each_block(points, &mut |first, block| to[first * size..][..block.len()].copy_from_slice(block));
+    }
+
+    /// Calls `of` with neighbouring elements at some of these points, and with the number of the first one of them from
+    /// the first point on, until all are computed. The loop has no reductions, and all of its points are side by side.
+    pub fn each_block(&mut self, points: Range<usize>, of: &mut dyn FnMut(usize, &[u8])) {
         let first = points.start;
         for band in &self.program.scopes[0] {
             match band.lanes {
-                true => self.blocks(band, points.clone(), &mut |machine| machine.write(machine.start - first, to)),
+                true => {
+                    let mut then = |machine: &mut Self| of(machine.start - first, machine.results());
+                    self.blocks(band, points.clone(), &mut then);
+                }
+                false if self.has_begun => {}
                 false => self.compute(&band.terms),
             }
         }
+        self.has_begun = true;
     }
 
     /// Writes the results of a block to `to`, from element `at` on.
     fn write(&self, at: usize, to: &mut [u8]) {
-        let size = self.program.of.dtype().bytes();
-        let result = &self.column(self.program.of.result.0).bytes()[..self.len * size];
-        to[at * size..][..result.len()].copy_from_slice(result);
+        let result = self.results();
+        to[at * self.program.of.dtype().bytes()..][..result.len()].copy_from_slice(result);
+    }
+
+    /// The results of a block.
+    fn results(&self) -> &[u8] {
+        &self.block(self.program.of.result.0).0[..self.len * self.program.of.dtype().bytes()]
     }
 
     /// Writes those tables of a band that are the same in each of its blocks (`repeated`), or the others.
     fn tabulate(&mut self, band: &Band, repeated: bool) {
         for (table, strides) in band.tables.iter().filter(|(_, strides)| band.repeats(strides) == repeated) {
             tabulate(&band.extents, strides, self.start, &mut self.tables[*table][..self.len]);
+        }
+    }
+
+    /// The values of a term in the block: in its column, or where they are loaded from.
+    fn block(&self, id: usize) -> Block<'_> {
+        match &self.program.steps[id] {
+            Some(Step::Load { operand, at: Address::Affine(place), .. }) if self.program.in_place[id] => {
+                let near = self.near.as_ref().filter(|near| near.operand == *operand);
+                let first = self.base(place) + self.start as i64 - near.map_or(0, |near| near.first);
+                let from = near.map_or_else(|| self.operands[*operand].bytes, |near| bytemuck::cast_slice(&near.words));
+                let size = self.program.of.terms[id].dtype.bytes();
+                Block(&from[first as usize * size..][..self.len * size])
+            }
+            _ => Block(self.column(id).bytes()),
         }
     }
 
@@ -309,16 +342,16 @@ impl<'a> Machine<'a> {
     fn function(&self, id: usize, to: &mut Column, n: usize) {
         let term = &self.program.of.terms[id];
         let dtype = |of: &TermId| self.program.of.term(*of).dtype;
-        let column = |of: &TermId| self.column(of.0);
+        let block = |of: &TermId| self.block(of.0);
         match &term.kind {
-            TermKind::Cast(of) => ops::cast([dtype(of), term.dtype], column(of), to, n),
-            TermKind::Unary(op, of) => ops::unary(*op, dtype(of), column(of), to, n),
+            TermKind::Cast(of) => ops::cast([dtype(of), term.dtype], block(of), to, n),
+            TermKind::Unary(op, of) => ops::unary(*op, dtype(of), block(of), to, n),
             TermKind::Binary(op, of @ [a, b]) => {
                 let varies = of.map(|of| self.program.varies[of.0]);
-                ops::binary(*op, dtype(a), [column(a), column(b)], varies, to, n);
+                ops::binary(*op, dtype(a), [block(a), block(b)], varies, to, n);
             }
             TermKind::Select([condition, a, b]) => {
-                ops::select(term.dtype.bytes(), column(condition), [column(a), column(b)], to, n);
+                ops::select(term.dtype.bytes(), block(condition), [block(a), block(b)], to, n);
             }
             other => unreachable!("{other:?} has a step of its own"),
         }

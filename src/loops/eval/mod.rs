@@ -7,6 +7,7 @@ mod fold;
 mod lanes;
 mod machine;
 mod ops;
+mod pieces;
 mod product;
 mod program;
 mod quotients;
@@ -49,8 +50,10 @@ pub(super) fn run(of: &Loop, operands: &[View<'_>], to: &mut [u8], team: &dyn Te
     match product::Product::find(of) {
         Some(product) => product.run(operands, to, team),
         None => {
-            if of.elems() > 0 {
-                machine::run(&program::Program::new(of), operands, to, team);
+            match pieces::Pieces::of(of) {
+                _ if of.elems() == 0 => {}
+                Some(pieces) => pieces.run(operands, to, team),
+                None => machine::run(&program::Program::new(of), operands, to, team),
             }
             Ok(())
         }

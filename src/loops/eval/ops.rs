@@ -3,8 +3,8 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::column::Column;
-use crate::graph::{Binary, Unary};
+use super::column::{Block, Column};
+use crate::graph::{Binary, Element, Unary};
 use crate::loops::scalar::{Convert, integers, typed};
 use crate::loops::{Isa, vectorized};
 use crate::tensor::Dtype;
@@ -37,7 +37,7 @@ fn zip_values<T: Copy, U>(of: [Values<'_, T>; 2], to: &mut [U], function: impl F
 }
 
 /// Converts the first `n` elements from the first type to the second.
-pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize) {
+pub(super) fn cast([from, to]: [Dtype; 2], x: Block<'_>, y: &mut Column, n: usize) {
     match [from, to] {
         [Dtype::F16, Dtype::F32] => x.elems::<f16>()[..n].convert_to_f32_slice(&mut y.elems_mut()[..n]),
         [Dtype::F32, Dtype::F16] => y.elems_mut::<f16>()[..n].convert_from_f32_slice(&x.elems()[..n]),
@@ -261,7 +261,7 @@ fn compare<T: Copy + PartialOrd>(op: Binary, of: [&[T]; 2], y: &mut [u8]) {
 }
 
 /// Computes a function of the first `n` elements, which have type `dtype`.
-pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usize) {
+pub(super) fn unary(op: Unary, dtype: Dtype, x: Block<'_>, y: &mut Column, n: usize) {
     match dtype {
         Dtype::F32 => unary_f32(Isa::detect(), op, &x.elems()[..n], y),
         Dtype::F64 => unary_f64(Isa::detect(), op, &x.elems()[..n], y),
@@ -270,16 +270,16 @@ pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usiz
     }
 }
 
-/// Computes a function of the first `n` elements of two columns, which have type `dtype`. A column that does not vary
-/// has its first element in all of them.
-pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], varies: [bool; 2], y: &mut Column, n: usize) {
-    fn both<T: crate::graph::Element>([a, b]: [&Column; 2], n: usize) -> [&[T]; 2] {
+/// Computes a function of the first `n` elements of two blocks, which have type `dtype`. A block that does not vary has
+/// its first element in all of them.
+pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [Block<'_>; 2], varies: [bool; 2], y: &mut Column, n: usize) {
+    fn both<T: Element>([a, b]: [Block<'_>; 2], n: usize) -> [&[T]; 2] {
         [&a.elems()[..n], &b.elems()[..n]]
     }
-    fn values<'v, T: crate::graph::Element>(of: [&'v Column; 2], varies: [bool; 2], n: usize) -> [Values<'v, T>; 2] {
-        let value = |(column, varies): (&'v Column, bool)| match varies {
-            true => Values::Each(&column.elems()[..n]),
-            false => Values::Same(column.elems()[0]),
+    fn values<'v, T: Element>(of: [Block<'v>; 2], varies: [bool; 2], n: usize) -> [Values<'v, T>; 2] {
+        let value = |(block, varies): (Block<'v>, bool)| match varies {
+            true => Values::Each(&block.elems()[..n]),
+            false => Values::Same(block.elems()[0]),
         };
         [(of[0], varies[0]), (of[1], varies[1])].map(value)
     }
@@ -295,13 +295,11 @@ pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], varies: [bo
     }
 }
 
-/// For the first `n` elements: that of the first column where the condition holds, else that of the second. An element
+/// For the first `n` elements: that of the first block where the condition holds, else that of the second. An element
 /// has `bytes` bytes.
-pub(super) fn select(bytes: usize, condition: &Column, [a, b]: [&Column; 2], y: &mut Column, n: usize) {
-    fn of<T: crate::graph::Element>(condition: &[u8], [a, b]: [&Column; 2], y: &mut Column) {
-        let both = a.elems::<T>().iter().zip(b.elems::<T>());
-        let to = y.elems_mut::<T>().iter_mut().zip(both);
-        to.zip(condition).for_each(|((to, (&a, &b)), &c)| *to = if c != 0 { a } else { b });
+pub(super) fn select(bytes: usize, condition: Block<'_>, [a, b]: [Block<'_>; 2], y: &mut Column, n: usize) {
+    fn of<T: Element>(condition: &[u8], [a, b]: [Block<'_>; 2], y: &mut Column) {
+        choose::<T>(Isa::detect(), condition, [a.elems(), b.elems()], y.elems_mut());
     }
     let condition = &condition.elems()[..n];
     match bytes {
@@ -310,4 +308,12 @@ pub(super) fn select(bytes: usize, condition: &Column, [a, b]: [&Column; 2], y: 
         4 => of::<u32>(condition, [a, b], y),
         _ => of::<u64>(condition, [a, b], y),
     }
+}
+
+vectorized! { fn choose<T: Element>(condition: &[u8], of: [&[T]; 2], to: &mut [T]) = choose_body }
+
+#[inline(always)]
+fn choose_body<T: Element, const FMA: bool>(condition: &[u8], [a, b]: [&[T]; 2], to: &mut [T]) {
+    let both = a.iter().zip(b).zip(condition);
+    to.iter_mut().zip(both).for_each(|(to, ((&a, &b), &c))| *to = if c != 0 { a } else { b });
 }

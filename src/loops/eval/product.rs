@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::View;
-use super::factor::{COLUMNS, Factor, ROWS};
+use super::factor::{Factor, ROWS};
 use super::machine::Machine;
 use super::program::Program;
 use super::runs::{Places, Runs};
-use super::tiles::{channelwise, multiply};
+use super::tiles::{Panels, channelwise, multiply};
 use crate::error::Error;
 use crate::graph::{Binary, Tensor, ValueType};
 use crate::loops::Isa;
@@ -26,9 +26,12 @@ use crate::tensor::Dtype;
 /// The number of rows or columns from which on tiles pay.
 const FEW: usize = 4;
 
-/// The largest numbers of elements and of rows that are multiplied with all panels at a time: the elements fit a core's
-/// caches, and the rows' places are recorded.
+/// The largest number of elements of rows that are multiplied with all panels at a time: they fit a core's caches.
 const BLOCK_ELEMS: usize = 1 << 16;
+
+/// The number of sums of these rows up to which there may be more than `BLOCK_ROWS`, the number of rows whose places are
+/// recorded.
+const BLOCK_SUMS: usize = 1 << 13;
 const BLOCK_ROWS: usize = 16 * ROWS;
 
 /// A sum of products in a loop: `[batch, rows, summed]` by `[batch, summed, columns]`. If there are few columns, the
@@ -146,7 +149,7 @@ impl<'l> Product<'l> {
         let outer = self.batch.len() + self.rows.len();
         let left = self.side(self.sides[0], &[&self.batch[..], &self.rows, self.summed].concat());
         let right = self.side(self.sides[1], &[&self.batch[..], self.summed, &self.columns].concat());
-        let rows = Rows { program: Program::flat(&left), runs: Runs::of(&left, outer, outer), operands, k };
+        let rows = Rows { program: Program::flat(&left), runs: Runs::of(&left, outer, outer), operands, k, n };
         let right = Program::flat(&right);
         let mut right = Machine::new(&right, operands);
         let mut factors = self.zeros(&[k, n])?;
@@ -154,12 +157,12 @@ impl<'l> Product<'l> {
         let lines = Lines { count: m, pitch, together: ROWS, least: 4 * ROWS, ops: n * k };
         for (item, to) in to.chunks_exact_mut(m * pitch).enumerate() {
             right.part(item * k * n..(item + 1) * k * n, factors.bytes_mut());
-            let panels = packed::<T>(factors.elems(), n);
+            let panels = Panels::<T>::new(factors.elems(), n);
             lines.share(team, to, &|_, part, to| {
                 let part = item * m + part.start..item * m + part.end;
                 let mut sink = Sink::new(rest, operands, part.start * n);
                 rows.blocks(part, |places, at| {
-                    sink.write(at.start * n..at.end * n, to, |sums| multiply(isa, places, &panels, sums, n));
+                    sink.write(at.start * n..at.end * n, to, |sums| multiply(isa, places, &panels, sums));
                 });
             });
         }
@@ -188,7 +191,7 @@ impl<'l> Product<'l> {
         let (left, outer) = self.rows_of_channels();
         let right = self.side(self.sides[1], &[self.summed, &self.batch].concat());
         let runs = Runs::of(&left, outer, outer + self.summed.len());
-        let rows = Rows { program: Program::flat(&left), runs, operands, k: k * channels };
+        let rows = Rows { program: Program::flat(&left), runs, operands, k: k * channels, n: channels };
         let mut factors = self.zeros(&[k, channels])?;
         Machine::new(&Program::flat(&right), operands).part(0..k * channels, factors.bytes_mut());
         let lines = Lines { count: m, pitch: to.len() / m, together: 1, least: 1, ops: 2 * k * channels };
@@ -265,14 +268,15 @@ struct Rows<'p> {
     program: Program<'p>,
     runs: Option<Runs>,
     operands: &'p [View<'p>],
-    /// The number of elements of a row.
+    /// The number of elements of a row, and that of its sums.
     k: usize,
+    n: usize,
 }
 
 impl Rows<'_> {
     /// Calls `of` with the places of some rows of this part at a time, and with the rows' numbers within the part.
     fn blocks<T: Factor>(&self, part: Range<usize>, mut of: impl FnMut(&Places<'_, T>, Range<usize>)) {
-        let most = (BLOCK_ELEMS / self.k.max(1)).clamp(ROWS, BLOCK_ROWS) / ROWS * ROWS;
+        let most = (BLOCK_ELEMS / self.k.max(1)).clamp(ROWS, BLOCK_ROWS.max(BLOCK_SUMS / self.n)) / ROWS * ROWS;
         let blocks = part.clone().step_by(most).map(|first| first..part.end.min(first + most));
         let within = |rows: &Range<usize>| rows.start - part.start..rows.end - part.start;
         match &self.runs {
@@ -296,16 +300,4 @@ impl Rows<'_> {
             }
         }
     }
-}
-
-/// A matrix `[k, n]` as panels of columns: `[ceil(n / COLUMNS), k, COLUMNS]`, with zeros after the last column.
-pub(super) fn packed<T: Factor>(of: &[T], n: usize) -> Vec<[T; COLUMNS]> {
-    let k = of.len() / n;
-    let mut panels = vec![[T::default(); COLUMNS]; n.div_ceil(COLUMNS) * k];
-    for (row, of) in of.chunks_exact(n).enumerate() {
-        for (panel, of) in of.chunks(COLUMNS).enumerate() {
-            panels[panel * k + row][..of.len()].copy_from_slice(of);
-        }
-    }
-    panels
 }

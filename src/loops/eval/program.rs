@@ -32,6 +32,8 @@ pub(super) struct Program<'l> {
     pub varies: Vec<bool>,
     /// For each term, whether it is the same in all lanes and is read where there are many.
     pub splat: Vec<bool>,
+    /// For each term, whether it is a load of neighbouring elements that functions read where they are. It has no column.
+    pub in_place: Vec<bool>,
     /// The column of each term. Terms of one band share a column if one is read for the last time before the next is
     /// computed.
     pub column_of: Vec<usize>,
@@ -184,13 +186,10 @@ impl<'l> Planner<'l> {
             self.add_scope(bands);
         }
         let repeated = self.repeated();
-        let mut steps = Vec::with_capacity(self.of.terms.len());
-        for (id, &scope) in scope_of.iter().enumerate() {
-            if !self.needed[id] {
-                steps.push(None);
-                continue;
-            }
-            steps.push(Some(self.step(id, scope)));
+        let steps: Vec<_> =
+            scope_of.iter().enumerate().map(|(id, &scope)| self.needed[id].then(|| self.step(id, scope))).collect();
+        let in_place = self.in_place(&steps, &repeated);
+        for id in (0..steps.len()).filter(|&id| steps[id].is_some() && !in_place[id]) {
             let (scope, band) = self.band_of(id);
             let band = &mut self.scopes[scope][band];
             let terms = match repeated[id] {
@@ -202,13 +201,14 @@ impl<'l> Planner<'l> {
         }
         let varies: Vec<bool> = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
         let splat = self.splat(&varies, &scope_of);
-        let (column_of, columns) = self.columns(&steps);
+        let (column_of, columns) = self.columns(&steps, &in_place);
         let bands = self.scopes.iter().map(Vec::len).sum();
         Program {
             of: self.of,
             steps,
             varies,
             splat,
+            in_place,
             column_of,
             columns,
             scopes: self.scopes,
@@ -436,8 +436,25 @@ impl<'l> Planner<'l> {
         Lanes::Table(self.tables - 1)
     }
 
+    /// For each term, whether it is a load of neighbouring elements, without a guard, in each block of lanes, and only
+    /// functions of the same block read it, or nobody.
+    fn in_place(&self, steps: &[Option<Step>], repeated: &[bool]) -> Vec<bool> {
+        let is_run = |step: &Option<Step>| match step {
+            Some(Step::Load { at: Address::Affine(place), guard: None, .. }) => place.lanes == Lanes::Linear(1),
+            _ => false,
+        };
+        let mut all: Vec<bool> = steps.iter().zip(repeated).map(|(step, repeated)| is_run(step) && !repeated).collect();
+        for (id, step) in steps.iter().enumerate() {
+            let reads = step.iter().flat_map(|_| self.of.terms[id].reads());
+            for read in reads.filter(|_| !matches!(step, Some(Step::Affine(_)))) {
+                all[read.0] &= matches!(step, Some(Step::Function)) && self.band_of(read.0) == self.band_of(id);
+            }
+        }
+        all
+    }
+
     /// The column of each term that is computed, and the type of each column.
-    fn columns(&self, steps: &[Option<Step>]) -> (Vec<usize>, Vec<Dtype>) {
+    fn columns(&self, steps: &[Option<Step>], in_place: &[bool]) -> (Vec<usize>, Vec<Dtype>) {
         let (mut column_of, mut columns) = (vec![0; steps.len()], Vec::new());
         let mut add = |dtype: Dtype| {
             columns.push(dtype);
@@ -457,7 +474,7 @@ impl<'l> Planner<'l> {
                     None => add(dtype),
                 };
                 let reads: BTreeSet<usize> = self.of.terms[id].reads().iter().map(|read| read.0).collect();
-                let done = reads.into_iter().filter(|&read| last[read] == Some(id));
+                let done = reads.into_iter().filter(|&read| last[read] == Some(id) && !in_place[read]);
                 free.extend(done.map(|read| (column_of[read], self.of.terms[read].dtype.bytes())));
             }
         }
@@ -490,8 +507,14 @@ impl<'l> Planner<'l> {
         let mut splat = vec![false; varies.len()];
         let sides = |scope: usize| self.scopes[scope].iter().any(|band| band.lanes);
         for (id, term) in self.of.terms.iter().enumerate().filter(|(id, _)| self.needed[*id]) {
+            let takes_one_for_all = |read: &&TermId| {
+                matches!(term.kind, TermKind::Binary(..))
+                    && matches!(self.of.term(**read).dtype, Dtype::F32 | Dtype::F64)
+            };
             if varies[id] || (scope_of[id] > 0 && sides(scope_of[id])) {
-                term.reads().iter().filter(|read| !varies[read.0]).for_each(|read| splat[read.0] = true);
+                let reads = term.reads();
+                let same = reads.iter().filter(|read| !varies[read.0]).filter(|read| !takes_one_for_all(read));
+                same.for_each(|read| splat[read.0] = true);
             }
         }
         let result = self.of.result.0;
@@ -519,8 +542,8 @@ mod tests {
         let of = b.finish(y);
         let program = Program::new(&of);
         assert!(program.columns.len() <= 5, "{:?}", program.columns);
-        let all: BTreeSet<usize> =
-            program.steps.iter().zip(&program.column_of).filter_map(|(step, &of)| step.as_ref().map(|_| of)).collect();
+        let computed = |&id: &usize| program.steps[id].is_some() && !program.in_place[id];
+        let all: BTreeSet<usize> = (0..program.steps.len()).filter(computed).map(|id| program.column_of[id]).collect();
         assert_eq!(all.len(), program.columns.len());
     }
 
@@ -538,6 +561,7 @@ mod tests {
         let of = b.finish(y);
         let program = Program::new(&of);
         let lanes = program.scopes[0].iter().find(|band| band.lanes).unwrap();
-        assert_eq!((lanes.inner(), lanes.kept.len(), lanes.terms.len(), lanes.block()), (Some(96), 2, 2, 480));
+        assert_eq!((lanes.inner(), lanes.kept.len(), lanes.terms.len(), lanes.block()), (Some(96), 2, 1, 960));
+        assert_eq!(program.in_place.iter().filter(|in_place| **in_place).count(), 1, "x is read where it is");
     }
 }

@@ -116,22 +116,39 @@ impl Runs {
         to.clear();
         let mut at = point(&self.extents, rows.start);
         let mut sums = vec![0; self.bounds.len()];
-        for _ in rows {
-            let first = self.base + along(&self.rows, &at);
-            let mut holds = true; // whether the bounds hold at all taps
-            for (sum, bound) in sums.iter_mut().zip(&self.bounds) {
-                *sum = bound.base + along(&bound.rows, &at);
-                holds &= bound.ends.iter().all(|end| bound.holds(*sum + end));
+        let mut row = rows.start;
+        while row < rows.end {
+            let line = match (self.extents.last(), at.last()) {
+                (Some(extent), Some(inner)) => (extent - inner).min(rows.end - row),
+                _ => 1,
+            };
+            let mut first = self.base + along(&self.rows, &at);
+            sums.iter_mut().zip(&self.bounds).for_each(|(sum, bound)| *sum = bound.base + along(&bound.rows, &at));
+            for _ in 0..line {
+                self.places_of_row(first, &sums, to);
+                first += innermost(&self.rows);
+                sums.iter_mut().zip(&self.bounds).for_each(|(sum, bound)| *sum += innermost(&bound.rows));
             }
-            let place = |offset: i64| (first + offset) as usize;
-            match holds {
-                true => to.extend(self.taps.iter().map(|offset| place(*offset))),
-                false => to.extend(self.taps.iter().enumerate().map(|(tap, offset)| {
-                    let holds = |(sum, bound): (&i64, &Bound)| bound.holds(sum + bound.taps[tap]);
-                    if sums.iter().zip(&self.bounds).all(holds) { place(*offset) } else { OUTSIDE }
-                })),
+            row += line;
+            if let Some(inner) = at.last_mut() {
+                *inner += line - 1;
             }
             step(&self.extents, &mut at);
+        }
+    }
+
+    /// Adds the places of a row's runs. `first` is the place of a tap of distance 0; `sums` are the sums that are bounded.
+    fn places_of_row(&self, first: i64, sums: &[i64], to: &mut Vec<usize>) {
+        let place = |offset: i64| (first + offset) as usize;
+        let bounds = || sums.iter().zip(&self.bounds);
+        match bounds().all(|(sum, bound)| bound.ends.iter().all(|end| bound.holds(sum + end))) {
+            true => to.extend(self.taps.iter().map(|offset| place(*offset))),
+            false => to.extend(self.taps.iter().enumerate().map(|(tap, offset)| {
+                match bounds().all(|(sum, bound)| bound.holds(sum + bound.taps[tap])) {
+                    true => place(*offset),
+                    false => OUTSIDE,
+                }
+            })),
         }
     }
 }
@@ -140,6 +157,11 @@ impl Bound {
     fn holds(&self, sum: i64) -> bool {
         (sum as u64) < self.size // negative ones are large
     }
+}
+
+/// The stride along the innermost axis; 0 if there is none.
+fn innermost(strides: &[i64]) -> i64 {
+    strides.last().copied().unwrap_or(0)
 }
 
 fn along(strides: &[i64], at: &[usize]) -> i64 {

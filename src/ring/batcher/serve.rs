@@ -385,12 +385,12 @@ fn wake(wakes: &mut Vec<Wake>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{all_credits_return, answer, batcher, ring};
+    use super::super::tests::{SHORT, all_credits_return, answer, batcher, ring_within};
     use super::*;
 
     #[test]
     fn a_batch_whose_submission_times_out_is_neither_in_flight_nor_counted() {
-        let (core, held) = ring(4);
+        let (core, held) = ring_within(4, SHORT);
         let batcher = batcher(&core, Duration::from_secs(3600)).build().unwrap();
         let answer_to = |number| batcher.submit(&[number; 8]).and_then(answer);
         held.permit(2);

@@ -18,6 +18,7 @@ use crate::tensor::{Dtype, OutputKind, ROW_ALIGN};
 const SLOTS: usize = 2;
 const CAPACITY: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
+pub(super) const SHORT: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 fn spec() -> RowSpec {
     RowSpec::new([("bytes", Dtype::U8, vec![8])])
@@ -103,6 +104,11 @@ impl Program for Held {
 }
 
 pub(super) fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
+    ring_within(results, LONG)
+}
+
+/// A ring for tests in which something waits for longer than `acquire_limit`.
+pub(super) fn ring_within(results: usize, acquire_limit: Duration) -> (Arc<Core>, Arc<Held>) {
     let device = Device::cpu(1).checked();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, CAPACITY * ROW_ALIGN).unwrap()).collect();
     let (inputs, outputs) = (buffers(), buffers());
@@ -112,7 +118,7 @@ pub(super) fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         staging: 3,
         results,
         priority: Priority::Normal,
-        acquire_limit: Duration::from_millis(200),
+        acquire_limit,
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         buckets: Buckets::one(held.batch_sizes(), spec(), vec![spec()]),
@@ -355,7 +361,7 @@ fn without_room_a_submission_waits_or_times_out_or_expires() {
 
 #[test]
 fn results_held_by_the_caller_are_an_error_not_a_hang() {
-    let (core, held) = ring(1);
+    let (core, held) = ring_within(1, SHORT);
     held.permit(100);
     let batcher = batcher(&core, Duration::ZERO).build().unwrap();
     let unread = answer(submit(&batcher, 1)).unwrap();
@@ -533,7 +539,7 @@ impl std::task::Wake for Asks {
 #[test]
 fn a_waker_may_wait_for_a_row_of_its_own() {
     for commits in [false, true] {
-        let (core, gate) = ring(8);
+        let (core, gate) = ring_within(8, SHORT);
         let batcher = Arc::new(batcher(&core, HOUR).build().unwrap());
         gate.permit(100);
         answer(submit(&batcher, 1)).unwrap(); // what a run takes is known, and no upload is measured
