@@ -226,7 +226,7 @@ fn soaks_are_flat_or_say_what_grew() {
 #[test]
 fn rows_of_an_overload_are_accounted_for() {
     let plot = std::env::temp_dir().join(format!("trefoil-bench-overload-{}.svg", std::process::id()));
-    let small = ["--clients", "12", "--batch", "4", "--seconds", "0.6", "--json", "--plot", plot.to_str().unwrap()];
+    let small = ["--clients", "12", "--batch", "4", "--seconds", "2", "--json", "--plot", plot.to_str().unwrap()];
     let output = run(&[&["overload"], &MODEL[..], &small].concat());
     let record: Value = serde_json::from_str(text(&output.stdout)).unwrap_or_else(|_| panic!("{output:?}"));
     check_plot(&fs::read_to_string(&plot).unwrap(), "answered rows, %");

@@ -73,14 +73,3 @@ fn a_soak_without_one_of_its_threads_ends() {
         assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
     }
 }
-
-/// An overload ends when one of its threads is refused. It ends with 2 where goodput is low, which it may be if the
-/// machine does other work.
-#[test]
-fn an_overload_without_one_of_its_threads_ends() {
-    let args = "bench overload --device cpu --model weights/convnet28 --batch 2 --seconds 0.1 --clients 2";
-    let (named, _) = without_each_thread(args, &[0, 2]);
-    for name in ["load-0", "load-1", "collect-0"] {
-        assert!(named.iter().any(|why| why.starts_with(&format!("trefoil-{name}"))), "{name}: {named:?}");
-    }
-}

@@ -23,7 +23,7 @@ const COMMANDS: [&str; 18] = [
     "bench clients --model weights/convnet28 --device cpu --threads 1,2 --batch 2 --seconds 0.1",
     "bench server --model weights/convnet28 --device cpu --batch 2 --seconds 0.2 --steps 2",
     "bench soak --model weights/convnet28 --device cpu --threads 2 --batch 2 --seconds 0.4 --periods 4",
-    "bench overload --model weights/convnet28 --device cpu --clients 4 --batch 2 --seconds 0.2",
+    "bench overload --model weights/convnet28 --device cpu --clients 4 --batch 2 --seconds 2",
 ];
 
 fn printed(command: &str, columns: Option<usize>) -> String {

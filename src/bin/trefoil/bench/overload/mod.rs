@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use trefoil::{Batcher, Close, WhenFull};
@@ -194,6 +194,7 @@ impl Overload<'_> {
             Policy::Reject => (WhenFull::Reject, self.threads.min(self.args.clients), self.mix),
             Policy::Wait => (WhenFull::Wait, self.args.clients, Mix { most_rows: 1, ..self.mix }),
         };
+        ensure!(best > 0.0, "the saturated batcher answered nothing in {} s; measure longer", SATURATED * self.seconds);
         let batcher = self.batcher(self.rows, when_full)?;
         let rate = self.args.load * best;
         let open_loop = |run: &Run| run.open_loop(self.args.clients, rate, senders, self.threads);
