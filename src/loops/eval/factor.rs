@@ -102,12 +102,12 @@ mod avx {
         let (width, columns) = (H * GROUP, y.row(0).len());
         let mut sums = [[_mm256_setzero_ps(); H]; M];
         if !tile.is_first() {
-            for m in 0..M {
+            for (m, sums) in sums.iter_mut().enumerate() {
                 let (mut some, row) = ([0.0; GROUPS * GROUP], y.row(m));
                 let row = if columns >= width { row } else { filled(&mut some, row) };
                 for h in 0..H {
                     // SAFETY: the pointer is to eight floats, which are borrowed.
-                    sums[m][h] = unsafe { _mm256_loadu_ps(row[h * GROUP..][..GROUP].as_ptr()) };
+                    sums[h] = unsafe { _mm256_loadu_ps(row[h * GROUP..][..GROUP].as_ptr()) };
                 }
             }
         }
@@ -132,12 +132,12 @@ mod avx {
             }
             tap = next;
         }
-        for m in 0..M {
+        for (m, sums) in sums.into_iter().enumerate() {
             let (mut some, row) = ([0.0; GROUPS * GROUP], y.row_mut(m));
             let to = if columns >= width { &mut *row } else { &mut some[..] };
             for h in 0..H {
                 // SAFETY: the pointer is to eight floats, which are borrowed mutably.
-                unsafe { _mm256_storeu_ps(to[h * GROUP..][..GROUP].as_mut_ptr(), sums[m][h]) };
+                unsafe { _mm256_storeu_ps(to[h * GROUP..][..GROUP].as_mut_ptr(), sums[h]) };
             }
             if columns < width {
                 row.copy_from_slice(&some[..columns]);
