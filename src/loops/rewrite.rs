@@ -45,6 +45,16 @@ impl<'l> Copier<'l> {
     /// Leaves out what is not read where these conditions hold at all points, or at none.
     pub fn decide(mut self, decided: HashMap<TermId, bool>) -> Self {
         self.decided = decided;
+        // Each term once, and those that it reads before: a condition may be a part of many others.
+        for (id, term) in self.of.terms.iter().enumerate() {
+            let TermKind::Binary(Binary::And, of) = term.kind else { continue };
+            let holds = match of.map(|of| self.holds(of)) {
+                [Some(false), _] | [_, Some(false)] => Some(false),
+                [Some(true), other] | [other, Some(true)] => other,
+                [None, None] => None,
+            };
+            self.decided.extend(holds.map(|holds| (TermId(id), holds)));
+        }
         self
     }
 
@@ -105,14 +115,7 @@ impl<'l> Copier<'l> {
 
     /// Whether a condition holds at all points or at none; `None` if that is not decided.
     fn holds(&self, id: TermId) -> Option<bool> {
-        match self.of.term(id).kind {
-            TermKind::Binary(Binary::And, of) => match of.map(|of| self.holds(of)) {
-                [Some(false), _] | [_, Some(false)] => Some(false),
-                [Some(true), other] | [other, Some(true)] => other,
-                [None, None] => None,
-            },
-            _ => self.decided.get(&id).copied(),
-        }
+        self.decided.get(&id).copied()
     }
 
     /// The copy of a condition that is not decided, without the parts of it that are.

@@ -158,6 +158,26 @@ mod tests {
         }
     }
 
+    /// A condition whose two parts are the same condition, 60 times over, is looked at once, not 2 to the power of 60 times.
+    #[test]
+    fn a_condition_that_is_read_often_is_decided_once() {
+        let types = [ValueType::new(Dtype::F32, &[2, 16]), ValueType::new(Dtype::Bool, &[2])];
+        let mut b = LoopBuilder::new(&types, &[2, 32]);
+        let [row, column] = b.point()[..] else { unreachable!() };
+        let mut other = b.load(1, &[row]);
+        (0..60).for_each(|_| other = b.binary(Binary::And, other, other));
+        let (inside, seven) = (b.within(column, 16).unwrap(), b.float(Dtype::F32, 7.0));
+        let both = b.binary(Binary::And, other, inside);
+        let result = b.load_if(0, &[row, column], Some(both), seven);
+        let of = b.finish(result);
+        let pieces = Pieces::of(&of).expect("a condition of columns");
+        let tensors = [Tensor::of(&[2, 16], &[3.0_f32; 32]), Tensor::from_bytes(types[1].clone(), &[0, 1])];
+        let mut found = vec![0_f32; 64];
+        pieces.run(&tensors.each_ref().map(View::from), bytemuck::cast_slice_mut(&mut found), &Alone(0));
+        let wanted: Vec<f32> = (0..64).map(|i| if (32..48).contains(&i) { 3.0 } else { 7.0 }).collect();
+        assert_eq!(found, wanted);
+    }
+
     #[test]
     fn short_pieces_do_not_pay() {
         let types = [ValueType::new(Dtype::F32, &[50, 3]), ValueType::new(Dtype::F32, &[50, 3])];

@@ -314,6 +314,14 @@ mod tests {
         }
     }
 
+    #[test]
+    #[should_panic(expected = "range end index")]
+    fn a_run_that_ends_behind_the_operand_is_refused() {
+        let (from, outside) = (numbers(9, 1), numbers(5, 2));
+        let rows = Places { from: &from, outside: &outside, at: &[4, 5], taps: 1 };
+        multiply(Isa::detect(), &rows, &Panels::new(&numbers(5 * GROUP, 3), GROUP), &mut [0.0; 2 * GROUP]);
+    }
+
     /// Two groups to a panel, and a third where one is left.
     #[test]
     fn every_group_is_in_one_panel() {
