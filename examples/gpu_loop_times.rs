@@ -1,12 +1,20 @@
 //! Times loops that networks of images have between their convolutions, written out for a GPU, in f16.
 //!
 //! usage: gpu_loop_times [ROUNDS [NAME]]
+//!        gpu_loop_times modules
 //!
 //! For each loop whose name contains NAME, or for all, it prints the median microseconds of one launch at 1 and 32
 //! rows, as well as the ratio of that time to the time of its bytes at 4.8 TB/s. Operands are random and rotate over
 //! more memory than a GPU's L2 cache has; each result is compared with the CPU's.
+//!
+//! With `modules` it prints the seconds that the driver takes to compile 10, 50 and 200 of the loops: in one module, in a
+//! module each, and in as many modules as the machine has cores, by as many threads. Set `CUDA_CACHE_DISABLE=1`, or the
+//! driver may have kept them.
 
 mod alone;
+
+use std::thread;
+use std::time::Instant;
 
 use alone::{Random, assert_written, copies, medians};
 use trefoil::graph::{Binary, Tensor, Unary, ValueType};
@@ -31,13 +39,45 @@ struct Case {
 }
 
 fn main() -> Result<(), Error> {
+    let device = Device::open(Target::Cuda(0))?;
+    if std::env::args().nth(1).is_some_and(|first| first == "modules") {
+        return modules(&device);
+    }
     let rounds = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
     let name = std::env::args().nth(2).unwrap_or_default();
-    let device = Device::open(Target::Cuda(0))?;
     for rows in [1, 32] {
         for case in cases(rows).into_iter().filter(|case| case.name.contains(&name)) {
             time(&device, &case, rounds)?;
         }
+    }
+    Ok(())
+}
+
+/// Compiles loops at more and more rows, which are other kernels.
+fn modules(device: &Device) -> Result<(), Error> {
+    let cases: Vec<Case> = (1..9).flat_map(cases).collect();
+    let loops: Vec<&Loop> = cases.iter().map(|case| &case.of).collect();
+    for count in [10, 50, 200] {
+        let loops = loops.get(..count).expect("there are as many loops");
+        let start = Instant::now();
+        drop(LoopModule::new(device, loops)?);
+        let one = start.elapsed();
+        let start = Instant::now();
+        let each: Vec<LoopModule> = loops.iter().map(|of| LoopModule::new(device, &[of])).collect::<Result<_, _>>()?;
+        let each_took = start.elapsed();
+        let start = Instant::now();
+        let cores = thread::available_parallelism().map_or(1, Into::into);
+        let shares: Vec<&[&Loop]> = loops.chunks(count.div_ceil(cores)).collect();
+        thread::scope(|scope| {
+            let threads: Vec<_> = shares.iter().map(|share| scope.spawn(|| LoopModule::new(device, share))).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no panic").map(drop))
+        })?;
+        let together = start.elapsed();
+        println!(
+            "{count:3} loops: {one:.2?} in one module, {each_took:.2?} in {}, {together:.2?} in {} by as many threads",
+            each.len(),
+            shares.len()
+        );
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! A GPU that others disturb: its memory is taken during a build; another process fills it, faults on it, or is stopped
-//! or killed while it works. Engines that are built go on, refusals are reported, and nothing is left behind. The tests
-//! are a binary of their own, because cargo runs no other one beside it.
+//! or killed while it works; it is taken from another process for a while. Engines that are built go on, refusals are
+//! reported, and nothing is left behind. The tests are a binary of their own, because cargo runs no other one beside it.
 #![cfg(all(feature = "cuda", unix))]
 
 #[path = "support/cuda.rs"]
 mod cuda;
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::io::{BufRead, BufReader};
 use std::mem::ManuallyDrop;
 use std::process::{Child, Command, Stdio};
@@ -359,4 +359,73 @@ fn a_process_that_is_killed_leaves_nothing() {
         let answers = served_meanwhile(&engine, &expected, disturb);
         assert_given_back(&device, free, &format!("a process was killed, {answers} answers were given meanwhile"));
     }
+}
+
+/// The driver's functions that take the GPU from a process and give it back, if it has them (since CUDA 12.8).
+struct Checkpoint {
+    lock: OfProcess,
+    checkpoint: OfProcess,
+    restore: OfProcess,
+    unlock: OfProcess,
+}
+
+/// Such a function: a process, and arguments, which may be null.
+type OfProcess = unsafe extern "C" fn(i32, *mut c_void) -> i32;
+
+impl Checkpoint {
+    fn load() -> Option<Self> {
+        // SAFETY: opens a library that this process has open already, and looks up a name in it.
+        let named = |name: &CStr| unsafe {
+            let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            let found = if driver.is_null() { null_mut() } else { libc::dlsym(driver, name.as_ptr()) };
+            // A function of this name has this type in cuda.h.
+            (!found.is_null()).then(|| std::mem::transmute::<*mut c_void, OfProcess>(found))
+        };
+        Some(Self {
+            lock: named(c"cuCheckpointProcessLock")?,
+            checkpoint: named(c"cuCheckpointProcessCheckpoint")?,
+            restore: named(c"cuCheckpointProcessRestore")?,
+            unlock: named(c"cuCheckpointProcessUnlock")?,
+        })
+    }
+}
+
+/// Calls such a function for a child; the error is the driver's status.
+fn of_child(function: OfProcess, child: &Beside) -> Result<(), i32> {
+    // SAFETY: the child is not waited for, so that nobody else has its number; no arguments are the usual ones.
+    match unsafe { function(child.0.id() as i32, null_mut()) } {
+        0 => Ok(()),
+        status => Err(status),
+    }
+}
+
+/// The driver takes the GPU from a process: all that it has on it goes to host memory. The process gets it back later,
+/// and its results are right and complete; meanwhile its memory on the GPU is free, and others go on.
+#[test]
+fn a_gpu_that_is_taken_from_a_process_and_given_back_changes_no_answer() {
+    const NAME: &str = "a_gpu_that_is_taken_from_a_process_and_given_back_changes_no_answer";
+    if was_child() {
+        return;
+    }
+    let Some((device, _alone)) = alone() else { return };
+    let Some(driver) = Checkpoint::load() else {
+        println!("skipped: this driver has no checkpoints of processes");
+        return;
+    };
+    let engine = build(&model()).unwrap();
+    let (expected, free) = (answer(&engine).unwrap(), free_bytes(&device));
+    let mut meanwhile = Vec::new();
+    let beside = Beside::start(NAME, "live");
+    for moment in 0..4 {
+        thread::sleep(Duration::from_millis(600 + 37 * moment));
+        of_child(driver.lock, &beside).unwrap();
+        of_child(driver.checkpoint, &beside).unwrap();
+        assert_given_back(&device, free, "the GPU was taken from the other process");
+        meanwhile.push(served_meanwhile(&engine, &expected, || thread::sleep(Duration::from_millis(100))));
+        of_child(driver.restore, &beside).unwrap();
+        of_child(driver.unlock, &beside).unwrap();
+    }
+    beside.end();
+    println!("answers while the other process had no GPU: {meanwhile:?}");
+    assert!(meanwhile.iter().all(|&answers| answers > 0));
 }
