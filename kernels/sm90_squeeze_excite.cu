@@ -303,9 +303,8 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
       cluster_wait();
       cluster_arrive_written();
       cluster_wait();
-      cluster_arrive_written();
+      if (image + args.clusters < args.images) cluster_arrive();
     }
-    cluster_wait();
     return;
   }
   // Filters and biases depend on no launch: they come while earlier launches end.
@@ -329,7 +328,9 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
     cluster_wait();
     add_parts(args, part);
     __syncthreads();
-    cluster_arrive_written();
+    // This block has read what it was sent, so that the others may send what they have of the next image. It has written
+    // nothing for them: the arrival releases nothing, which would wait for all accesses to global memory.
+    if (image + args.clusters < args.images) cluster_arrive();
     excite(args, part);
     __syncthreads();
     const Chunk gates = load_shared_chunk(part.smem + args.gates_at + pixels.chunk * 32);
@@ -344,7 +345,6 @@ template <int kLoads> TREFOIL_DEVICE void squeeze_excite(const SqueezeExciteArgs
       *y = pack_chunk<Element>(z);
     }
   }
-  cluster_wait();
 }
 
 // Purpose    y[i][p][c] = z[i][p][c] * gate(sum over h of hidden[i][h] * excite[c][h] + excite_bias[c]), with
