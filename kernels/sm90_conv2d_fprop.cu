@@ -6,6 +6,7 @@
 //                     slabs  parts  pixels  stages  chunk  chunks  blocks an SM
 using Tile128x256 = Sm90Tile<2, 1, 256, 4, 64, 2, 1>;
 using Tile128x192 = Sm90Tile<2, 1, 192, 4, 64, 3, 1>;
+using Tile128x144 = Sm90Tile<2, 1, 144, 5, 48, 3, 1>;
 using Tile128x128 = Sm90Tile<2, 1, 128, 6, 64, 2, 1>;
 using Tile128x64 = Sm90Tile<2, 1, 64, 4, 64, 1, 2>;
 using Tile64x256 = Sm90Tile<1, 2, 128, 4, 64, 2, 1>;
@@ -51,6 +52,7 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 
 TREFOIL_SM90_CONV2D_FPROP(128x256)
 TREFOIL_SM90_CONV2D_FPROP(128x192)
+TREFOIL_SM90_CONV2D_FPROP(128x144)
 TREFOIL_SM90_CONV2D_FPROP(128x128)
 TREFOIL_SM90_CONV2D_FPROP(128x64)
 TREFOIL_SM90_CONV2D_FPROP(64x256)
