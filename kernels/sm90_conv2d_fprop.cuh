@@ -96,9 +96,11 @@ struct Sm90Tile {
   static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
   // Two blocks with neighbouring channels may share their pixels: each copies one half of them for both.
   static constexpr bool kPairs = kSlabs == 2;
-  // Blocks of a cluster may share a tile of one warpgroup, and pairs may share tiles whose chunks have room for a slab's
-  // sums. What a block gets of the others' sums lies in place of the chunks, with a barrier of its own.
-  static constexpr bool kSplits = kConsumers == 1 || (kPairs && kChunks * kChunkPixels == kPartPixels);
+  // Blocks of a cluster may share a tile of one warpgroup. Pairs may share tiles that fill a multiprocessor and whose
+  // chunks have room for a slab's sums. What a block gets of the others' sums lies in place of the chunks, with a barrier
+  // of its own.
+  static constexpr bool kFits = kMinBlocks == 1 && kChunks * kChunkPixels == kPartPixels;
+  static constexpr bool kSplits = kConsumers == 1 || (kPairs && kFits);
   static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
   static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
@@ -140,9 +142,9 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
 
 // What a block does: which tiles, and of each the steps from `begin` to `end`.
 struct Share {
-  uint32_t rank = 0, blocks = 1;                          // of the cluster, of a power of two
-  uint32_t pair = 1;                                      // 2: this block and a neighbour copy pixels for each other
-  uint32_t summand = 0, summands = 1, log_summands = 0;   // of a tile; a pair, or a block without one, has one
+  uint32_t rank = 0, blocks = 1;                         // of the cluster, a power of two
+  uint32_t pair = 1;                                     // 2: this block and a neighbour copy pixels for each other
+  uint32_t summand = 0, summands = 1, log_summands = 0;  // of a tile: each block of a pair has the same, of its own tile
   int32_t begin, end;
   int32_t first_tile, tile_stride;
 
