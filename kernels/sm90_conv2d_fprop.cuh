@@ -452,7 +452,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     multiply(share, ring, slab, part, d);
     if constexpr (Tile::kSplits && !Tile::kPairs) {
       if (share.summands > 1) {
-        add_and_store<Tile>(args, share, origin, smem_sums, ring.received(), bias, d);
+        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
         return;  // there is no other tile
       }
     }
