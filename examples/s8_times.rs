@@ -229,7 +229,7 @@ impl Layer {
             result: &result,
             relu: true,
         };
-        let kernels = Sm90Tile::ALL.into_iter().flat_map(|tile| [1, 2].map(|cluster| (tile, cluster)));
+        let kernels = Sm90Tile::ALL.into_iter().flat_map(|tile| [1, 2, 4].map(|cluster| (tile, cluster)));
         let kernels: Vec<_> = kernels.filter(|(tile, cluster)| tile.clusters().contains(cluster)).collect();
         let mut run = ConvRun::of_halves(device, &operands, &kernels, self.copies(2))?;
         let times = medians(|kernel| run.run(kernel, LAUNCHES), kernels.len(), rounds)?;

@@ -10,9 +10,10 @@
 // (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
 // run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
 //
-// Where there are far fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps
-// and sends its sums to the shared memory of the blocks that add them up. Where there are many, two blocks with
-// neighbouring channels may be a pair: each copies half of their pixels, for both, so that the L2 cache gives them once.
+// Where there are fewer tiles than multiprocessors, the blocks of a cluster may share one: each sums a part of the steps
+// and sends sums to the shared memory of the blocks that add them up. Two blocks with neighbouring channels may be a
+// pair: each copies half of their pixels, for both, so that the L2 cache gives them once. A cluster of two pairs is both:
+// the pairs have the same two tiles, and each sums one half of the steps.
 #pragma once
 
 #include "activation.cuh"
@@ -93,11 +94,13 @@ struct Sm90Tile {
   // The output goes out in chunks: kChunks buffers for each warpgroup.
   static constexpr int kChunkPixels = kChunkPixels_, kChunks = kChunks_;
   static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
-  // A tile of one warpgroup may be shared by the blocks of a cluster; then what a block gets of their sums lies there
-  // instead, with a barrier of its own.
-  static constexpr bool kSplits = kConsumers == 1;
   // Two blocks with neighbouring channels may share their pixels: each copies one half of them for both.
   static constexpr bool kPairs = kSlabs == 2;
+  // Blocks of a cluster may share a tile of one warpgroup. Pairs may share tiles that fill a multiprocessor and whose
+  // chunks have room for a slab's sums. What a block gets of the others' sums lies in place of the chunks, with a barrier
+  // of its own.
+  static constexpr bool kFits = kMinBlocks == 1 && kChunks * kChunkPixels == kPartPixels;
+  static constexpr bool kSplits = kConsumers == 1 || (kPairs && kFits);
   static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
   static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
@@ -139,19 +142,30 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
 
 // What a block does: which tiles, and of each the steps from `begin` to `end`.
 struct Share {
-  uint32_t rank = 0, log_blocks = 0, blocks = 1;  // of the cluster, of a power of two
+  uint32_t rank = 0, blocks = 1;                         // of the cluster, a power of two
+  uint32_t pair = 1;                                     // 2: this block and a neighbour copy pixels for each other
+  uint32_t summand = 0, summands = 1, log_summands = 0;  // of a tile: each block of a pair has the same, of its own tile
   int32_t begin, end;
   int32_t first_tile, tile_stride;
+
+  // A sum of this block: 0 if it has no steps, whatever the register holds then.
+  __device__ __forceinline__ float sum(float of) const { return begin < end ? of : 0.0f; }
 };
 
 template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
   Share share;
-  if constexpr (Tile::kSplits || Tile::kPairs)
-    share.rank = cluster_rank(), share.blocks = cluster_blocks();
-  share.log_blocks = 31 - __clz(share.blocks);
-  const uint32_t part = Tile::kSplits ? share.rank : 0, log_parts = Tile::kSplits ? share.log_blocks : 0;
-  share.begin = args.steps * part >> log_parts, share.end = args.steps * (part + 1) >> log_parts;
-  share.first_tile = blockIdx.x >> log_parts, share.tile_stride = gridDim.x >> log_parts;
+  if constexpr (Tile::kSplits || Tile::kPairs) share.rank = cluster_rank(), share.blocks = cluster_blocks();
+  if constexpr (Tile::kPairs) share.pair = min(share.blocks, 2);
+  const uint32_t log_pair = share.pair - 1;
+  if constexpr (Tile::kSplits) {
+    share.summand = share.rank >> log_pair, share.summands = share.blocks >> log_pair;
+    share.log_summands = 31 - __clz(share.summands);
+  }
+  share.begin = args.steps * share.summand >> share.log_summands;
+  share.end = args.steps * (share.summand + 1) >> share.log_summands;
+  // The tiles of a pair follow each other.
+  share.first_tile = (blockIdx.x >> log_pair + share.log_summands << log_pair) + (share.rank & share.pair - 1);
+  share.tile_stride = gridDim.x >> share.log_summands;
   return share;
 }
 
@@ -229,8 +243,8 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, ui
   const int32_t w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
   const uint16_t offset_w = step.s * from.dilation_w, offset_h = step.r * from.dilation_h;
   const int32_t c = args.cuts ? min(step.c, from.last_channel) : step.c;
-  if (Tile::kPairs && share.blocks > 1) {
-    const uint16_t both = 3;
+  if (Tile::kPairs && share.pair > 1) {
+    const uint16_t both = 3 << share.summand * 2;
     if (from.by_windows) copy_im2col_to(both, smem, map, full, c, w, h, first.n, offset_w, offset_h);
     else copy_box_2d_to(both, smem, map, full, c, m);
   } else {
@@ -244,7 +258,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
   const int32_t steps = share.end - share.begin;
   const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
   // Of a pair each block copies one half of the pixels for both.
-  const int32_t from_pixel = Tile::kPairs ? share.rank * (Tile::kPartPixels >> share.log_blocks) : 0;
+  const int32_t from_pixel = Tile::kPairs ? (share.rank & share.pair - 1) * (Tile::kPartPixels / 2) : 0;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
@@ -271,9 +285,9 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
         load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + from_pixel * kRowBytes, ring.full(),
                           step, origin.m + part * Tile::kPartPixels + from_pixel, first[part]);
     }
-    if (args.residual_values != nullptr && (!Tile::kSplits || share.blocks == 1)) load_residual(args, ring, origin);
+    if (args.residual_values != nullptr && (Tile::kPairs || share.summands == 1)) load_residual(args, ring, origin);
   }
-  if (Tile::kPairs && share.blocks > 1) {
+  if (Tile::kPairs && share.pair > 1) {
     // The block ends after the other has read what it copied there, and has given all stages back.
     for (int32_t i = 0; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
   }
@@ -284,10 +298,10 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
 // Gives a stage back, once for each warp: to all who copy into it.
 template <class Tile> TREFOIL_DEVICE void release(const Share &share, const Ring<Tile> &ring) {
   const uint32_t lane = threadIdx.x % 32;
-  if (!Tile::kPairs || share.blocks == 1) {
+  if (!Tile::kPairs || share.pair == 1) {
     if (lane == 0) barrier_arrive(ring.empty());
   } else {
-    if (lane < share.blocks) barrier_arrive_at(ring.empty(), lane);
+    if (lane < 2) barrier_arrive_at(ring.empty(), share.summand * 2 + lane);
   }
 }
 
@@ -296,11 +310,6 @@ template <class Tile>
 TREFOIL_DEVICE void multiply(const Share &share, Ring<Tile> &ring, uint32_t slab, uint32_t part,
                              float (&d)[Tile::kPartPixels / 2]) {
   const int32_t steps = share.end - share.begin;
-  if (Tile::kSplits && steps == 0) {
-#pragma unroll
-    for (float &sum : d) sum = 0.0f;
-    return;
-  }
   Ring<Tile> before = ring;
   for (int32_t step = 0; step < steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
@@ -318,7 +327,7 @@ TREFOIL_DEVICE void multiply(const Share &share, Ring<Tile> &ring, uint32_t slab
   }
   wgmma_wait<0>();
   wgmma_use(d);
-  release(share, before);
+  if (!Tile::kSplits || steps > 0) release(share, before);
 }
 
 // Waits for the residual's stages; gives the address of this warpgroup's part and the stage to release after it.
@@ -335,20 +344,20 @@ TREFOIL_DEVICE Ring<Tile> await_residual(const Share &share, Ring<Tile> &ring, u
   return mine;
 }
 
-// Adds up what the blocks of a cluster have summed, in their order, and stores it, each block an equal part of the tile.
-// A thread's sums go by twos, two pixels of a channel, to the block that stores them: its `smem_sums` is [blocks][twos
-// that it stores][128 threads], its barrier at `received` counts the bytes.
+// Adds up what the blocks of a cluster have summed of a tile of one warpgroup, in their order, and stores it, each block an
+// equal part of the tile. A thread's sums go by twos, two pixels of a channel, to the block that stores them: its
+// `smem_sums` is [blocks][twos that it stores][128 threads], its barrier at `received` counts the bytes.
 template <class Tile>
 TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
                                   uint32_t received, const float (&bias)[2], const float (&d)[Tile::kPartPixels / 2]) {
   constexpr uint32_t kTwos = Tile::kPartPixels / 4, kMostTwos = kTwos / 2;
-  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, twos = kTwos >> share.log_blocks;
+  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, twos = kTwos >> share.log_summands;
   const uint32_t smem_thread = smem_sums + thread * 8;
   cluster_wait();
 #pragma unroll
   for (uint32_t two = 0; two < kTwos; ++two)
-    send_two(smem_thread + (share.rank * twos + (two & twos - 1)) * 1024, received, two * share.blocks / kTwos,
-              d[two * 2], d[two * 2 + 1]);
+    send_two(smem_thread + (share.summand * twos + (two & twos - 1)) * 1024, received, two * share.summands / kTwos,
+              share.sum(d[two * 2]), share.sum(d[two * 2 + 1]));
 
   // Lanes of an even and an odd channel exchange a pixel: then each has two channels of one.
   const uint32_t odd = lane / 4 % 2;
@@ -357,7 +366,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
   wait_for_earlier_launches();
 #pragma unroll
   for (uint32_t i = 0; i < kMostTwos; ++i) {
-    const uint32_t two = share.rank * twos + i;
+    const uint32_t two = share.summand * twos + i;
     const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
     const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
     const bool inside = i < twos && k < args.k_stored && m < args.m_pixels;
@@ -375,16 +384,46 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
     float2 sum = {};
 #pragma unroll
     for (uint32_t rank = 0; rank < kMostBlocks; ++rank) {
-      if (rank >= share.blocks) break;
+      if (rank >= share.summands) break;
       const float2 part = load_shared_two(smem_thread + (rank * twos + i) * 1024);
       sum.x += part.x, sum.y += part.y;
     }
-    const float bias_of_channel = (share.rank * twos + i) % 2 == 0 ? bias[0] : bias[1];
+    const float bias_of_channel = (share.summand * twos + i) % 2 == 0 ? bias[0] : bias[1];
     sum.x += bias_of_channel, sum.y += bias_of_channel;
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
     const float2 add = unpack_half2(residual[i]);
     sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
     if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = activation(sum);
+  }
+}
+
+// Sends this warpgroup's sums to the other block that has the tile. Each of the two stores one slab: their first the first.
+// A thread's sums go by fours: `smem_sums` of who stores them is [fours of a thread][128 threads], its barrier at `received`
+// counts the bytes.
+template <class Tile>
+TREFOIL_DEVICE void send_slab(const Share &share, uint32_t smem_sums, uint32_t received,
+                              const float (&d)[Tile::kPartPixels / 2]) {
+  const uint32_t smem_thread = smem_sums + threadIdx.x % 128 * 16, there = share.rank ^ share.pair;
+#pragma unroll
+  for (uint32_t four = 0; four < Tile::kPartPixels / 8; ++four) {
+    const float *own = &d[four * 4];
+    const float4 sums = make_float4(share.sum(own[0]), share.sum(own[1]), share.sum(own[2]), share.sum(own[3]));
+    send_four(smem_thread + four * 2048, received, there, sums);
+  }
+}
+
+// Adds to this warpgroup's sums those that the other block sends. The sum of two is the same in either order.
+template <class Tile>
+TREFOIL_DEVICE void add_slab(const Share &share, uint32_t smem_sums, uint32_t received,
+                             float (&d)[Tile::kPartPixels / 2]) {
+  const uint32_t smem_thread = smem_sums + threadIdx.x % 128 * 16;
+  barrier_wait_cluster(received);
+#pragma unroll
+  for (uint32_t four = 0; four < Tile::kPartPixels / 8; ++four) {
+    const float4 other = load_shared_four(smem_thread + four * 2048);
+    float *own = &d[four * 4];
+    own[0] = share.sum(own[0]) + other.x, own[1] = share.sum(own[1]) + other.y;
+    own[2] = share.sum(own[2]) + other.z, own[3] = share.sum(own[3]) + other.w;
   }
 }
 
@@ -394,7 +433,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
   const uint32_t slab = group % Tile::kSlabs, part = group / Tile::kSlabs;
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const bool stores = threadIdx.x % 128 == 0;
-  const uint32_t smem_out = ring.smem + Tile::kStages * Tile::kStageBytes + group * Tile::kChunks * Tile::kChunkBytes;
+  const uint32_t smem_sums = ring.smem + Tile::kStages * Tile::kStageBytes;
+  const uint32_t smem_out = smem_sums + group * Tile::kChunks * Tile::kChunkBytes;
   // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
@@ -410,11 +450,20 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
                            k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
     float d[Tile::kPartPixels / 2];
     multiply(share, ring, slab, part, d);
-    if constexpr (Tile::kSplits) {
-      if (share.blocks > 1) {
+    if constexpr (Tile::kSplits && !Tile::kPairs) {
+      if (share.summands > 1) {
         add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
         return;  // there is no other tile
       }
+    }
+
+    if constexpr (Tile::kSplits && Tile::kPairs) {
+      if (share.summands > 1 && slab != share.summand) {
+        send_slab<Tile>(share, smem_sums, ring.received(), d);
+        if (has_residual) release(share, await_residual(share, ring, slab));
+        return;  // there is no other tile
+      }
+      if (share.summands > 1) add_slab<Tile>(share, smem_sums, ring.received(), d);
     }
 
     Ring<Tile> residual = ring;
@@ -461,7 +510,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
     Ring<Tile> each = ring;
     for (int stage = 0; stage < Tile::kStages; ++stage, each.advance()) {
       barrier_init(each.full(), 1);
-      barrier_init(each.empty(), 4 * Tile::kConsumers * (Tile::kPairs ? share.blocks : 1));
+      barrier_init(each.empty(), 4 * Tile::kConsumers * share.pair);
     }
     if constexpr (Tile::kSplits) {
       barrier_init(ring.received(), 1);

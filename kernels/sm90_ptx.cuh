@@ -115,6 +115,17 @@ TREFOIL_DEVICE void send_four(uint32_t shared_dst, uint32_t barrier, uint32_t ra
                   "r"(values[3]) : "memory");
 }
 
+// The same of four floats.
+TREFOIL_DEVICE void send_four(uint32_t shared_dst, uint32_t barrier, uint32_t rank, float4 values) {
+  asm volatile("{\n"
+               ".reg .b32 dst, at;\n"
+               "mapa.shared::cluster.u32 dst, %0, %2;\n"
+               "mapa.shared::cluster.u32 at, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [dst], {%3, %4, %5, %6}, [at];\n"
+               "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "f"(values.x), "f"(values.y), "f"(values.z),
+                  "f"(values.w) : "memory");
+}
+
 // Writes to this address of the shared memory of a block of the cluster.
 TREFOIL_DEVICE void store_u32_at(uint32_t shared_dst, uint32_t rank, uint32_t value) {
   asm volatile("{\n"
@@ -145,6 +156,13 @@ TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
 TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE float4 load_shared_four(uint32_t shared_src) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w) : "r"(shared_src) : "memory");
   return value;
 }
 
@@ -353,6 +371,7 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
 #define TREFOIL_REFS_6 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48)
 #define TREFOIL_REFS_6_AND_A_HALF TREFOIL_REFS_6, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+#define TREFOIL_REFS_8 TREFOIL_REFS_7, TREFOIL_EIGHT(64)
 #define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
 #define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
 
@@ -380,6 +399,7 @@ TREFOIL_WGMMA(104, 5_AND_A_HALF, "%52", "%53", "%54")
 TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
+TREFOIL_WGMMA(144, 8, "%72", "%73", "%74")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
 

@@ -251,6 +251,37 @@ fn clusters_share_tiles_where_there_are_few() {
 }
 
 #[test]
+fn pairs_share_large_tiles_that_would_have_half_of_the_multiprocessors() {
+    // 65x65 pixels are 30 tiles of 144, for 132 multiprocessors.
+    let kernel = |limits: &Limits, channels: [usize; 2], batch| {
+        let mut g = GraphBuilder::new();
+        let x = g.image("image", Shape::new(65, 65, 64));
+        let x = g.conv2d("before", x, channels[0], Window::square(1, 1, 0));
+        let x = g.relu("relu", x);
+        let window = Window { pad: vec![[12; 2]; 2], dilation: vec![12; 2], ..Window::square(3, 1, 0) };
+        let y = g.conv2d("dilated", x, channels[1], window);
+        let graph = network(g, y);
+        let request = Request {
+            limits,
+            batch,
+            input: InputFormat::F16Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Features,
+            choices: &Choices::new(),
+        };
+        let steps = plan(&graph, &request).unwrap().steps;
+        steps.iter().find(|step| step.name == "dilated").unwrap().kernel.to_string()
+    };
+    let h200 = Limits::h200();
+    for channels in [256, 2048] {
+        assert_eq!(kernel(&h200, [channels, 256], 1), "sm90 128x144/4");
+        assert_eq!(kernel(&h200, [channels, 256], 2), "sm90 128x144/2");
+    }
+    assert_eq!(kernel(&h200, [512, 512], 1), "sm90 128x144/2");
+    assert!(!kernel(&Limits { units: 60, ..h200 }, [2048, 256], 1).ends_with("/4"));
+}
+
+#[test]
 fn windows_of_few_channels_are_computed_from_one_copy_of_their_pixels_where_there_are_many() {
     let graph = resnet50();
     let halo = |limits: &Limits, batch| -> Vec<String> {

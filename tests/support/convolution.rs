@@ -107,6 +107,7 @@ pub fn with_silu(limits: &Limits) -> Vec<Problem> {
         of([23, 37, 16], 72, same(3, 1), 3),
         of([40, 41, 64], 64, same(3, 1), 1),
         of([9, 11, 72], 136, same(3, 2), 2),
+        of([21, 17, 40], 264, window([3, 3], [1, 1], [[6, 6]; 2], [6, 6]), 3),
         of([19, 6, 40], 32, window([2, 5], [1, 3], [[0, 1], [4, 2]], [2, 1]), 2),
     ];
     let tiles: Vec<Kernel> = Kernel::of_convolutions(limits);

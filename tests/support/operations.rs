@@ -245,6 +245,14 @@ pub fn conv2d() -> Vec<Case> {
         dense([3, 41, 5], 7, window([3, 1], [1, 1], [1, 0, 1, 0], [1, 1])),
         dense([41, 3, 5], 7, window([1, 3], [1, 1], [0, 1, 0, 1], [1, 1])),
         dense([14, 14, 256], 72, square(3, 2, 1)).norm().and(Relu),
+        // Large tiles: an odd number of steps, fewer steps than blocks that share a tile, more than stages, one pixel too
+        // many, a pair's channels beyond the last.
+        dense([65, 65, 24], 136, window([3, 3], [1, 1], [12; 4], [12, 12])).and(Relu),
+        dense([33, 31, 16], 264, window([3, 3], [1, 1], [24; 4], [24, 24])).norm().rows(3),
+        dense([65, 65, 72], 256, square(1, 1, 0)).residual().and(Relu),
+        dense([13, 11, 200], 136, square(3, 1, 1)).residual().norm().and(Relu6).rows(3),
+        dense([9, 16, 136], 384, window([3, 3], [1, 1], [36; 4], [36, 36])),
+        dense([17, 17, 64], 128, square(1, 1, 0)).and(Relu),
         dense([9, 7, 64], 64, square(3, 1, 1)).groups(4).norm().and(Relu).rows(2),
         dense([8, 9, 24], 36, square(3, 2, 1)).groups(3).rows(3),
         dense([5, 6, 13], 26, square(3, 1, 1)).groups(13).and(Relu6),
@@ -307,6 +315,7 @@ pub fn blocks() -> Vec<Case> {
         block([1, 1, 8], 8, 8, 1, 1, 1, 1),
         block([7, 7, 64], 64, 136, 1, 1, 1, 2),
         block([14, 13, 200], 72, 264, 2, 1, 1, 3),
+        block([33, 31, 72], 40, 136, 1, 3, 1, 1),
         block([9, 11, 24], 40, 65, 3, 3, 1, 2),
         block([13, 6, 100], 8, 31, 2, 3, 1, 5),
         block([8, 9, 16], 130, 64, 2, 1, 3, 2),

@@ -124,6 +124,7 @@ macro_rules! names {
 pub(super) const ENTRIES: [(Sm90Tile, [&str; 2]); Sm90Tile::ALL.len()] = [
     (Sm90Tile { channels: 128, pixels: 256 }, names!("128x256")),
     (Sm90Tile { channels: 128, pixels: 192 }, names!("128x192")),
+    (Sm90Tile { channels: 128, pixels: 144 }, names!("128x144")),
     (Sm90Tile { channels: 128, pixels: 128 }, names!("128x128")),
     (Sm90Tile { channels: 128, pixels: 64 }, names!("128x64")),
     (Sm90Tile { channels: 64, pixels: 256 }, names!("64x256")),
@@ -181,7 +182,7 @@ pub(crate) fn launch(
     if !tile.clusters().contains(&cluster) {
         return Err(unsupported("blocks of a cluster", cluster, "use one of Sm90Tile::clusters"));
     }
-    let pair = if pipeline.pairs() { cluster } else { 1 };
+    let (pair, summands) = (pipeline.pair(cluster), pipeline.summands(cluster));
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
     let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
@@ -234,8 +235,8 @@ pub(crate) fn launch(
     }
     maps.extend([outputs(residual, output.channels, pipeline.part_pixels), outputs(y, y_pitch, pipeline.chunk_pixels)]);
     // Blocks that share their tile compute only this one.
-    let blocks = match cluster {
-        2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
+    let blocks = match summands {
+        2.. => product("blocks", &[tiles, summands])?,
         _ => tiles.min((units * pipeline.blocks / cluster).max(1) * cluster) as u32,
     };
     Ok(Launch {
@@ -450,15 +451,30 @@ mod tests {
     }
 
     #[test]
+    fn two_pairs_share_their_tiles() {
+        let problem = ConvProblem { output: Shape::new(11, 19, 264), y_pitch: 264, ..problem() };
+        let tiling = Tiling { cluster: 4, units: 7, ..tiling(128, 144) };
+        let launch = launch(&problem, None, &tiling, &POINTERS).unwrap();
+        let args: Sm90ConvArgs = launch.args.read();
+        assert_eq!([args.tiles, args.channel_tiles, args.steps], [5 * 4, 4, 70]);
+        assert_eq!((launch.grid, launch.cluster), ([5 * 4 * 2, 1, 1], 4));
+        assert_eq!(launch.shared_bytes, 5 * ((128 + 144) * 128 + 16) + 144 * 64 * 4 + 8);
+        assert!(matches!(&launch.maps[2], TensorMap::Windows(Windows { pixels: 72, .. })));
+        assert!(matches!(&launch.maps[4], TensorMap::Matrix { box_dims: [64, 144], .. }));
+        assert!(matches!(&launch.maps[5], TensorMap::Matrix { box_dims: [64, 48], .. }));
+    }
+
+    #[test]
     fn out_of_range_is_an_error() {
         let fine = tiling(128, 128);
         let wide = ConvProblem { window: Window { stride: [9, 2], ..problem().window }, ..problem() };
         assert!(matches!(launch(&wide, None, &fine, &POINTERS), Err(Error::Unsupported { .. })));
         let odd = tiling(96, 96);
         assert!(matches!(launch(&problem(), None, &odd, &POINTERS), Err(Error::Unsupported { .. })));
-        for (cluster, tile) in [(3, [64, 64]), (16, [64, 64]), (2, [64, 128]), (4, [128, 64])] {
-            let unknown = Tiling { cluster, ..tiling(tile[0], tile[1]) };
-            assert!(matches!(launch(&problem(), None, &unknown, &POINTERS), Err(Error::Unsupported { .. })));
+        let unknown = [(3, [64, 64]), (16, [64, 64]), (2, [64, 128]), (4, [128, 64]), (4, [128, 256]), (8, [128, 144])];
+        for (cluster, tile) in unknown {
+            let tiling = Tiling { cluster, ..tiling(tile[0], tile[1]) };
+            assert!(matches!(launch(&problem(), None, &tiling, &POINTERS), Err(Error::Unsupported { .. })));
         }
         let shifted = ConvPointers { x: 0x108, ..POINTERS };
         assert!(matches!(launch(&problem(), None, &fine, &shifted), Err(Error::Option { option: "x", .. })));

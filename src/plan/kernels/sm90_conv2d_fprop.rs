@@ -127,9 +127,10 @@ pub struct Sm90Tile {
 
 impl Sm90Tile {
     /// Every tile that the kernel is compiled for.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self { channels: 128, pixels: 256 },
         Self { channels: 128, pixels: 192 },
+        Self { channels: 128, pixels: 144 },
         Self { channels: 128, pixels: 128 },
         Self { channels: 128, pixels: 64 },
         Self { channels: 64, pixels: 256 },
@@ -139,12 +140,14 @@ impl Sm90Tile {
     ];
 
     /// The numbers of thread blocks that a cluster may have. With a tile of one warpgroup, the blocks of a cluster
-    /// share each tile, and each computes a part of the sum. With a tile of 128 channels, two blocks have neighbouring
-    /// channels, and each copies half of the pixels for both.
+    /// share each tile, and each computes a part of the sum. With a tile of 128 channels, two blocks are a pair: they
+    /// have neighbouring channels, and each copies half of the pixels for both. In a cluster of four, two pairs share
+    /// their tiles, and each computes one half of the sum. The tiles of 64 and 256 pixels have no such clusters.
     pub fn clusters(self) -> &'static [usize] {
-        match self.pipeline() {
-            Some(pipeline) if pipeline.splits() => &[1, 2, 4, 8],
-            Some(pipeline) if pipeline.pairs() => &[1, 2],
+        match self.pipeline().map(|pipeline| (pipeline.splits(), pipeline.pairs())) {
+            Some((true, false)) => &[1, 2, 4, 8],
+            Some((true, true)) => &[1, 2, 4],
+            Some((false, true)) => &[1, 2],
             _ => &[1],
         }
     }
@@ -157,19 +160,19 @@ impl Sm90Tile {
 
     /// The division of work for this tile; `None` if the kernel is not compiled for the tile.
     pub(crate) const fn pipeline(self) -> Option<Sm90Pipeline> {
-        let (parts, stages, chunks, blocks) = match (self.channels, self.pixels) {
-            (128, 256) => (1, 4, 2, 1),
-            (128, 192) => (1, 4, 3, 1),
-            (128, 128) => (1, 6, 2, 1),
-            (128, 64) => (1, 4, 1, 2),
-            (64, 256) => (2, 4, 2, 1),
-            (64, 128) => (2, 4, 1, 2),
-            (64, 64) => (1, 6, 1, 2),
-            (64, 32) => (1, 8, 1, 2),
+        let (parts, stages, chunk_pixels, chunks, blocks) = match (self.channels, self.pixels) {
+            (128, 256) => (1, 4, 64, 2, 1),
+            (128, 192) => (1, 4, 64, 3, 1),
+            (128, 144) => (1, 5, 48, 3, 1),
+            (128, 128) => (1, 6, 64, 2, 1),
+            (128, 64) => (1, 4, 64, 1, 2),
+            (64, 256) => (2, 4, 64, 2, 1),
+            (64, 128) => (2, 4, 64, 1, 2),
+            (64, 64) => (1, 6, 64, 1, 2),
+            (64, 32) => (1, 8, 32, 1, 2),
             _ => return None,
         };
         let (slabs, part_pixels) = (self.channels / 64, self.pixels / parts);
-        let chunk_pixels = if part_pixels < 64 { part_pixels } else { 64 };
         Some(Sm90Pipeline { slabs, parts, part_pixels, stages, chunk_pixels, chunks, blocks })
     }
 }
@@ -206,18 +209,30 @@ impl Sm90Pipeline {
         128 * (1 + self.slabs * self.parts)
     }
 
-    /// Whether the blocks of a cluster share each tile.
+    /// Whether the blocks of a cluster may share a tile: one of one warpgroup, or one of pairs that fills a
+    /// multiprocessor, if a warpgroup's sums have room in place of the chunks.
     pub(crate) const fn splits(self) -> bool {
-        self.slabs * self.parts == 1
+        let fits = self.blocks == 1 && self.chunks * self.chunk_pixels == self.part_pixels;
+        self.slabs * self.parts == 1 || self.pairs() && fits
     }
 
-    /// Whether the blocks of a cluster have the same pixels, and each copies a part of them for all.
+    /// Whether two blocks may have the same pixels, so that each copies a half of them for both.
     pub(crate) const fn pairs(self) -> bool {
         self.slabs == 2
     }
 
+    /// The number of blocks in a cluster of `cluster` blocks that copy pixels for each other.
+    pub(crate) const fn pair(self, cluster: usize) -> usize {
+        if self.pairs() && cluster > 1 { 2 } else { 1 }
+    }
+
+    /// The number of blocks in a cluster of `cluster` blocks that share a tile.
+    pub(crate) const fn summands(self, cluster: usize) -> usize {
+        if self.splits() { cluster / self.pair(cluster) } else { 1 }
+    }
+
     /// Bytes of dynamic shared memory of a block: the stages with two barriers each, and the chunks of results. If
-    /// blocks share a tile, the sums from other blocks may take the place of the chunks, and have a barrier.
+    /// blocks may share a tile, the sums from other blocks take the place of the chunks, and have a barrier.
     pub(crate) const fn shared_bytes(self) -> usize {
         let rows = self.slabs * 64 + self.parts * self.part_pixels;
         let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels * ROW_BYTES;
@@ -235,16 +250,21 @@ const ROW_BYTES: usize = 128;
 fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, of_value: f64, limits: &Limits) -> f64 {
     let ConvShape { batch, output, .. } = convs[0];
     let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
-    let split = if pipeline.splits() { cluster } else { 1 };
-    let pair = if pipeline.pairs() { cluster } else { 1 };
+    let (pair, summands) = (pipeline.pair(cluster), pipeline.summands(cluster));
     let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
-    let blocks = (batch * output.pixels()).div_ceil(tile.pixels) * channel_tiles * split;
-    let waves = blocks.div_ceil(limits.units.max(1));
-    let steps = convs.iter().map(ConvShape::steps).sum::<usize>().div_ceil(split);
+    let blocks = (batch * output.pixels()).div_ceil(tile.pixels) * channel_tiles * summands;
+    // About one of eleven multiprocessors is in no whole cluster of four.
+    let units = if pair > 1 && summands > 1 { limits.units * 10 / 11 } else { limits.units };
+    let waves = blocks.div_ceil(units.max(1));
+    let steps = convs.iter().map(ConvShape::steps).sum::<usize>().div_ceil(summands);
     let area = (tile.channels * tile.pixels) as f64;
     let bytes = (tile.channels + tile.pixels / pair) as f64 * 128.0;
     let step = (area * 64.0 / PRODUCTS_A_CLOCK).max(bytes / BYTES_A_CLOCK);
-    let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
+    let exchange = match (summands, pair) {
+        (1, _) => 0.0,
+        (_, 1) => EXCHANGE + area * EXCHANGE_OF_VALUE,
+        _ => EXCHANGE_OF_PAIRS + area / 2.0 * 4.0 / EXCHANGED_A_CLOCK,
+    };
     let startup = if pair > 1 { STARTUP + PAIR } else { STARTUP };
     startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * of_value + exchange)
 }
@@ -269,8 +289,12 @@ const EPILOGUE: f64 = 600.0;
 const EPILOGUE_OF_VALUE: f64 = 0.035;
 /// Clocks until a block has the sums that the others send, for each tile that blocks share.
 const EXCHANGE: f64 = 1500.0;
-/// Clocks of this exchange for each value of the tile.
+/// Clocks of this exchange for each value of a tile of one warpgroup.
 const EXCHANGE_OF_VALUE: f64 = 0.5;
+/// The same for a tile that pairs share, whose four blocks wait for each other.
+const EXCHANGE_OF_PAIRS: f64 = 4000.0;
+/// Bytes that a block of a pair sends in a clock: one half of the sums of its tile.
+const EXCHANGED_A_CLOCK: f64 = 8.0;
 
 #[cfg(test)]
 mod tests {
