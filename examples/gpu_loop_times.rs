@@ -17,8 +17,8 @@ use std::thread;
 use std::time::Instant;
 
 use alone::{Random, assert_written, copies, medians};
-use trefoil::graph::{Binary, Tensor, Unary, ValueType};
-use trefoil::loops::{Loop, LoopBuilder, Monoid, TermId, run};
+use trefoil::graph::{Binary, Op, Resize, ResizeCoordinates, ResizeMode, Tensor, Unary, ValueType};
+use trefoil::loops::{Loop, LoopBuilder, Lowered, Monoid, TermId, lower, run};
 use trefoil::{Device, Dtype, Error, LoopModule, Target};
 
 /// The rate of memory, in bytes a second.
@@ -55,7 +55,7 @@ fn main() -> Result<(), Error> {
 
 /// Compiles loops at more and more rows, which are other kernels.
 fn modules(device: &Device) -> Result<(), Error> {
-    let cases: Vec<Case> = (1..9).flat_map(cases).collect();
+    let cases: Vec<Case> = (1..=10).flat_map(cases).collect();
     let loops: Vec<&Loop> = cases.iter().map(|case| &case.of).collect();
     for count in [10, 50, 200] {
         let loops = loops.get(..count).expect("there are as many loops");
@@ -129,6 +129,8 @@ fn cases(rows: usize) -> Vec<Case> {
         all.push(joined(rows, side * side, parts));
     }
     all.push(boxes(rows, &[6400, 1600, 400]));
+    // What DeepLabV3 ends with.
+    all.push(resized(rows, 21, 65, 8));
     all
 }
 
@@ -253,6 +255,26 @@ fn boxes(rows: usize, images: &[usize]) -> Case {
     let exp = exp(&mut b, point[3]);
     let result = b.binary(Binary::Div, exp, sum);
     finished(format!("softmax of boxes of {rows}x{images:?}"), b, result, &[rows, 4, all, 16])
+}
+
+/// Planes of `side` by `side` pixels, interpolated linearly to `times` as many on each side.
+fn resized(rows: usize, planes: usize, side: usize, times: usize) -> Case {
+    let (from, to) = (half(&[rows, planes, side, side]), half(&[rows, planes, side * times, side * times]));
+    let scale = times as f64;
+    let op = Op::Resize(Resize {
+        mode: ResizeMode::Linear,
+        coordinates: ResizeCoordinates::PytorchHalfPixel,
+        dims: to.dims.clone(),
+        scales: vec![1.0, 1.0, scale, scale],
+        crop: vec![[0.0, 1.0]; 4],
+        antialias: false,
+        exclude_outside: false,
+        outside: None,
+    });
+    let Lowered::Loops(mut loops) = lower(&op, &[Some(&from)], std::slice::from_ref(&to)) else {
+        unreachable!("a resize is a loop")
+    };
+    Case { name: format!("resize of {rows}x{planes}x{side}x{side} by {times}"), of: loops.remove(0), to }
 }
 
 fn what(act: Act) -> &'static str {

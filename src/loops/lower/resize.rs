@@ -1,6 +1,7 @@
 //! Interpolation.
 //!
-//! Along each axis an element is a weighted sum of taps around a place. Places and weights are computed in f64.
+//! Along each axis an element is a weighted sum of taps around a place. Places and weights are computed in f64, or in f32
+//! if that is as exact: GPUs convert between integers and f64 at a quarter of the rate.
 
 use super::{Operation, wide};
 use crate::graph::{Binary, Nearest, Resize, ResizeCoordinates, ResizeMode, Unary};
@@ -12,7 +13,7 @@ use crate::tensor::Dtype;
 struct Axis {
     axis: usize,
     size: usize,
-    /// The place, and the largest whole number that is not above it.
+    /// The place, in f32 or f64, and the largest whole number that is not above it.
     place: TermId,
     floor: TermId,
     /// The number of taps, and the distance of the first one from `floor`.
@@ -35,6 +36,7 @@ impl Operation<'_> {
                 outside.push(leaves(&mut b, place, size));
             }
             match of.mode {
+                _ if size == 1 => point[axis] = b.index(0), // each tap is the only element, and the weights add up to 1
                 ResizeMode::Nearest(nearest) => point[axis] = rounded(&mut b, nearest, place, size),
                 ResizeMode::Linear => axes.push(taps(&mut b, of, axis, size, place, 1)),
                 ResizeMode::Cubic(_) => axes.push(taps(&mut b, of, axis, size, place, 2)),
@@ -110,17 +112,42 @@ fn place(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, index: Term
         ResizeCoordinates::Crop if dim == 1 => [0.0, 0.0, 1.0, (from + to) * last / 2.0],
         ResizeCoordinates::Crop => [0.0, (to - from) * last, dim as f64 - 1.0, from * last],
     };
-    let index = b.cast(Dtype::F64, index);
-    let [shift, times, over, offset] = [shift, times, over, offset].map(|number| b.float(Dtype::F64, number));
-    let shifted = b.binary(Binary::Add, index, shift);
-    let scaled = b.binary(Binary::Mul, shifted, times);
-    let scaled = b.binary(Binary::Div, scaled, over);
-    b.binary(Binary::Add, scaled, offset)
+    let is_exact = is_exact_in_f32(of, dim, [shift, times, over, offset]);
+    let dtype = if is_exact { Dtype::F32 } else { Dtype::F64 };
+    let index = b.cast(dtype, index);
+    let mut then = |op, x, number| {
+        let number = b.float(dtype, number);
+        b.binary(op, x, number)
+    };
+    let shifted = then(Binary::Add, index, shift);
+    let scaled = match is_exact {
+        true => then(Binary::Mul, shifted, 1.0 / over),
+        false => {
+            let scaled = then(Binary::Mul, shifted, times);
+            then(Binary::Div, scaled, over)
+        }
+    };
+    then(Binary::Add, scaled, offset)
+}
+
+/// Whether f32 holds each place, its distance from each tap, and each weight: they are multiples of one half, or of a
+/// half divided by a power of two, and have at most 24 bits.
+fn is_exact_in_f32(of: &Resize, dim: usize, [shift, times, over, offset]: [f64; 4]) -> bool {
+    let halves = |x: f64| (2.0 * x).fract() == 0.0 && x.abs() <= 1.0;
+    let power = over.log2(); // no whole number for a scale that is no power of two
+    let is_weighted_linearly = !of.antialias && !matches!(of.mode, ResizeMode::Cubic(_));
+    is_weighted_linearly
+        && times == 1.0
+        && power.fract() == 0.0
+        && halves(shift)
+        && halves(offset)
+        && (dim as f64 + 2.0).log2().ceil() + 1.0 + power.abs() <= 24.0
 }
 
 /// Whether a place is before the first element or after the last.
 fn leaves(b: &mut LoopBuilder, place: TermId, size: usize) -> TermId {
-    let [first, last] = [0.0, size as f64 - 1.0].map(|bound| b.float(Dtype::F64, bound));
+    let dtype = b.dtype(place);
+    let [first, last] = [0.0, size as f64 - 1.0].map(|bound| b.float(dtype, bound));
     let before = b.binary(Binary::Less, place, first);
     let behind = b.binary(Binary::Less, last, place);
     b.binary(Binary::Or, before, behind)
@@ -134,7 +161,8 @@ fn rounded(b: &mut LoopBuilder, nearest: Nearest, place: TermId, size: usize) ->
         Nearest::Floor => (0.0, Unary::Floor),
         Nearest::Ceil => (0.0, Unary::Ceil),
     };
-    let shift = b.float(Dtype::F64, shift);
+    let dtype = b.dtype(place);
+    let shift = b.float(dtype, shift);
     let shifted = b.binary(Binary::Add, place, shift);
     let whole = b.unary(round, shifted);
     let index = b.cast(Dtype::I64, whole);
@@ -154,18 +182,24 @@ fn taps(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, place: TermI
 fn weight(b: &mut LoopBuilder, of: &Resize, along: &Axis, tap: TermId) -> (TermId, TermId) {
     let index = b.binary(Binary::Add, along.floor, tap);
     let index = b.shifted(index, along.first);
-    let at = b.cast(Dtype::F64, index);
+    let dtype = b.dtype(along.place);
+    let at = b.cast(dtype, index);
     let distance = b.binary(Binary::Sub, at, along.place);
     let distance = b.unary(Unary::Abs, distance);
-    let scale = b.float(Dtype::F64, along.scale);
-    let distance = b.binary(Binary::Mul, distance, scale);
+    let distance = match along.scale {
+        1.0 => distance,
+        scale => {
+            let scale = b.float(dtype, scale);
+            b.binary(Binary::Mul, distance, scale)
+        }
+    };
     let weight = match of.mode {
         ResizeMode::Cubic(a) => cubic(b, a, distance),
         ResizeMode::Linear | ResizeMode::Nearest(_) => linear(b, distance),
     };
     match b.within(index, along.size) {
         Some(inside) if of.exclude_outside => {
-            let nothing = b.float(Dtype::F64, 0.0);
+            let nothing = b.float(dtype, 0.0);
             (b.select(inside, weight, nothing), index)
         }
         _ => (weight, index),
@@ -174,7 +208,8 @@ fn weight(b: &mut LoopBuilder, of: &Resize, along: &Axis, tap: TermId) -> (TermI
 
 /// max(1 - x, 0).
 fn linear(b: &mut LoopBuilder, x: TermId) -> TermId {
-    let [zero, one] = [0.0, 1.0].map(|number| b.float(Dtype::F64, number));
+    let dtype = b.dtype(x);
+    let [zero, one] = [0.0, 1.0].map(|number| b.float(dtype, number));
     let weight = b.binary(Binary::Sub, one, x);
     b.binary(Binary::Max, weight, zero)
 }
