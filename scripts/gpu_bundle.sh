@@ -7,8 +7,8 @@
 #   --lib-tests    the library's own tests as well, as bin/lib_tests, with the kernels/ and src/ that they look at
 #   --models       networks that scripts/onnx_models.py has downloaded, as models/
 #
-# Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then .gpu/sanitize.py, .gpu/soak.sh or any of .gpu/bin/* and
-# .gpu/benches/*. Ends with the sizes of what is in it.
+# Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then .gpu/sanitize.py, .gpu/poisoned.sh, .gpu/soak.sh or any
+# of .gpu/bin/* and .gpu/benches/*. poisoned.sh needs a C compiler here. Ends with the sizes of what is in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lib_tests=false models='' examples=(run_tensor in_turns) # which benches/ needs
@@ -90,6 +90,27 @@ if [ -x bin/lib_tests ]; then
 fi
 bin/trefoil
 END
+if command -v "${CC:-cc}" >/dev/null; then
+    mkdir .gpu/poisoned
+    # The layer needs the driver's library by a name that poisoned.sh makes; here an empty one stands for it.
+    "${CC:-cc}" -shared -fPIC -x c /dev/null -Wl,-soname,libcuda_real.so -o .gpu/poisoned/libcuda_real.so
+    "${CC:-cc}" -O2 -Wall -Wextra -Werror -std=gnu11 -shared -fPIC scripts/poisoned_memory.c -o .gpu/poisoned/libcuda.so.1 \
+        -Wl,-soname,poisoned_memory.so,-rpath,'$ORIGIN' -Wl,--no-as-needed -L.gpu/poisoned -l:libcuda_real.so -ldl
+    rm .gpu/poisoned/libcuda_real.so
+    cat >.gpu/poisoned.sh <<'END'
+#!/usr/bin/env bash
+# Runs a command with memory that is filled before use: poisoned.sh bin/gpu_tests. Its last line counts what was filled; see
+# scripts/poisoned_memory.c.
+set -euo pipefail
+folder=$(cd "$(dirname "$0")" && pwd)/poisoned
+real=$(ldconfig -p | sed -n 's/^\s*libcuda\.so\.1 .*x86-64.* => //p' | head -n 1)
+[ -n "$real" ] || { echo "poisoned.sh: no libcuda.so.1 is known to ldconfig" >&2; exit 1; }
+ln -sf "$(readlink -f "$real")" "$folder/libcuda_real.so"
+ln -sf libcuda.so.1 "$folder/libcuda.so"
+LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$@"
+END
+    chmod +x .gpu/poisoned.sh
+fi
 cp scripts/sanitize_gpu.py .gpu/sanitize.py
 cp scripts/soak_gpu.sh .gpu/soak.sh
 [ -z "$models" ] || cp -r "$models" .gpu/models
