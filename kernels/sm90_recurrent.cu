@@ -168,7 +168,8 @@ TREFOIL_DEVICE void copy_inputs(const RecurrentArgs &args, const Share &share, i
   if (copies) {
     const int32_t chunks = args.gates * Share::kRows * (args.part_hidden / kChunkElems);
     for (int32_t i = threadIdx.x; i < chunks; i += blockDim.x) {
-      const int32_t line = divide(i, args.by_part_chunks), unit = (i - line * (args.part_hidden / kChunkElems)) * kChunkElems;
+      const int32_t line = divide(i, args.by_part_chunks);
+      const int32_t unit = i * kChunkElems - line * args.part_hidden;
       const int32_t gate = line / Share::kRows, row = line % Share::kRows;
       if (row >= share.rows || unit >= share.units) continue;
       const int64_t of_row = static_cast<int64_t>(time) * args.rows + share.row_first + row;

@@ -210,7 +210,7 @@ impl RecurrentOp {
     }
 
     /// All that decides the time of the step besides its operands, as text.
-    pub(in crate::plan) fn detail(&self) -> String {
+    pub(crate) fn detail(&self) -> String {
         let Self { steps, rows, hidden, backwards, .. } = self;
         format!("{steps} steps of {rows}x{hidden} in {} directions", backwards.len())
     }
