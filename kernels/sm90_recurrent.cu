@@ -416,7 +416,7 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
 // Limits     steps, rows and hidden from 1; hidden and part_hidden multiples of 8; directions 1 or 2; gates 4, 3, 1 and 1
 //            for the four kinds of cells; kRows * hidden below 2^19; directions * gates * hidden below 2^31.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads and writes all but the
-//            weights only after griddepcontrol.wait; the weights are of no launch. Deterministic, no atomics.
+//            weights and bias only after griddepcontrol.wait; those two are of no launch. Deterministic, no atomics.
 // Source     the layers of ONNX; persistent kernels for them: Diamos et al., Persistent RNNs (2016).
 #define TREFOIL_SM90_RECURRENT(rows, steps)                                                    \
   extern "C" __global__ void __launch_bounds__(kMostThreads, 1)                                \

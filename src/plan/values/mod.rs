@@ -46,14 +46,14 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 ///
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device can compute.
-pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
+pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
-        true => expanded(graph, request),
-        false => with_rows(&unrolled(graph, &HashSet::new()), batch, rows[0]),
+        true => expanded(given, request),
+        false => with_rows(&unrolled(given, &HashSet::new()), batch, rows[0]),
     };
-    let in_f32 = &with_parts(&graph, in_f32);
+    let in_f32 = &with_parts([given, &graph], in_f32);
     let of = match precision {
         Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32, choices),
         _ => Layered::of_loops(&graph, precision, in_f32),
@@ -89,10 +89,11 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     Ok(plan)
 }
 
-/// The names of nodes that stay in f32 with those of their parts: nodes that stand for one of them.
-fn with_parts(graph: &Graph, in_f32: &BTreeSet<String>) -> BTreeSet<String> {
+/// The names of nodes that stay in f32, with those of the nodes that stand for one of them in the new graph.
+fn with_parts([old, new]: [&Graph; 2], in_f32: &BTreeSet<String>) -> BTreeSet<String> {
+    let old: HashSet<&str> = old.nodes.iter().map(|node| &*node.name).collect();
     let is_part = |name: &str| name.match_indices('.').any(|(dot, _)| in_f32.contains(&name[..dot]));
-    let parts = graph.nodes.iter().map(|node| &node.name).filter(|name| is_part(name));
+    let parts = new.nodes.iter().map(|node| &node.name).filter(|name| is_part(name) && !old.contains(&***name));
     in_f32.iter().chain(parts).cloned().collect()
 }
 

@@ -31,6 +31,10 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         weights: as_layer(graph, node, weights)?,
         first: [h, c].map(|first| first.is_some()),
     };
+    // The kernel reads a bias like weights: nothing may write it.
+    if bias.is_some_and(|bias| graph.constant(bias).is_none()) {
+        return None;
+    }
     let is_sooner = op.best_clocks(batch, limits).is_some_and(|clocks| clocks <= op.clocks_of_steps(limits));
     let reads = [Read::Half(x)].into_iter().chain([bias, h, c].into_iter().flatten().map(Read::Own)).collect();
     let writes = node.outputs[0];
