@@ -153,6 +153,16 @@ TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
                "}" :: "r"(barrier) : "memory");
 }
 
+// The same of the phase of this parity.
+TREFOIL_DEVICE void barrier_wait_cluster_phase(uint32_t barrier, uint32_t parity) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n"
+               "}" :: "r"(barrier), "r"(parity) : "memory");
+}
+
 TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
@@ -448,6 +458,13 @@ TREFOIL_WGMMA_FROM_ROWS(96, 5, "%48, %49, %50, %51", "%52", "%53")
 TREFOIL_WGMMA_FROM_ROWS(128, 7, "%64, %65, %66, %67", "%68", "%69")
 
 // ---- words in shared memory --------------------------------------------------------------------------------------
+
+// 16 bits, in the low half of a word.
+TREFOIL_DEVICE uint32_t load_shared_u16(uint32_t shared_src) {
+  uint32_t value;
+  asm volatile("{\n.reg .b16 low;\nld.shared.u16 low, [%1];\ncvt.u32.u16 %0, low;\n}" : "=r"(value) : "r"(shared_src) : "memory");
+  return value;
+}
 
 TREFOIL_DEVICE uint2 load_shared_u32x2(uint32_t shared_src) {
   uint2 value;

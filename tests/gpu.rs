@@ -218,6 +218,13 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             of_kernels.entry(format!("squeeze and excitation in {of:?}")).or_default().push((values, trial));
         }
     }
+    for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
+        for problem in support::recurrent::all(of) {
+            let (name, values) = (format!("recurrent layer, {problem:?}"), problem.values());
+            let trial = on_device(name, device, move |device| problem.run(device));
+            of_kernels.entry(format!("recurrent layer in {of:?}")).or_default().push((values, trial));
+        }
+    }
     if limits.has_sm90_kernels() {
         for problem in support::convolution::with_silu(limits) {
             let (of, values) = (format!("silu, {}", problem.kernel()), problem.values());

@@ -7,10 +7,10 @@ use trefoil::graph::{Conv2d, GraphBuilder, ValueId, Window};
 use trefoil::model::images::{Network, Op};
 use trefoil::model::{Model, Preprocessing, Weights, architecture};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, S8Kernel,
-    S8Tile, Sm90Tile, StepOp, TensorId, plan,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, RecurrentKind, Request,
+    S8Kernel, S8Tile, Sm90Tile, StepOp, TensorId, plan,
 };
-use trefoil::{Dtype, Error, InputFormat, OutputKind, Shape};
+use trefoil::{Dtype, Engine, Error, InputFormat, OutputKind, Precision, Shape};
 
 fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> Result<Plan, Error> {
     let request = Request {
@@ -657,4 +657,40 @@ fn layers_without_a_kernel_of_bytes_are_in_halves() {
         labels.contains(&"s8 conv1x1".to_owned()) && labels.iter().filter(|of| *of == "quantize").count() == 1,
         "{plan}"
     );
+}
+
+/// All steps of a recurrent layer are one step of a plan on compute capability 9.0 in f16 and bf16. Elsewhere each of them
+/// is a few steps of its own.
+#[test]
+fn a_recurrent_layer_of_a_file_is_one_step() {
+    let sizes = trefoil::onnx::Sizes::new().dim("steps", 20);
+    let model = Model::open_at("tests/data/onnx/recurrent.onnx", &sizes).unwrap();
+    let planned = |limits: &Limits, precision| {
+        Engine::builder(&model).precision(precision).batch_sizes(&[1, 32]).plans_for(limits).unwrap()
+    };
+    let layers = |plan: &Plan| -> Vec<_> {
+        let layer = |op: &StepOp| match op {
+            StepOp::Recurrent(of) => Some((of.cell, of.backwards.clone(), of.hidden)),
+            _ => None,
+        };
+        plan.steps.iter().filter_map(|step| layer(&step.op)).collect()
+    };
+    let expected = [
+        (RecurrentKind::Lstm, vec![false, true], 24),
+        (RecurrentKind::Gru, vec![false], 32),
+        (RecurrentKind::RnnRelu, vec![true], 16),
+    ];
+    for (limits, precision) in [(Limits::h100(), Precision::Bf16), (Limits::h200(), Precision::F16)] {
+        for plan in planned(&limits, precision) {
+            assert_eq!(layers(&plan), expected, "{plan}");
+            assert!(plan.steps.len() <= 20, "{plan}");
+        }
+    }
+    for (limits, precision) in
+        [(Limits::cpu(2), Precision::F32), (Limits::a100(), Precision::F16), (Limits::h200(), Precision::F32)]
+    {
+        for plan in planned(&limits, precision) {
+            assert!(layers(&plan).is_empty() && plan.steps.len() > 4 * 20, "{plan}");
+        }
+    }
 }

@@ -174,6 +174,27 @@ def of_whisper(**options):
     return make
 
 
+def of_sequences(kind, steps, hidden, **options):
+    """A recurrent layer, which torch gives to cuDNN, as an export to ONNX with a free batch."""
+
+    def make(_rows):
+        module = _First(getattr(nn, kind)(hidden, hidden, batch_first=True, **options)).eval()
+
+        def rows(count):
+            x = torch.randn(count, steps, hidden, generator=torch.Generator().manual_seed(1))
+            return x, {"x": x.numpy()}
+
+        def write(folder):
+            path = folder / "model.onnx"
+            names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}}}
+            torch.onnx.export(module, (rows(2)[0],), str(path), opset_version=18, dynamo=False, **names)
+            return path
+
+        return Made(module, rows, write, {}, is_planar=False)
+
+    return make
+
+
 def _saves(module):
     def write(folder):
         module.save_pretrained(folder)
@@ -299,6 +320,9 @@ NETWORKS = [
         _FEW_AND_MANY,
     ),
     Network("DeepLabV3-ResNet50, 520", of_torchvision("deeplabv3_resnet50", side=520), _FEW_AND_MANY),
+    Network("LSTM, 50 steps of 256", of_sequences("LSTM", 50, 256), {1: Asked(), 32: Asked()}),
+    Network("LSTM, 50 steps of 512, both ways", of_sequences("LSTM", 50, 512, bidirectional=True), {1: Asked(), 32: Asked()}),
+    Network("GRU, 50 steps of 256", of_sequences("GRU", 50, 256), {1: Asked(), 32: Asked()}),
 ]
 NETWORKS += [
     Network(f"{network.name}, f32", network.make, {1: Asked(1.0), 32: Asked(1.0)}, is_f32=True)

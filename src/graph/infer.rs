@@ -4,8 +4,8 @@
 
 use super::expr::Expr;
 use super::op::{
-    ArgReduce, Contract, Conv, Cumulate, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp,
-    Resize, Scatter, Slice, TopK, Window,
+    ArgReduce, Contract, Conv, Cumulate, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Recurrent,
+    RecurrentCell, Reduce, ReduceOp, Resize, Scatter, Slice, TopK, Window,
 };
 use super::value::ValueType;
 use crate::tensor::Dtype;
@@ -54,6 +54,7 @@ fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<V
         Op::TopK(of) => top_k(of, one(inputs)?)?,
         Op::Contract(of) => vec![contract(of, two(inputs)?)?],
         Op::PackedAttention(of) => vec![packed_attention(of, inputs)?],
+        Op::Recurrent(of) => recurrent(of, inputs)?,
         Op::Conv(of) => vec![conv(of, inputs)?],
         Op::ConvTranspose(of, spatial) => vec![conv_transpose(of, spatial, inputs)?],
         Op::Pool(of) => pool(of, one(inputs)?, outputs)?,
@@ -426,6 +427,59 @@ fn packed_attention(of: &PackedAttention, inputs: &[Option<&ValueType>]) -> Resu
         }
         _ => Ok(v.clone()),
     }
+}
+
+fn recurrent(of: &Recurrent, inputs: &[Option<&ValueType>]) -> Result<Vec<ValueType>, String> {
+    let Recurrent { cell, backwards, activations } = of;
+    let directions = backwards.len();
+    let inputs = some(inputs, 2, 7)?;
+    let [x, weights] = [0, 1].map(|number| inputs[number].expect("checked to be there"));
+    float(x)?;
+    let ([steps, batch, columns], [rows, hidden]) = (&x.dims[..], &weights.dims[..]) else {
+        return Err(format!("expected inputs of three axes and weights of two, found {x} and {weights}"));
+    };
+    let (steps, batch, hidden) = (*steps, *batch, *hidden);
+    let all = directions.checked_mul(cell.gates()).and_then(|gates| gates.checked_mul(hidden));
+    if !(1..=2).contains(&directions) || steps == 0 || Some(*rows) != all || columns != rows || weights.dtype != x.dtype {
+        return Err(format!("expected a step or more, and weights of as many rows as inputs have columns, found {x} and {weights}"));
+    }
+    let arities: Vec<usize> = activations.iter().map(Vec::len).collect();
+    if arities != vec![cell.activations(); directions] {
+        return Err(format!("activations: expected {} for each direction, found {arities:?}", cell.activations()));
+    }
+    for expr in activations.iter().flatten() {
+        if expr.axes() > 0 || expr.dtype(&[x.dtype])? != x.dtype {
+            return Err(format!("an activation: expected a function from {} to itself, found {expr:?}", x.dtype));
+        }
+    }
+    let (is_gru, is_lstm) = (matches!(cell, RecurrentCell::Gru { .. }), matches!(cell, RecurrentCell::Lstm { .. }));
+    let state = [directions, batch, hidden];
+    let operands: [(&str, usize, &[usize], bool); 4] = [
+        ("bias", 2, &[directions, hidden], is_gru),
+        ("first h", 3, &state, true),
+        ("first c", 4, &state, is_lstm),
+        ("weights of c", 5, &[directions, 3 * hidden], is_lstm),
+    ];
+    for (what, number, dims, may_be) in operands {
+        match inputs[number] {
+            Some(found) if !may_be => return Err(format!("{what}: expected none, found {found}")),
+            Some(found) if found.dims != dims || found.dtype != x.dtype => {
+                return Err(format!("{what}: expected {}, found {found}", ValueType::new(x.dtype, dims)));
+            }
+            _ => {}
+        }
+    }
+    if is_gru && inputs[2].is_none() {
+        return Err("bias: expected one for a GRU".into());
+    }
+    if let Some(lengths) = inputs[6] {
+        index(lengths)?;
+        if lengths.dims != [batch] {
+            return Err(format!("lengths: expected one for each of {batch} sequences, found {lengths}"));
+        }
+    }
+    let of = |dims: &[usize]| ValueType::new(x.dtype, dims);
+    Ok([of(&[steps, batch, directions * hidden])].into_iter().chain(vec![of(&state); cell.states()]).collect())
 }
 
 fn check_window(window: &Window, axes: usize) -> Result<(), String> {

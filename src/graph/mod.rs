@@ -39,10 +39,10 @@ pub(crate) use layers::eps_of_batch_norm;
 pub use layers::{BatchNorm, Conv2d, Linear};
 pub(crate) use op::place;
 pub use op::{
-    ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce,
-    ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
+    ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Recurrent,
+    RecurrentCell, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
-pub(crate) use passes::{batch_first, expand_but};
+pub(crate) use passes::{batch_first, expand_but, unrolled};
 pub use passes::{expand, simplify};
 pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

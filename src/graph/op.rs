@@ -61,6 +61,8 @@ pub enum Op {
     Contract(Contract),
     /// Attention within rows of tokens that lie end to end.
     PackedAttention(PackedAttention),
+    /// All steps of a recurrent layer.
+    Recurrent(Recurrent),
     /// Convolution of `[N, spatial…, C]` by `[K, C / groups, taps…]`, and an optional bias `[K]`: `[N, spatial…, K]`.
     Conv(Conv),
     /// Transposed convolution of `[N, spatial…, C]` by `[C, K / groups, taps…]`, and an optional bias `[K]`. Its window's
@@ -264,6 +266,60 @@ pub struct PackedAttention {
     pub scale: f64,
 }
 
+/// All steps of a recurrent layer of one or two directions, as ONNX has them. Each step computes the next state of a
+/// sequence from the step's inputs and the state, and shows it.
+///
+/// Operands, all of one type of floats, where D is the number of directions, G that of the cell's gates, B that of
+/// sequences and H that of hidden units:
+///
+/// 0. the inputs' products of all steps, with their biases, `[steps, B, D x G x H]`;
+/// 1. the recurrent weights `[D x G x H, H]`;
+/// 2. for a GRU, the bias of the last gate's recurrent product, `[D, H]`;
+/// 3. optional, the first h `[D, B, H]`; zeros without it;
+/// 4. optional, for an LSTM, the first c likewise;
+/// 5. optional, for an LSTM, the weights of c in the gates i, o and f, `[D, 3 x H]`;
+/// 6. optional, the lengths of the sequences, i32 or i64 `[B]`: after its end a sequence keeps its state, and shows zeros.
+///
+/// Results: what is shown, `[steps, B, D x H]`; the last h `[D, B, H]`; for an LSTM, the last c.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, Op, Recurrent, RecurrentCell, Tensor, ValueType}, loops};
+/// // h is the sum of all inputs so far: the recurrent weight is 1.
+/// let of = Recurrent { cell: RecurrentCell::Rnn, backwards: vec![false], activations: vec![vec![Expr::arg(0)]] };
+/// let [inputs, weights] = [Tensor::of(&[3, 1, 1], &[1.0_f32, 2.0, 3.0]), Tensor::of(&[1, 1], &[1.0_f32])];
+/// let types = [[3, 1, 1], [1, 1, 1]].map(|dims| ValueType::new(Dtype::F32, &dims));
+/// let sums = loops::compute(&Op::Recurrent(of), &[Some(&inputs), Some(&weights)], &types)?;
+/// assert_eq!((sums[0].elems::<f32>(), sums[1].elems::<f32>()), (&[1.0, 3.0, 6.0][..], &[6.0][..]));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recurrent {
+    /// What computes a step.
+    pub cell: RecurrentCell,
+    /// For each direction, whether it begins with the last step.
+    pub backwards: Vec<bool>,
+    /// For each direction, the cell's activations as expressions of operand 0.
+    pub activations: Vec<Vec<Expr>>,
+}
+
+/// The computation of a step of a recurrent layer. Below, `s` is what the inputs make of a gate and `p` the product of
+/// its recurrent weights with h; `f`, `g` and `k` are the cell's activations, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RecurrentCell {
+    /// h = f(s + p).
+    Rnn,
+    /// The gates are z, r and h: z = f(s + p), r = f(s + p), n = g(s + r (p + bias)), and h = (1 - z) n + z h.
+    Gru {
+        /// Whether r is applied after the product; else n = g(s + p + bias), where p is the product with r h.
+        reset_after: bool,
+    },
+    /// The gates are i, o, f and c: c = f(s_f + p_f) c + f(s_i + p_i) g(s_c + p_c), and h = f(s_o + p_o) k(c).
+    Lstm {
+        /// Whether 1 - i stands for the gate f.
+        coupled: bool,
+    },
+}
+
 /// A sliding window over the spatial axes.
 ///
 /// ```
@@ -390,6 +446,34 @@ pub(crate) fn place(index: i64, size: usize) -> usize {
     index.clamp(0, (size - 1).max(0)) as usize
 }
 
+impl RecurrentCell {
+    /// The number of its gates.
+    pub const fn gates(self) -> usize {
+        match self {
+            Self::Rnn => 1,
+            Self::Gru { .. } => 3,
+            Self::Lstm { .. } => 4,
+        }
+    }
+
+    /// The number of values of its state, each `[D, B, H]`.
+    pub const fn states(self) -> usize {
+        match self {
+            Self::Rnn | Self::Gru { .. } => 1,
+            Self::Lstm { .. } => 2,
+        }
+    }
+
+    /// The number of its activations.
+    pub const fn activations(self) -> usize {
+        match self {
+            Self::Rnn => 1,
+            Self::Gru { .. } => 2,
+            Self::Lstm { .. } => 3,
+        }
+    }
+}
+
 impl Contract {
     /// The product of matrices in the last two axes of operands with these ranks; rank 1 is a vector. Outer axes are a
     /// batch, and are broadcast.
@@ -465,6 +549,7 @@ impl Op {
             Self::TopK(_) => "top-k",
             Self::Contract(_) => "contract",
             Self::PackedAttention(_) => "packed-attention",
+            Self::Recurrent(_) => "recurrent",
             Self::Conv(_) => "conv",
             Self::ConvTranspose(..) => "conv-transpose",
             Self::Pool(_) => "pool",

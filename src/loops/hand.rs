@@ -1,18 +1,22 @@
 //! Operations that are no loops: their elements are sorted, or written in an order that matters, or their number
-//! depends on values.
+//! depends on values; or they are many loops, one behind the other.
 //!
 //! Each operation has an arm in [`compute`] here and one in [`lower`](super::lower). The functions here define its
 //! meaning; [`expand`](crate::graph::expand) replaces it by loops, which take longer on the CPU.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use half::{bf16, f16};
 
 use super::eval::packed_attention;
+use super::evaluate::evaluate;
 use super::scalar::{Convert, typed};
 use super::team::Team;
 use crate::error::Error;
-use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place};
+use crate::graph::{
+    Cumulate, Element, GraphBuilder, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place, unrolled,
+};
 
 /// The results of an operation that is computed by a function over values. A team shares the work if it has parts.
 ///
@@ -30,6 +34,7 @@ pub(super) fn compute(
         Op::TopK(of) => typed!(x.value_type().dtype, T => top_k::<T>(of, x, outputs)),
         Op::Cumulate(of) => typed!(x.value_type().dtype, T => cumulate::<T>(of, x)),
         Op::PackedAttention(of) => packed_attention(of, inputs, team).map(|mixed| vec![mixed]),
+        Op::Recurrent(_) => by_steps(op, inputs, outputs.len()),
         Op::ScatterElements(axis, how) => {
             let places = element_places(*axis, x.value_type(), input(1));
             typed!(x.value_type().dtype, T => scatter::<T>(*how, x, &places, 1, input(2)))
@@ -40,6 +45,19 @@ pub(super) fn compute(
         }
         other => unreachable!("{} is a loop", other.kind()),
     }
+}
+
+/// The results of a recurrent layer, computed step by step.
+fn by_steps(op: &Op, inputs: &[Option<&Tensor>], outputs: usize) -> Result<Vec<Tensor>, Error> {
+    let mut g = GraphBuilder::new();
+    let mut operand = |(number, of): (usize, &Option<&Tensor>)| {
+        of.map(|of| g.input(&number.to_string(), of.value_type().dtype, &of.value_type().dims))
+    };
+    let operands: Vec<_> = inputs.iter().enumerate().map(&mut operand).collect();
+    let written = g.node_with("layer", op.clone(), &operands, outputs);
+    written.iter().enumerate().for_each(|(number, &value)| g.output(&number.to_string(), value));
+    let inputs: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+    evaluate(&unrolled(&g.finish()?, &HashSet::new()), &mut |_, _| unreachable!("it has no weights"), &inputs)
 }
 
 /// An element type whose numbers are compared and combined. Floats of 16 bits are combined as f32.

@@ -236,12 +236,13 @@ impl Values {
         let graph = self.graph(1)?;
         let (mut computed, mut matrices) = (BTreeMap::new(), BTreeSet::new());
         for node in &graph.nodes {
-            let sums_first = match &node.op {
-                Op::Contract(of) => of.sums_first(),
-                Op::Conv(_) => None,
+            let (sums_first, read) = match &node.op {
+                Op::Contract(of) => (of.sums_first(), &node.inputs[1..]),
+                Op::Conv(_) => (None, &node.inputs[1..]),
+                Op::Recurrent(_) => (Some(false), &node.inputs[1..2]),
                 _ => continue,
             };
-            for &id in node.inputs[1..].iter().flatten() {
+            for &id in read.iter().flatten() {
                 let (of, Some(constant)) = (graph.value(id), graph.constant(id)) else { continue };
                 let name = name_of(constant, of);
                 if let Constant::Bytes(bytes) = constant {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::packed_attention::PackedAttentionOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
-use super::{Family, FewOp, SqueezeExciteOp, Stem, Tail};
+use super::{Family, FewOp, RecurrentOp, SqueezeExciteOp, Stem, Tail};
 use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
@@ -98,6 +98,8 @@ pub enum StepOp {
     PackedAttention(PackedAttentionOp),
     /// LayerNorm or RMSNorm of rows.
     RowNorm(RowNormOp),
+    /// All steps of a recurrent layer.
+    Recurrent(RecurrentOp),
     /// Squeeze and excitation of images.
     SqueezeExcite(SqueezeExciteOp),
     /// Some operations of a graph of values, as one loop.
@@ -287,6 +289,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => self.clone(),
@@ -361,6 +364,7 @@ impl StepOp {
             Self::Product(of) => of.label(),
             Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
             Self::PackedAttention(_) => "packed-attention".into(),
+            Self::Recurrent(of) => of.label(),
             Self::SqueezeExcite(of) => of.label(),
             Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
             Self::Loop(of) => of.kinds.clone(),
@@ -390,6 +394,7 @@ impl StepOp {
             Self::Product(_) => "product",
             Self::Attention(_) | Self::PackedAttention(_) => "attention",
             Self::RowNorm(_) => "row_norm",
+            Self::Recurrent(_) => "recurrent",
             Self::SqueezeExcite(_) => "squeeze_excite",
             Self::Loop(_) => "loop",
             Self::Hand(_) => "by hand",
@@ -415,6 +420,7 @@ impl StepOp {
             Self::Attention(of) => format!("{:?}", of.sizes),
             Self::PackedAttention(of) => format!("{:?} by {} tiles", of.sizes, of.block_tiles),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
+            Self::Recurrent(of) => of.detail(),
             Self::SqueezeExcite(of) => format!("{} by {}", of.input, of.hidden_channels()),
             Self::Normalize { .. }
             | Self::QuantizedMean(_)
@@ -467,6 +473,10 @@ impl StepOp {
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }
+            Self::Recurrent(of) => {
+                let rows = |channels| Operand::rows(Shape::new(1, of.steps * of.rows, channels), x[0].dtype);
+                vec![vec![conv(name, &of.weights, rows(of.hidden), rows(of.weights.out_channels))]]
+            }
             Self::SqueezeExcite(of) => {
                 let vector = |channels| Operand::activations(Shape::vector(channels), x[0].dtype, Family::Sm80);
                 let [channels, hidden] = [of.input.channels, of.hidden_channels()].map(vector);
@@ -500,6 +510,7 @@ impl StepOp {
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(pool),
             Self::GlobalAvgPool | Self::QuantizedMean(_) | Self::Tail(_) => x[0].shape.elems(),
             Self::Loop(of) => of.flops as usize,
+            Self::Recurrent(of) => 12 * of.steps * of.rows * of.backwards.len() * of.hidden,
             Self::SqueezeExcite(of) => 2 * of.input.elems(),
             Self::Add(Activation::None) if x.len() == 1 => 0,
             Self::Add(_) => x.len() * y[0].shape.elems(),
@@ -549,6 +560,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => [0; 2],
@@ -588,6 +600,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
@@ -614,6 +627,7 @@ impl StepOp {
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
+            | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,

@@ -3,7 +3,8 @@
 
     python3 tests/data/make_onnx.py
 
-Needs onnx 1.23 with numpy. With the path of an ONNX file as an argument it prints what it finds in that one.
+Needs onnx 1.23 with numpy. With the path of an ONNX file as an argument it prints what it finds in that one. With --lstm,
+the path of an ONNX file that is to be written, and numbers of steps, of hidden units and of features, it writes an LSTM.
 
 The JSON has every field that `trefoil::onnx` keeps. The elements of a tensor are in hexadecimal, as `raw_data` would have
 them; of more than 64 bytes their CRC-32 is told.
@@ -406,6 +407,52 @@ def write_text(path):
     save(helper.make_graph(nodes, "text", inputs, outputs, tensors), path, {"character": "\n".join(letters) + "\n"})
 
 
+def write_recurrent(path):
+    """Three recurrent layers, one behind the other, of inputs [steps, batch, 16]: an LSTM in both directions, a GRU, and a
+    simple cell with relu from the last step to the first; with all outputs of the layers."""
+    random = np.random.default_rng(2)
+    tensors = [constant("features", [0, 0, -1], np.int64)]
+    nodes, x, width = [], "x", 16
+    for name, kind, gates, hidden, directions, attributes in [
+        ("lstm", "LSTM", 4, 24, 2, {"direction": "bidirectional"}),
+        ("gru", "GRU", 3, 32, 1, {"linear_before_reset": 1}),
+        ("rnn", "RNN", 1, 16, 1, {"direction": "reverse", "activations": ["Relu"]}),
+    ]:
+        shapes = {"w": [gates * hidden, width], "r": [gates * hidden, hidden], "b": [2 * gates * hidden]}
+        for part, shape in shapes.items():
+            values = random.uniform(-0.5, 0.5, [directions, *shape]) / (width**0.5 if part == "w" else hidden**0.5)
+            tensors.append(constant(f"{name}.{part}", values))
+        outputs = [f"{name}.all", f"{name}.h", f"{name}.c"][: 3 if kind == "LSTM" else 2]
+        weights = [f"{name}.{part}" for part in shapes]
+        nodes.append(helper.make_node(kind, [x, *weights], outputs, name=name, hidden_size=hidden, **attributes))
+        # As PyTorch's exporter joins directions.
+        nodes.append(helper.make_node("Transpose", [f"{name}.all"], [f"{name}.turned"], perm=[0, 2, 1, 3]))
+        nodes.append(helper.make_node("Reshape", [f"{name}.turned", "features"], [f"{name}.y"]))
+        x, width = f"{name}.y", directions * hidden
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, ["steps", "batch", 16])]
+    outputs = [info("rnn.y", TensorProto.FLOAT, ["steps", "batch", 16])]
+    outputs += [info(name, TensorProto.FLOAT, [d, "batch", h]) for name, d, h in
+                [("lstm.h", 2, 24), ("lstm.c", 2, 24), ("gru.h", 1, 32), ("rnn.h", 1, 16)]]
+    save(helper.make_graph(nodes, "recurrent", inputs, outputs, tensors), path)
+
+
+def write_lstm(path, steps, hidden, features):
+    """One LSTM of any size, to be timed; nothing is kept of it."""
+    random = np.random.default_rng(3)
+    shapes = {"w": [4 * hidden, features], "r": [4 * hidden, hidden], "b": [8 * hidden]}
+    tensors = [constant(part, random.uniform(-1, 1, [1, *shape]) / hidden**0.5) for part, shape in shapes.items()]
+    nodes = [
+        helper.make_node("LSTM", ["x", *shapes], ["all"], name="lstm", hidden_size=hidden),
+        helper.make_node("Squeeze", ["all", "directions"], ["y"]),
+    ]
+    tensors.append(constant("directions", [1], np.int64))
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [steps, "batch", features])]
+    outputs = [info("y", TensorProto.FLOAT, [steps, "batch", hidden])]
+    save(helper.make_graph(nodes, "lstm", inputs, outputs, tensors), path)
+
+
 def save(g, path, metadata={}):
     m = helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     helper.set_model_props(m, metadata)
@@ -413,13 +460,16 @@ def save(g, path, metadata={}):
 
 
 def main():
+    if sys.argv[1:2] == ["--lstm"]:
+        write_lstm(sys.argv[2], *map(int, sys.argv[3:]))
+        return
     if sys.argv[1:]:
         print(json.dumps(model(sys.argv[1]), ensure_ascii=False))
         return
     HERE.mkdir(exist_ok=True)
     written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images,
                "values": write_values, "records": write_records, "tokens": write_tokens, "boxes": write_boxes,
-               "text": write_text}
+               "text": write_text, "recurrent": write_recurrent}
     for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)

@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::onnx::{AttributeValue, File, GraphProto, ModelProto, NodeProto, Tensor};
 
 /// The files that tests/data/make_onnx.py writes.
-const FILES: [&str; 9] = ["graph", "tensors", "external", "images", "values", "records", "tokens", "boxes", "text"];
+const FILES: [&str; 10] =
+    ["graph", "tensors", "external", "images", "values", "records", "tokens", "boxes", "text", "recurrent"];
 
 /// The path of a file of `FILES`.
 fn data(name: &str) -> PathBuf {

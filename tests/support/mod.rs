@@ -30,6 +30,8 @@ pub mod product;
 pub mod quantized;
 pub mod random;
 pub mod records;
+#[cfg(feature = "cuda")]
+pub mod recurrent;
 pub mod reference;
 #[cfg(feature = "cuda")]
 pub mod row_norm;

@@ -37,6 +37,9 @@ mod sm90_conv2d_s8;
 mod sm90_conv2d_s8_halo;
 mod sm90_linear;
 mod sm90_product;
+mod sm90_recurrent;
+#[cfg(test)]
+mod sm90_recurrent_tests;
 mod sm90_requantise;
 mod sm90_row_norm;
 mod sm90_squeeze_excite;
@@ -104,6 +107,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_linear::Sm90Linear,
     &sm90_product::Sm90Product,
     &sm90_row_norm::Sm90RowNorm,
+    &sm90_recurrent::Sm90Recurrent,
     &sm90_squeeze_excite::Sm90SqueezeExcite,
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,

@@ -189,6 +189,11 @@ impl Operands<'_> {
         self.step.outputs.get(1).map(|&id| self.address(id))
     }
 
+    /// Address of one of the tensors that the step writes.
+    pub fn output_address(&self, index: usize) -> u64 {
+        self.address(self.step.outputs[index])
+    }
+
     /// Addresses of filter and bias.
     pub fn weights(&self) -> (u64, u64) {
         (self.filter(&self.step.name), self.bias(0))

@@ -8,7 +8,7 @@ mod views;
 
 pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
-pub(crate) use self::expand::expand_but;
+pub(crate) use self::expand::{expand_but, unrolled};
 use self::rebuild::Rebuild;
 use super::value::Graph;
 

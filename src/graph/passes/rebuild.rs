@@ -29,6 +29,8 @@ pub(super) struct Rebuild<'a> {
     from: &'a Graph,
     graph: Graph,
     names: HashSet<String>,
+    /// For each name without its number, the number that the next part of this name tries first.
+    numbers: HashMap<String, usize>,
     /// The values of the operations that were added, by a text that identifies the operation.
     known: HashMap<String, Vec<ValueId>>,
     /// The constants that were added.
@@ -38,7 +40,8 @@ pub(super) struct Rebuild<'a> {
 impl<'a> Rebuild<'a> {
     pub fn new(from: &'a Graph) -> Self {
         let names = from.nodes.iter().map(|node| node.name.clone()).collect();
-        Self { from, graph: Graph::default(), names, known: HashMap::new(), constants: HashMap::new() }
+        let (numbers, known, constants) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { from, graph: Graph::default(), names, numbers, known, constants }
     }
 
     /// The graph with each node replaced by what `rule` adds for it; `rule` returns the values that replace those of
@@ -120,12 +123,20 @@ impl<'a> Rebuild<'a> {
                 Change::Become(next) => draft = *next,
             }
         }
-        let base = format!("{of}.{}", draft.op.kind());
-        let numbered = (2..).map(|number| format!("{base}.{number}"));
-        let name = std::iter::once(base.clone()).chain(numbered).find(|name| !self.names.contains(name));
-        draft.name = name.expect("numbers do not end");
-        self.names.insert(draft.name.clone());
+        draft.name = self.fresh(format!("{of}.{}", draft.op.kind()));
         self.add(draft)[0]
+    }
+
+    /// A name that no node has: this one, or this one with a number.
+    fn fresh(&mut self, base: String) -> String {
+        let next = self.numbers.entry(base.clone()).or_insert(1);
+        loop {
+            let name = if *next == 1 { base.clone() } else { format!("{base}.{next}") };
+            *next += 1;
+            if self.names.insert(name.clone()) {
+                return name;
+            }
+        }
     }
 
     /// Adds a constant, unless an equal one was added.

@@ -18,7 +18,7 @@ pub enum Lowered {
     /// One loop for each output. The operands of each loop are the present operands of the operation, in its order.
     Loops(Vec<Loop>),
     /// A function over values, because the operation is no loop: its elements are sorted, or written in an order that
-    /// matters, or their number depends on values. [`expand`](crate::graph::expand) replaces the operation by loops.
+    /// matters, or their number depends on values, or it is many loops. [`expand`](crate::graph::expand) replaces the operation by loops.
     ByHand,
 }
 
@@ -40,9 +40,12 @@ pub enum Lowered {
 pub fn lower(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> Lowered {
     let of = Operation { inputs, to: &outputs[0] };
     Lowered::Loops(vec![match op {
-        Op::Cumulate(_) | Op::PackedAttention(_) | Op::ScatterElements(..) | Op::ScatterNd(_) | Op::TopK(_) => {
-            return Lowered::ByHand;
-        }
+        Op::Cumulate(_)
+        | Op::PackedAttention(_)
+        | Op::Recurrent(_)
+        | Op::ScatterElements(..)
+        | Op::ScatterNd(_)
+        | Op::TopK(_) => return Lowered::ByHand,
         Op::Pool(pool) => return Lowered::Loops(of.pool(pool, outputs.len() == 2)),
         Op::Map(expr) => of.map(expr),
         Op::Reduce(reduce) => of.reduce(reduce),

@@ -70,6 +70,7 @@ impl Context<'_> {
                 let shared = left.contains(&label) && right.contains(&label);
                 result.iter().position(|&other| other == label).filter(|_| !shared)
             }
+            Op::Recurrent(_) => (axis == 1 && matches!(operand, 0 | 3 | 4)).then_some(1),
             _ => None,
         }
     }

@@ -1,15 +1,17 @@
-//! Recurrent layers, unrolled one step after the other.
+//! Recurrent layers: the products of the inputs of all steps, and an operation of all steps.
 
 use super::Operator::Many;
 use super::{Outcome, Table};
-use crate::graph::{Binary, Contract, Expr, Op, Unary, ValueId};
-use crate::onnx::import::{Call, Context, number};
+use crate::graph::{Binary, Constant, Contract, Expr, Op, Recurrent, RecurrentCell, Unary, ValueId};
+use crate::onnx::import::{Call, number};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[("RNN", Many(rnn)), ("GRU", Many(gru)), ("LSTM", Many(lstm))];
 
-/// The most steps that are unrolled.
+/// The most steps of a layer, which most devices compute one after the other.
 const STEPS: usize = 4096;
+/// The number of operations that a step of a direction counts as in the import's budget.
+const STEP_NODES: usize = 16;
 
 /// An activation with its two parameters.
 #[derive(Clone)]
@@ -43,133 +45,25 @@ impl Activation {
     }
 }
 
-/// The parameters of one direction of a layer.
-struct Cell {
-    activations: Vec<Activation>,
-    clip: Option<f64>,
-    /// Recurrent weights `[gates x H, H]`.
-    recurrent: ValueId,
-    /// The bias of the recurrent products `[gates x H]`, if it is not added to the bias of the inputs.
-    bias: Option<ValueId>,
-    /// The weights of the state in the gates `[3 x H]`.
-    peepholes: Option<ValueId>,
-    hidden: usize,
-    dtype: Dtype,
-    flag: bool,
-}
-
-/// Computes one step from the inputs' products `[B, gates x H]` and the state. Returns the new state, whose first value
-/// is the output.
-type Step = fn(&mut Context<'_>, &Cell, ValueId, &[ValueId]) -> Outcome<Vec<ValueId>>;
-
+/// What ONNX says of a kind of layer.
 struct Layer {
-    gates: usize,
-    states: usize,
+    cell: RecurrentCell,
+    /// The default activations.
     activations: &'static [&'static str],
-    step: Step,
 }
 
 fn rnn(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
-    layer(c, &Layer { gates: 1, states: 1, activations: &["Tanh"], step: rnn_step })
+    layer(c, &Layer { cell: RecurrentCell::Rnn, activations: &["Tanh"] })
 }
 
 fn gru(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
-    layer(c, &Layer { gates: 3, states: 1, activations: &["Sigmoid", "Tanh"], step: gru_step })
+    let cell = RecurrentCell::Gru { reset_after: c.flag("linear_before_reset") };
+    layer(c, &Layer { cell, activations: &["Sigmoid", "Tanh"] })
 }
 
 fn lstm(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
-    layer(c, &Layer { gates: 4, states: 2, activations: &["Sigmoid", "Tanh", "Tanh"], step: lstm_step })
-}
-
-/// The state `[B, H]` times the transposed weights `[gates x H, H]`.
-fn times(c: &mut Context<'_>, state: ValueId, weights: ValueId) -> Outcome<ValueId> {
-    let contract = Contract { left: vec![0, 2], right: vec![1, 2], result: vec![0, 1] };
-    c.op(Op::Contract(contract), &[state, weights])
-}
-
-impl Cell {
-    fn clipped(&self, x: Expr) -> Expr {
-        match self.clip {
-            None => x,
-            Some(clip) => {
-                x.binary(Binary::Max, number(self.dtype, -clip)).binary(Binary::Min, number(self.dtype, clip))
-            }
-        }
-    }
-
-    fn activate(&self, index: usize, x: Expr) -> Outcome<Expr> {
-        self.activations[index].of(self.clipped(x), self.dtype)
-    }
-
-    /// The part of `all` that belongs to a gate.
-    fn gate(&self, c: &mut Context<'_>, all: ValueId, index: usize) -> Outcome<ValueId> {
-        let axis = c.rank(all) - 1;
-        c.slice(all, axis, index * self.hidden, self.hidden)
-    }
-}
-
-fn rnn_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> Outcome<Vec<ValueId>> {
-    let product = times(c, state[0], cell.recurrent)?;
-    let h = cell.activate(0, Expr::arg(0) + Expr::arg(1))?;
-    Ok(vec![c.map(h, &[x, product])?])
-}
-
-/// The gates are z, r, h.
-fn gru_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> Outcome<Vec<ValueId>> {
-    let (h, size) = (state[0], cell.hidden);
-    let [xz, xr, xh] = [cell.gate(c, x, 0)?, cell.gate(c, x, 1)?, cell.gate(c, x, 2)?];
-    let both = c.slice(cell.recurrent, 0, 0, 2 * size)?;
-    let own = c.slice(cell.recurrent, 0, 2 * size, size)?;
-    let product = times(c, h, both)?;
-    let [hz, hr] = [cell.gate(c, product, 0)?, cell.gate(c, product, 1)?];
-    let gate = cell.activate(0, Expr::arg(0) + Expr::arg(1))?;
-    let z = c.map(gate.clone(), &[xz, hz])?;
-    let r = c.map(gate, &[xr, hr])?;
-    let bias = cell.bias.ok_or("expected a bias")?;
-    let bias = cell.gate(c, bias, 2)?;
-    let hidden = match cell.flag {
-        // The reset gate is applied after the product.
-        true => {
-            let product = times(c, h, own)?;
-            let sum = cell.activate(1, Expr::arg(0) + Expr::arg(1) * (Expr::arg(2) + Expr::arg(3)))?;
-            c.map(sum, &[xh, r, product, bias])?
-        }
-        false => {
-            let reset = c.mul(r, h)?;
-            let product = times(c, reset, own)?;
-            let sum = cell.activate(1, Expr::arg(0) + Expr::arg(1) + Expr::arg(2))?;
-            c.map(sum, &[xh, product, bias])?
-        }
-    };
-    let one = number(cell.dtype, 1.0);
-    let mixed = (one - Expr::arg(0)) * Expr::arg(1) + Expr::arg(0) * Expr::arg(2);
-    Ok(vec![c.map(mixed, &[z, hidden, h])?])
-}
-
-/// The gates are i, o, f, c; the state is h and c.
-fn lstm_step(c: &mut Context<'_>, cell: &Cell, x: ValueId, state: &[ValueId]) -> Outcome<Vec<ValueId>> {
-    let [h, old] = [state[0], state[1]];
-    let product = times(c, h, cell.recurrent)?;
-    let sum = c.add(x, product)?;
-    let [i, o, f, new] = [cell.gate(c, sum, 0)?, cell.gate(c, sum, 1)?, cell.gate(c, sum, 2)?, cell.gate(c, sum, 3)?];
-    let gate = |c: &mut Context<'_>, value: ValueId, peephole: usize, from: ValueId| match cell.peepholes {
-        Some(all) => {
-            let weight = cell.gate(c, all, peephole)?;
-            c.map(cell.activate(0, Expr::arg(0) + Expr::arg(1) * Expr::arg(2))?, &[value, weight, from])
-        }
-        None => c.map(cell.activate(0, Expr::arg(0))?, &[value]),
-    };
-    let i = gate(c, i, 0, old)?;
-    let f = match cell.flag {
-        // The input and forget gates are coupled.
-        true => c.map(number(cell.dtype, 1.0) - Expr::arg(0), &[i])?,
-        false => gate(c, f, 2, old)?,
-    };
-    let new = c.map(cell.activate(1, Expr::arg(0))?, &[new])?;
-    let now = c.map(Expr::arg(0) * Expr::arg(1) + Expr::arg(2) * Expr::arg(3), &[f, old, i, new])?;
-    let o = gate(c, o, 1, now)?;
-    let shown = cell.activations[2].of(Expr::arg(1), cell.dtype)?;
-    Ok(vec![c.map(Expr::arg(0) * shown, &[o, now])?, now])
+    let cell = RecurrentCell::Lstm { coupled: c.flag("input_forget") };
+    layer(c, &Layer { cell, activations: &["Sigmoid", "Tanh", "Tanh"] })
 }
 
 /// The activations of all directions, with their parameters.
@@ -204,6 +98,20 @@ fn defaults(name: &str) -> (Option<f64>, Option<f64>) {
     }
 }
 
+/// The activations as expressions of operand 0. What they take is limited to `clip`, except for an LSTM's c.
+fn expressions(activations: &[Activation], clip: Option<f64>, dtype: Dtype) -> Outcome<Vec<Expr>> {
+    let expression = |(index, activation): (usize, &Activation)| {
+        let x = match clip.filter(|_| index < 2) {
+            None => Expr::arg(0),
+            Some(clip) => {
+                Expr::arg(0).binary(Binary::Max, number(dtype, -clip)).binary(Binary::Min, number(dtype, clip))
+            }
+        };
+        activation.of(x, dtype)
+    };
+    activations.iter().enumerate().map(expression).collect()
+}
+
 /// The input is `[T, B, I]`, or `[B, T, I]` with layout 1; the outputs are `[T, directions, B, H]` and the last states.
 fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
     let batch_first = c.flag("layout");
@@ -211,8 +119,8 @@ fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
         |c: &mut Call<'_, '_>, value: ValueId| if batch_first { c.transpose(value, &[1, 0, 2]) } else { Ok(value) };
     let x = c.x(0)?;
     let x = turned(c, x)?;
-    let (weights, recurrent) = (c.x(1)?, c.x(2)?);
-    let [len, batch, _] = c.dims(x)[..] else { return Err(format!("expected three axes, found {}", c.of(x))) };
+    let (weights, recurrent) = (read(c, c.x(1)?), read(c, c.x(2)?));
+    let [len, batch, features] = c.dims(x)[..] else { return Err(format!("expected three axes, found {}", c.of(x))) };
     let [directions, _, hidden] = c.dims(recurrent)[..] else {
         return Err(format!("expected three axes, found {}", c.of(recurrent)));
     };
@@ -225,134 +133,69 @@ fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
         ("bidirectional", 2) => vec![false, true],
         (other, _) => return Err(format!("direction: `{other}` with {directions} directions of weights")),
     };
+    c.step(len * directions * STEP_NODES)?;
     let dtype = c.dtype(x);
+    let clip = c.float("clip");
     let activations = activations(c, layer, directions)?;
-    let lens = c.maybe(4);
-    let lens = lens.map(|lens| {
-        let lens = c.reshape(lens, &[batch, 1])?;
-        c.cast(lens, Dtype::I64)
-    });
-    let lens = lens.transpose()?;
-    let (mut outputs, mut last) = (Vec::new(), vec![Vec::new(); layer.states]);
-    for (index, (&backwards, activations)) in backwards.iter().zip(activations).enumerate() {
-        let rows = layer.gates * hidden;
-        let (inputs, bias) = biases(c, layer, index, rows, dtype)?;
-        let peepholes = c.maybe(7).map(|all| c.at(all, 0, index)).transpose()?;
-        let own = c.at(recurrent, 0, index)?;
-        let flag = c.flag("linear_before_reset") || c.flag("input_forget");
-        let cell = Cell { activations, clip: c.float("clip"), recurrent: own, bias, peepholes, hidden, dtype, flag };
-        let mut state = Vec::new();
-        for number in 0..layer.states {
-            state.push(match c.maybe(5 + number) {
-                Some(initial) => {
-                    let initial = turned(c, initial)?;
-                    c.at(initial, 0, index)?
-                }
-                None => c.filled(dtype, &[batch, hidden], 0.0)?,
-            });
-        }
-        let weights = c.at(weights, 0, index)?;
-        let contract = Contract { left: vec![0, 1, 3], right: vec![2, 3], result: vec![0, 1, 2] };
-        let gates = c.op(Op::Contract(contract), &[x, weights])?;
-        let gates = c.add(gates, inputs)?;
-        let (each, end) = steps(c, layer, &cell, gates, state, lens, backwards)?;
-        outputs.push(each);
-        last.iter_mut().zip(end).for_each(|(all, state)| all.push(state));
+    let activations = activations.iter().map(|of| expressions(of, clip, dtype)).collect::<Outcome<_>>()?;
+    let (gates, states) = (layer.cell.gates(), layer.cell.states());
+    let rows = gates * hidden;
+    let (bias, late) = biases(c, gates, [directions, hidden], dtype)?;
+    let weights = c.reshape(weights, &[directions * rows, features])?;
+    let contract = Contract { left: vec![0, 1, 3], right: vec![2, 3], result: vec![0, 1, 2] };
+    let inputs = c.op(Op::Contract(contract), &[x, weights])?;
+    let inputs = c.add(inputs, bias)?;
+    let recurrent = c.reshape(recurrent, &[directions * rows, hidden])?;
+    let mut operands = vec![Some(inputs), Some(recurrent), late, None, None, None, None];
+    for number in 0..states {
+        operands[3 + number] = c.maybe(5 + number).map(|first| turned(c, first)).transpose()?;
     }
-    finish(c, &outputs, &last, batch_first)
+    (operands[5], operands[6]) = (c.maybe(7).filter(|_| states == 2), c.maybe(4));
+    let of = Recurrent { cell: layer.cell, backwards, activations };
+    let mut results = c.emit(Op::Recurrent(of), &operands, 1 + states)?;
+    let shown = c.reshape(results[0], &[len, batch, directions, hidden])?;
+    results[0] = c.transpose(shown, if batch_first { &[1, 0, 2, 3] } else { &[0, 2, 1, 3] })?;
+    for state in &mut results[1..] {
+        *state = turned(c, *state)?;
+    }
+    Ok(results)
 }
 
-/// The bias that is added to the inputs' products, and the bias of the recurrent products if the layer adds it later.
+/// A weight as a constant whose elements are known, so that what is made of it is a constant too. Other values, and
+/// weights that are too large, stay as they are.
+fn read(c: &mut Call<'_, '_>, value: ValueId) -> ValueId {
+    match (c.builder.graph().constant(value), c.known(value)) {
+        (Some(Constant::Weight(_)), Ok(Some(known))) => c.constant(&known),
+        _ => value,
+    }
+}
+
+/// The biases `[D x G x H]` that are added to the inputs' products, and `[D, H]` of a GRU's last recurrent product, which
+/// are added later.
 fn biases(
     c: &mut Call<'_, '_>,
-    layer: &Layer,
-    index: usize,
-    rows: usize,
+    gates: usize,
+    [directions, hidden]: [usize; 2],
     dtype: Dtype,
 ) -> Outcome<(ValueId, Option<ValueId>)> {
+    let rows = gates * hidden;
     let [inputs, recurrent] = match c.maybe(3) {
         Some(both) => {
-            let both = c.at(both, 0, index)?;
-            [c.slice(both, 0, 0, rows)?, c.slice(both, 0, rows, rows)?]
+            let both = read(c, both);
+            [c.slice(both, 1, 0, rows)?, c.slice(both, 1, rows, rows)?]
         }
-        None => [c.filled(dtype, &[rows], 0.0)?; 2],
+        None => [c.filled(dtype, &[directions, rows], 0.0)?; 2],
     };
-    if layer.gates != 3 {
-        return Ok((c.add(inputs, recurrent)?, None));
-    }
-    // The recurrent bias of the last gate stays with the recurrent product.
-    let gate = rows / 3;
-    let early = c.slice(recurrent, 0, 0, 2 * gate)?;
-    let zeros = c.filled(dtype, &[gate], 0.0)?;
-    let early = c.concat(&[early, zeros], 0)?;
-    Ok((c.add(inputs, early)?, Some(recurrent)))
-}
-
-/// The outputs of all steps in the order of time, and the state after the last step.
-fn steps(
-    c: &mut Call<'_, '_>,
-    layer: &Layer,
-    cell: &Cell,
-    gates: ValueId,
-    mut state: Vec<ValueId>,
-    lens: Option<ValueId>,
-    backwards: bool,
-) -> Outcome<(Vec<ValueId>, Vec<ValueId>)> {
-    let len = c.dim(gates, 0)?;
-    let mut outputs = Vec::new();
-    for step in 0..len {
-        let time = if backwards { len - 1 - step } else { step };
-        let x = c.at(gates, 0, time)?;
-        let next = (layer.step)(c, cell, x, &state)?;
-        let mut shown = next[0];
-        state = match lens {
-            None => next,
-            Some(lens) => {
-                // After its end a sequence keeps its state, and outputs 0.
-                let runs = || Expr::int(Dtype::I64, time as i128).binary(Binary::Less, Expr::arg(0));
-                let zero = number(cell.dtype, 0.0);
-                shown = c.map(runs().select(Expr::arg(1), zero), &[lens, shown])?;
-                let kept = |(new, old): (ValueId, ValueId)| {
-                    c.map(runs().select(Expr::arg(1), Expr::arg(2)), &[lens, new, old])
-                };
-                next.into_iter().zip(state).map(kept).collect::<Outcome<_>>()?
-            }
-        };
-        outputs.push(shown);
-    }
-    if backwards {
-        outputs.reverse();
-    }
-    Ok((outputs, state))
-}
-
-/// Joins the outputs of all directions, and the states.
-fn finish(
-    c: &mut Call<'_, '_>,
-    outputs: &[Vec<ValueId>],
-    last: &[Vec<ValueId>],
-    batch_first: bool,
-) -> Outcome<Vec<ValueId>> {
-    let mut each = Vec::new();
-    for direction in outputs {
-        let mut steps = Vec::with_capacity(direction.len());
-        for &value in direction {
-            let value = c.unsqueeze(value, 0)?;
-            steps.push(c.unsqueeze(value, 1)?);
+    let (early, late) = match gates {
+        3 => {
+            let early = c.slice(recurrent, 1, 0, 2 * hidden)?;
+            let zeros = c.filled(dtype, &[directions, hidden], 0.0)?;
+            (c.concat(&[early, zeros], 1)?, Some(c.slice(recurrent, 1, 2 * hidden, hidden)?))
         }
-        each.push(c.concat(&steps, 0)?);
-    }
-    let y = c.concat(&each, 1)?;
-    let mut all = vec![if batch_first { c.transpose(y, &[2, 0, 1, 3])? } else { y }];
-    for states in last {
-        let mut rows = Vec::new();
-        for &state in states {
-            rows.push(c.unsqueeze(state, 0)?);
-        }
-        let state = c.concat(&rows, 0)?;
-        all.push(if batch_first { c.transpose(state, &[1, 0, 2])? } else { state });
-    }
-    Ok(all)
+        _ => (recurrent, None),
+    };
+    let sum = c.add(inputs, early)?;
+    Ok((c.reshape(sum, &[directions * rows])?, late))
 }
 
 #[cfg(test)]

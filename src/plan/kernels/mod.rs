@@ -13,6 +13,7 @@ mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_product;
+mod sm90_recurrent;
 mod sm90_row_norm;
 mod sm90_squeeze_excite;
 mod sm90_stem;
@@ -53,6 +54,11 @@ pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS
 pub use sm90_linear::LinearTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_recurrent::{
+    MOST_RECURRENT_BLOCKS, MOST_RECURRENT_THREADS, RECURRENT_ROWS, RECURRENT_STEPS, RecurrentLayout, RecurrentRead,
+};
+pub use sm90_recurrent::{RecurrentKind, RecurrentOp, RecurrentTile};
 pub use sm90_squeeze_excite::{Gate, SqueezeExciteOp, SqueezeTile};
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_squeeze_excite::{MOST_SQUEEZE_BLOCKS, SQUEEZE_LOADS, SQUEEZE_THREADS, SqueezeLayout};
@@ -139,6 +145,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_product::Sm90Product,
     &sm90_attention::Sm90Attention,
     &sm90_row_norm::Sm90RowNorm,
+    &sm90_recurrent::Sm90Recurrent,
     &sm90_squeeze_excite::Sm90SqueezeExcite,
     &without_tiles::NORMALIZE,
     &without_tiles::POOL2D,
@@ -285,6 +292,8 @@ pub enum Kernel {
     Sm90Attention(AttentionKernel),
     /// The sm90 norm of rows.
     Sm90RowNorm,
+    /// The sm90 kernel of recurrent layers with a tile.
+    Sm90Recurrent(RecurrentTile),
     /// The sm90 kernel of squeeze and excitation with a tile.
     Sm90SqueezeExcite(SqueezeTile),
     /// A loop: evaluated on a CPU, compiled from PTX on a GPU.
@@ -325,6 +334,7 @@ impl Kernel {
             | Self::Sm90Product(_)
             | Self::Sm90Attention(_)
             | Self::Sm90RowNorm
+            | Self::Sm90Recurrent(_)
             | Self::Sm90SqueezeExcite(_) => true,
             #[cfg(test)]
             Self::Toy(_) => false,
@@ -361,6 +371,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Product(kernel) => write!(f, "{kernel}"),
             Self::Sm90Attention(kernel) => write!(f, "{kernel}"),
             Self::Sm90RowNorm => write!(f, "sm90 row norm"),
+            Self::Sm90Recurrent(tile) => write!(f, "sm90 recurrent {tile}"),
             Self::Sm90SqueezeExcite(tile) => write!(f, "sm90 squeeze-excite {tile}"),
             #[cfg(test)]
             Self::Toy(images) => write!(f, "toy {images}"),

@@ -33,7 +33,7 @@ use super::{
     cover, kernels,
 };
 use crate::error::Error;
-use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand_but};
+use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand_but, unrolled};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
 use crate::tensor::{Dtype, RowPort, RowSpec, Shape};
@@ -46,13 +46,14 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 ///
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device can compute.
-pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
+pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
-        true => expanded(graph, request),
-        false => with_rows(graph, batch, rows[0]),
+        true => expanded(given, request),
+        false => with_rows(&unrolled(given, &HashSet::new()), batch, rows[0]),
     };
+    let in_f32 = &with_parts([given, &graph], in_f32);
     let of = match precision {
         Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32, choices),
         _ => Layered::of_loops(&graph, precision, in_f32),
@@ -88,11 +89,19 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     Ok(plan)
 }
 
+/// The names of nodes that stay in f32, with those of the nodes that stand for one of them in the new graph.
+fn with_parts([old, new]: [&Graph; 2], in_f32: &BTreeSet<String>) -> BTreeSet<String> {
+    let old: HashSet<&str> = old.nodes.iter().map(|node| &*node.name).collect();
+    let is_part = |name: &str| name.match_indices('.').any(|(dot, _)| in_f32.contains(&name[..dot]));
+    let parts = new.nodes.iter().map(|node| &node.name).filter(|name| is_part(name) && !old.contains(&***name));
+    in_f32.iter().chain(parts).cloned().collect()
+}
+
 /// The graph for a GPU, which has no functions over values: inputs as they lie in rows, and loops for every operation
 /// that no kernel can compute.
 fn expanded(graph: &Graph, request: &ValuesRequest<'_>) -> Graph {
     let &ValuesRequest { limits, batch, rows, precision, in_f32, .. } = request;
-    let in_kernels = |graph: &Graph| patterns::packed(graph, precision, limits, in_f32);
+    let in_kernels = |graph: &Graph| patterns::kept(graph, precision, limits, batch, in_f32);
     let without = |kept: &HashSet<String>| with_rows(&expand_but(graph, kept), batch, rows[0]);
     let kept = in_kernels(&with_rows(graph, batch, rows[0]));
     let graph = without(&kept);

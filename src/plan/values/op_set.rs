@@ -4,12 +4,13 @@
 use super::*;
 use crate::graph::{
     ArgReduce, Contract, Conv, Cumulate, Expr, GraphBuilder, Nearest, Norm, PackedAttention, Pad, PadMode, Pool,
-    PoolOp, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, TopK, Window,
+    PoolOp, Recurrent, RecurrentCell, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, TopK, Unary,
+    Window,
 };
 use crate::loops::ptx;
 
 /// The number of kinds of operations; the last kind is a concatenation of more operands than a kernel can read.
-const KINDS: usize = 27;
+const KINDS: usize = 28;
 
 /// The index of an operation's kind. A new operation needs a sample.
 const fn kind(op: &Op) -> usize {
@@ -40,6 +41,7 @@ const fn kind(op: &Op) -> usize {
         Op::Quantize { .. } => 23,
         Op::Dequantize { .. } => 24,
         Op::PackedAttention(_) => 25,
+        Op::Recurrent(_) => 26,
     }
 }
 
@@ -79,6 +81,18 @@ fn samples(dtype: Dtype) -> Vec<(Op, Vec<ValueType>)> {
         operands.push(ValueType::new(starts, &[4]));
         operands.extend(bias);
         all.push((Op::PackedAttention(PackedAttention { longest: 5, scale: 0.5 }), operands));
+    }
+    let cells = [RecurrentCell::Rnn, RecurrentCell::Gru { reset_after: false }, RecurrentCell::Lstm { coupled: false }];
+    for cell in cells {
+        let of_recurrent = Recurrent {
+            cell,
+            backwards: vec![false, true],
+            activations: vec![vec![Expr::arg(0).unary(Unary::Tanh); cell.activations()]; 2],
+        };
+        let rows = 2 * 8 * cell.gates();
+        let mut operands = vec![of(&[3, 1, rows]), of(&[rows, 8])];
+        operands.extend((cell.gates() == 3).then(|| of(&[2, 8])));
+        all.push((Op::Recurrent(of_recurrent), operands));
     }
     for integers in [Dtype::U8, Dtype::I8, Dtype::I32] {
         all.push((Op::Quantize { dtype: integers, axis: None }, vec![x.clone(), of(&[])]));
@@ -139,7 +153,11 @@ fn graph_of(op: &Op, operands: &[ValueType], outputs: usize) -> (Graph, [RowSpec
 fn what_a_cpu_computes_a_gpu_has_kernels_for() {
     let mut accepted = [0; KINDS];
     for (op, operands) in Dtype::ALL.into_iter().flat_map(samples) {
-        let outputs = if matches!(op, Op::TopK(_)) { 2 } else { 1 };
+        let outputs = match &op {
+            Op::TopK(_) => 2,
+            Op::Recurrent(of) => 1 + of.cell.states(),
+            _ => 1,
+        };
         if op.infer(&operands.iter().map(Some).collect::<Vec<_>>(), outputs).is_err() {
             continue; // no graph can have it, on any device
         }

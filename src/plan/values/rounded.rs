@@ -69,7 +69,8 @@ impl<'a> Rounded<'a> {
     /// Whether a value is the matrix or the filter of a layer; biases are in f32.
     fn is_weight(&self, node: NodeId, x: ValueId) -> bool {
         let node = &self.from.nodes[node.0];
-        let is_layer = matches!(node.op, Op::Conv(_) | Op::Contract(_)) && node.inputs.get(1) == Some(&Some(x));
+        let multiplies = matches!(node.op, Op::Conv(_) | Op::Contract(_) | Op::Recurrent(_));
+        let is_layer = multiplies && node.inputs.get(1) == Some(&Some(x));
         is_layer && self.from.constant(x).is_some() && self.from.value(x).dtype == Dtype::F32
     }
 

@@ -3,6 +3,7 @@
 
 mod cumulate;
 mod packed_attention;
+mod recurrent;
 mod scatter;
 mod top_k;
 
@@ -16,8 +17,8 @@ use crate::graph::value::{Graph, ValueId, ValueType};
 use crate::tensor::Dtype;
 
 /// The graph in which other operations, which all [lower](crate::loops::lower) to loops, replace [`Op::TopK`],
-/// [`Op::Cumulate`], [`Op::ScatterElements`], [`Op::ScatterNd`] and [`Op::PackedAttention`]; and several
-/// concatenations replace one of many operands. The values are the same, except that sums and products of floats may be
+/// [`Op::Cumulate`], [`Op::ScatterElements`], [`Op::ScatterNd`], [`Op::PackedAttention`] and [`Op::Recurrent`]; and
+/// several concatenations replace one of many operands. The values are the same, except that sums and products of floats may be
 /// in another order, and a sum of 0 may have another sign.
 ///
 /// A comparison of all pairs is a map that one reduction reads, so it needs no memory if both are one loop. For n
@@ -31,6 +32,7 @@ use crate::tensor::Dtype;
 /// | scatter-nd | n m, of m rows of indices to n places; with a reduction times the elements of a slice |
 /// | scatter with constant indices, few of them equal | none: the updates are gathered |
 /// | packed-attention | n l, of a longest row of l tokens; and n m, of m starts of rows |
+/// | recurrent | none: a few operations for each step |
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{GraphBuilder, Op, Tensor, TopK, expand}, loops};
@@ -51,9 +53,25 @@ pub fn expand(graph: &Graph) -> Graph {
 
 /// The graph of `expand`, in which nodes of these names stay unchanged.
 pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
+    let graph = &unrolled(graph, kept);
     let rewritten = Rebuild::new(graph).with(|rebuild, node| match kept.contains(&node.name) {
         true => rebuild.add(node),
         false => expanded(rebuild, &node).unwrap_or_else(|| rebuild.add(node)),
+    });
+    Rebuild::new(&rewritten).needed()
+}
+
+/// The graph in which operations of single steps replace each [`Op::Recurrent`], except in nodes of these names. The name
+/// of such an operation begins with the name of its node and a dot.
+pub(crate) fn unrolled(graph: &Graph, kept: &HashSet<String>) -> Graph {
+    if !graph.nodes.iter().any(|node| matches!(node.op, Op::Recurrent(_))) {
+        return graph.clone();
+    }
+    let rewritten = Rebuild::new(graph).with(|rebuild, node| match &node.op {
+        Op::Recurrent(of) if !kept.contains(&node.name) => {
+            recurrent::unroll(&mut Writer { rebuild, name: &node.name }, of, &node.inputs)
+        }
+        _ => rebuild.add(node),
     });
     Rebuild::new(&rewritten).needed()
 }

@@ -11,6 +11,7 @@ mod norm;
 mod packed;
 mod pieces;
 mod product;
+mod recurrent;
 mod squeeze_excite;
 mod strided;
 #[cfg(test)]
@@ -139,6 +140,7 @@ pub(super) fn find(
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
+        let found = found.or_else(|| recurrent::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
         let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
@@ -161,13 +163,21 @@ fn has_its_shape(photos: &mut HashMap<ValueId, Shape>, found: &Found) -> bool {
     })
 }
 
-/// The names of the nodes of packed attention that a kernel computes.
-pub(super) fn packed(graph: &Graph, dtype: Dtype, limits: &Limits, in_f32: &BTreeSet<String>) -> HashSet<String> {
-    if !graph.nodes.iter().any(|node| matches!(node.op, Op::PackedAttention(_))) {
+/// The names of the nodes of packed attention and of recurrent layers that a kernel computes.
+pub(super) fn kept(
+    graph: &Graph,
+    dtype: Dtype,
+    limits: &Limits,
+    batch: usize,
+    in_f32: &BTreeSet<String>,
+) -> HashSet<String> {
+    let may_be_kept = |node: &Node| matches!(node.op, Op::PackedAttention(_) | Op::Recurrent(_));
+    if !limits.has_sm90_kernels() || !graph.nodes.iter().any(may_be_kept) {
         return HashSet::new();
     }
-    let context = Context::new(graph, dtype, limits, 1);
-    let nodes = (0..graph.nodes.len()).filter_map(|index| packed::find(&context, NodeId(index)));
+    let context = Context::new(graph, dtype, limits, batch);
+    let find = |at| packed::find(&context, at).or_else(|| recurrent::find(&context, at));
+    let nodes = (0..graph.nodes.len()).filter_map(|index| find(NodeId(index)));
     let in_halves = nodes.filter(|(_, found)| is_in_halves(graph, found, in_f32));
     in_halves.map(|(_, found)| graph.nodes[found.named.0].name.clone()).collect()
 }
