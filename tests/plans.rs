@@ -7,8 +7,8 @@ use trefoil::graph::{Conv2d, GraphBuilder, ValueId, Window};
 use trefoil::model::images::{Network, Op};
 use trefoil::model::{Model, Preprocessing, Weights, architecture};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, RecurrentKind, Request,
-    S8Kernel, S8Tile, Sm90Tile, StepOp, TensorId, plan,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, RecurrentKind,
+    Request, S8Kernel, S8Tile, Sm90Tile, StepOp, TensorId, plan,
 };
 use trefoil::{Dtype, Engine, Error, InputFormat, OutputKind, Precision, Shape};
 

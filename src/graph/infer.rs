@@ -440,8 +440,11 @@ fn recurrent(of: &Recurrent, inputs: &[Option<&ValueType>]) -> Result<Vec<ValueT
     };
     let (steps, batch, hidden) = (*steps, *batch, *hidden);
     let all = directions.checked_mul(cell.gates()).and_then(|gates| gates.checked_mul(hidden));
-    if !(1..=2).contains(&directions) || steps == 0 || Some(*rows) != all || columns != rows || weights.dtype != x.dtype {
-        return Err(format!("expected a step or more, and weights of as many rows as inputs have columns, found {x} and {weights}"));
+    if !(1..=2).contains(&directions) || steps == 0 || Some(*rows) != all || columns != rows || weights.dtype != x.dtype
+    {
+        return Err(format!(
+            "expected a step or more, and weights of as many rows as inputs have columns, found {x} and {weights}"
+        ));
     }
     let arities: Vec<usize> = activations.iter().map(Vec::len).collect();
     if arities != vec![cell.activations(); directions] {

@@ -3,8 +3,9 @@
 use std::slice::from_ref;
 
 use crate::graph::{
-    ArgReduce, Contract, Conv, Cumulate, Expr, Norm, Number, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce,
-    ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, ValueType, Window,
+    ArgReduce, Contract, Conv, Cumulate, Expr, Norm, Number, Op, PackedAttention, Pad, PadMode, Pool, PoolOp,
+    Recurrent, RecurrentCell, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, ValueType,
+    Window,
 };
 use crate::tensor::Dtype;
 
@@ -175,4 +176,46 @@ fn messages_of_packed_attention() {
     refused(&of(5, 0.5), &[f32s(&[6, 8]), f32s(&[6, 8]), f32s(&[6, 8]), starts], &["[tokens, heads, features]"]);
     let far = [f32s(&[1 << 40, 1, 1]), f32s(&[1 << 40, 1, 1]), f32s(&[1 << 40, 1, 1]), i64s(&[3])];
     refused(&of(1 << 30, 0.5), &far, &["longest: 1073741824"]);
+}
+
+#[test]
+fn messages_of_recurrent_layers() {
+    let tanh = || Expr::arg(0).unary(crate::graph::Unary::Tanh);
+    let of = |cell: RecurrentCell, directions: usize| {
+        let (backwards, activations) = (vec![false; directions], vec![vec![tanh(); cell.activations()]; directions]);
+        Recurrent { cell, backwards, activations }
+    };
+    let lstm = || of(RecurrentCell::Lstm { coupled: false }, 2);
+    let (x, weights) = (f32s(&[5, 3, 64]), f32s(&[64, 8]));
+    let state = || f32s(&[2, 3, 8]);
+    let results = Op::Recurrent(lstm()).infer(&[Some(&x), Some(&weights), None, Some(&state())], 3).unwrap();
+    assert_eq!(results, [f32s(&[5, 3, 16]), state(), state()]);
+    let told = |of: Recurrent, operands: &[Option<ValueType>], outputs: usize, what: &[&str]| {
+        let operands: Vec<Option<&ValueType>> = operands.iter().map(Option::as_ref).collect();
+        let error = Op::Recurrent(of).infer(&operands, outputs).unwrap_err();
+        assert!(what.iter().all(|part| error.contains(part)), "{error}");
+    };
+    let both = || vec![Some(x.clone()), Some(weights.clone())];
+    let with = |number: usize, operand: ValueType| {
+        let mut all = both();
+        all.resize(number, None);
+        all.push(Some(operand));
+        all
+    };
+    told(lstm(), &both(), 2, &["3 outputs, found 2"]);
+    told(lstm(), &[Some(f32s(&[0, 3, 64])), Some(weights.clone())], 3, &["a step or more"]);
+    told(lstm(), &[Some(x.clone()), Some(f32s(&[32, 8]))], 3, &["as many rows", "f32[32,8]"]);
+    told(lstm(), &[Some(i64s(&[5, 3, 64])), Some(weights.clone())], 3, &["floats"]);
+    told(lstm(), &with(2, f32s(&[2, 8])), 3, &["bias: expected none"]);
+    told(lstm(), &with(3, f32s(&[3, 2, 8])), 3, &["first h: expected f32[2,3,8]"]);
+    told(lstm(), &with(5, f32s(&[2, 32])), 3, &["weights of c: expected f32[2,24]"]);
+    told(lstm(), &with(6, i64s(&[2])), 3, &["lengths", "3 sequences"]);
+    told(Recurrent { activations: vec![vec![tanh()]; 2], ..lstm() }, &both(), 3, &["activations: expected 3"]);
+    let axis = Expr::Axis(0).cast(Dtype::F32);
+    told(Recurrent { activations: vec![vec![axis; 3]; 2], ..lstm() }, &both(), 3, &["a function from f32"]);
+    let (x, weights) = (f32s(&[5, 3, 24]), f32s(&[24, 8]));
+    let gru = || of(RecurrentCell::Gru { reset_after: true }, 1);
+    told(gru(), &[Some(x.clone()), Some(weights.clone())], 2, &["bias: expected one for a GRU"]);
+    let bias = Some(f32s(&[1, 8]));
+    told(gru(), &[Some(x), Some(weights), bias, None, Some(f32s(&[1, 3, 8]))], 2, &["first c: expected none"]);
 }

@@ -14,9 +14,7 @@ use super::evaluate::evaluate;
 use super::scalar::{Convert, typed};
 use super::team::Team;
 use crate::error::Error;
-use crate::graph::{
-    Cumulate, Element, GraphBuilder, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place, unrolled,
-};
+use crate::graph::{Cumulate, Element, GraphBuilder, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place, unrolled};
 
 /// The results of an operation that is computed by a function over values. A team shares the work if it has parts.
 ///

@@ -567,6 +567,11 @@ impl StepOp {
         }
     }
 
+    /// The number of times that all blocks of a cluster wait for what the others have computed, if they are many.
+    pub(super) const fn exchanges(&self) -> usize {
+        if let Self::Recurrent(of) = self { of.steps - 1 } else { 0 }
+    }
+
     /// Whether the products of the operation are of bytes.
     pub(super) const fn is_of_bytes(&self) -> bool {
         matches!(self, Self::QuantizedConv(_) | Self::QuantizedStem(_))

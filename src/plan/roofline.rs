@@ -87,7 +87,7 @@ pub struct Roofline {
     /// every 256 output channels, since blocks share reads of up to 256 output channels (or once for all taps, if the
     /// kernel reads it so), and the filters once for every multiprocessor. Zero if the cache's rate is not known.
     pub cache: f64,
-    /// The time allowed for a launch.
+    /// The time allowed for a launch, and for the exchanges of a recurrent layer, each of which waits for the one before.
     pub launch: f64,
 }
 
@@ -96,6 +96,8 @@ const BYTES: f64 = 2.4;
 
 /// The time allowed for a launch, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
+/// The time allowed for what multiprocessors of a cluster send each other until they can read it, in seconds.
+const EXCHANGE: f64 = 0.4e-6;
 
 impl Roofline {
     /// The roofline: the longest of the three times, plus the launch.
@@ -140,7 +142,7 @@ impl Plan {
             tensor: work.products() as f64 / rate,
             memory: step.bytes as f64 / rates.memory_bytes,
             cache: rates.cache_bytes.map_or(0.0, |rate| read as f64 / rate),
-            launch: LAUNCH,
+            launch: LAUNCH + EXCHANGE * step.op.exchanges() as f64,
         }
     }
 }

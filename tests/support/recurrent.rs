@@ -222,10 +222,10 @@ impl Problem {
         let bias = has_bias.then(|| g.weight("bias", Dtype::F32, &[directions, hidden]));
         let mut operands: Vec<Option<ValueId>> = vec![Some(x), Some(weights), bias];
         if self.has_first {
-            operands.extend(self.states().iter().map(|name| Some(g.input(name, Dtype::F32, &[directions, rows, hidden]))));
+            operands
+                .extend(self.states().iter().map(|name| Some(g.input(name, Dtype::F32, &[directions, rows, hidden]))));
         }
-        let of =
-            Recurrent { cell, backwards: self.backwards.to_vec(), activations: vec![activations; directions] };
+        let of = Recurrent { cell, backwards: self.backwards.to_vec(), activations: vec![activations; directions] };
         let results = g.node_with("layer", Op::Recurrent(of), &operands, 1 + self.states().len());
         results.iter().zip(["y", "h.last", "c.last"]).for_each(|(&value, name)| g.output(name, value));
         g.finish()

@@ -276,7 +276,8 @@ pub(super) mod tests {
         assert_eq!((&*launch.entry, launch.grid, launch.cluster), ("sm90_recurrent_16x16", [48, 1, 1], 8));
         assert_eq!((launch.block, launch.shared_bytes), ([320, 1, 1], 26_640 + 3 * 64 * 96));
         assert!(launch.waits_itself);
-        let (_, args) = launched(&layer(RecurrentKind::Gru, 1, 1, 64), RecurrentTile { blocks: 2, rows: 8 }, 1, [None; 2]);
+        let (_, args) =
+            launched(&layer(RecurrentKind::Gru, 1, 1, 64), RecurrentTile { blocks: 2, rows: 8 }, 1, [None; 2]);
         assert_eq!([args.bias, args.h_first, args.c_first, args.c_last], [0x300, 0, 0, 0]);
         assert_eq!([args.gates, args.cell, args.reverse], [3, 1, 0]);
     }

@@ -117,11 +117,8 @@ impl Layer {
         for cluster in 0..self.clusters {
             let [_, rows, directions, ..] = self.size();
             let row_first = cluster / directions * self.tile_rows;
-            let place = Place {
-                direction: cluster % directions,
-                row_first,
-                rows: self.tile_rows.min(rows - row_first),
-            };
+            let place =
+                Place { direction: cluster % directions, row_first, rows: self.tile_rows.min(rows - row_first) };
             assert!(self.cluster >= self.args.parts as usize);
             let mut blocks: Vec<Block> = (0..self.args.parts as usize).map(|rank| self.begin(&place, rank)).collect();
             let steps = self.args.steps as usize;
@@ -371,7 +368,8 @@ impl Layer {
     /// The layer by plain loops, in f64; h is rounded once a step.
     fn expected(&self) -> (Vec<f64>, [Vec<f64>; 2]) {
         let [steps, rows, directions, gates, hidden] = self.size();
-        let (mut y, mut last) = (vec![0.0; self.y.len()], [vec![0.0; self.last[0].len()], vec![0.0; self.last[0].len()]]);
+        let (mut y, mut last) =
+            (vec![0.0; self.y.len()], [vec![0.0; self.last[0].len()], vec![0.0; self.last[0].len()]]);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         for (direction, row) in (0..directions).flat_map(|d| (0..rows).map(move |row| (d, row))) {
             let state = (direction * rows + row) * hidden;

@@ -35,13 +35,16 @@ impl KernelDef for Sm90Recurrent {
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
         let StepOp::Recurrent(of) = work.op else { return Vec::new() };
-        let variant = |tile| Variant { kernel: Kernel::Sm90Recurrent(tile), clocks: of.clocks(tile, work.batch, limits) };
+        let variant =
+            |tile| Variant { kernel: Kernel::Sm90Recurrent(tile), clocks: of.clocks(tile, work.batch, limits) };
         of.tiles(work.batch, limits).into_iter().map(variant).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
         match (work.op, kernel) {
-            (StepOp::Recurrent(of), Kernel::Sm90Recurrent(tile)) if of.layout(tile, work.batch, limits).is_some() => Ok(()),
+            (StepOp::Recurrent(of), Kernel::Sm90Recurrent(tile)) if of.layout(tile, work.batch, limits).is_some() => {
+                Ok(())
+            }
             _ => Err(super::not_a_choice(work.name, kernel)),
         }
     }
@@ -365,7 +368,8 @@ mod tests {
     #[test]
     fn layers_have_tiles_as_far_as_registers_hold_their_weights() {
         let limits = Limits::h200();
-        let most = |cell| (1..200).map(|i| 8 * i).filter(|&hidden| !layer(cell, hidden).tiles(1, &limits).is_empty()).max();
+        let most =
+            |cell| (1..200).map(|i| 8 * i).filter(|&hidden| !layer(cell, hidden).tiles(1, &limits).is_empty()).max();
         let all = [RecurrentKind::Lstm, RecurrentKind::Gru, RecurrentKind::RnnTanh, RecurrentKind::RnnRelu];
         assert_eq!(all.map(most), [Some(512), Some(512), Some(1024), Some(1024)]);
         for cell in all {
@@ -391,7 +395,9 @@ mod tests {
                     assert!(layout.row_tiles * SIDE >= cell.gates() * layout.part_hidden);
                     assert!(layout.part_hidden * tile.blocks >= hidden);
                     assert!(layout.part_hidden * (tile.blocks - 1) < hidden);
-                    assert!(layout.threads >= 32 * layout.row_tiles * parts && layout.threads <= MOST_RECURRENT_THREADS);
+                    assert!(
+                        layout.threads >= 32 * layout.row_tiles * parts && layout.threads <= MOST_RECURRENT_THREADS
+                    );
                     assert!(layout.threads * (tile.rows / CHUNK) >= layout.part_hidden * tile.rows);
                     assert!(steps <= layout.held && layout.cluster <= 16);
                     assert!((layout.h_bytes[0] / 16) % 2 == 1 && layout.inputs_at.is_multiple_of(16));
