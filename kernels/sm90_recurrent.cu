@@ -405,7 +405,8 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
 //            multiplies, stay floats from step to step. A sigmoid is off by less than 2^-16 of itself, or 2^-30, and tanh
 //            by less than 2^-20. Overflow becomes infinity, and NaN stays NaN.
 // Launch     grid of clusters times directions times ceil(rows / kRows), kRows being the entry's first number; a cluster
-//            has any number of blocks from `parts` up to 16, and parts = ceil(hidden / part_hidden). row_tiles =
+//            has any number of blocks from `parts`, but at least 2 (alone, st.async is an illegal instruction), up to 16, and
+//            parts = ceil(hidden / part_hidden). row_tiles =
 //            ceil(gates * part_hidden / 16). Block of a multiple of 32 threads up to kMostThreads, at least
 //            32 row_tiles * column_parts and 8 part_hidden. column_parts parts of column_steps have the ceil(hidden / 16)
 //            steps of 16 columns; column_steps is at most the entry's second number. h_pitch is an odd multiple of 16 and

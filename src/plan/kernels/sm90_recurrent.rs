@@ -125,7 +125,8 @@ impl fmt::Display for RecurrentTile {
 /// How a tile's blocks share a layer, as in `kernels/sm90_recurrent.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentLayout {
-    /// The number of blocks of a cluster; those beyond the parts do nothing.
+    /// The number of blocks of a cluster, at least two: in a launch without clusters `st.async` is an illegal instruction.
+    /// Blocks beyond the parts do nothing.
     pub(crate) cluster: usize,
     /// The number of clusters.
     pub(crate) clusters: usize,
@@ -263,7 +264,7 @@ impl RecurrentOp {
         let inputs_at = sums_at + 4 * SIDE * row_tiles * column_parts * (tile.rows + 4);
         let shared_bytes = inputs_at + INPUT_BUFFERS * inputs_bytes[1];
         let layout = RecurrentLayout {
-            cluster: tile.blocks.next_power_of_two(),
+            cluster: tile.blocks.next_power_of_two().max(2),
             clusters: directions * rows.div_ceil(tile.rows),
             part_hidden,
             row_tiles,
