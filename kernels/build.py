@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
@@ -76,31 +77,42 @@ def install_compiler():
 
 
 def generate(binaries, folder):
-    """Compiles every kernel; returns the contents of the kept files by name."""
+    """Compiles every kernel, as many at a time as there are cores; returns the contents of the kept files by name."""
     flags, sm90_flags = [(KERNELS / name).read_text().split() for name in ("flags.txt", "flags_sm90.txt")]
     files, modules, cubins = {}, {}, {}
-    for source in sorted(KERNELS.glob("*.cu")):
-        # Relative names: nothing of this machine may get into the PTX.
-        compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
+
+    def sm90(source, name, defines):
+        own = Path(tempfile.mkdtemp(dir=folder))
+        cubin = own / f"{name}.cubin"
+        more = ["-Xptxas", "-v", "--keep", "--keep-dir", own]
+        # Relative names: nothing of this machine may get into the kept files.
+        log = run([*compile, source.name, *sm90_flags, *defines, *more, "-o", cubin], cwd=KERNELS)
+        verify_sm90(f"{source.name} {' '.join(defines)}", log)
+        return cubin.read_bytes(), entries((own / f"{source.stem}.ptx").read_text(), {SM90_TARGET: log})
+
+    def portable(source):
         ptx = folder / f"{source.stem}.ptx"
-        if source.stem.startswith(SM90_PREFIX):
-            twins = [twin for include, twin in TWINS.items() if include in source.read_text()]
-            for flag, suffix in [(None, ""), *twins]:
-                name, defines = source.stem + suffix, [flag] if flag else []
-                cubin = folder / f"{name}.cubin"
-                more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
-                log = run([*compile, *sm90_flags, *defines, *more, "-o", cubin], cwd=KERNELS)
-                verify_sm90(f"{source.name} {' '.join(defines)}", log)
-                data = cubin.read_bytes()
-                files[f"cubin/{cubin.name}"] = data
+        run([*compile, source.name, *flags, "-o", ptx], cwd=KERNELS)
+        text = ptx.read_text()
+        verify(source.name, text)
+        return text.encode(), entries(text, {arch: assemble(binaries, ptx, arch) for arch in ARCHITECTURES})
+
+    compile = [binaries / "nvcc", "-Werror", "all-warnings"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {}
+        for source in sorted(KERNELS.glob("*.cu")):
+            if source.stem.startswith(SM90_PREFIX):
+                twins = [twin for include, twin in TWINS.items() if include in source.read_text()]
+                for flag, suffix in [(None, ""), *twins]:
+                    name, defines = source.stem + suffix, [flag] if flag else []
+                    jobs[name] = "cubin", pool.submit(sm90, source, name, defines)
+            else:
+                jobs[source.stem] = "ptx", pool.submit(portable, source)
+        for name, (kind, job) in jobs.items():
+            data, modules[name] = job.result()
+            files[f"{kind}/{name}.{kind}"] = data
+            if kind == "cubin":
                 cubins[name] = fnv1a64(data)
-                modules[name] = entries(ptx.read_text(), {SM90_TARGET: log})
-        else:
-            run([*compile, *flags, "-o", ptx], cwd=KERNELS)
-            text = ptx.read_text()
-            verify(source.name, text)
-            files[f"ptx/{ptx.name}"] = text.encode()
-            modules[source.stem] = entries(text, {arch: assemble(binaries, ptx, arch) for arch in ARCHITECTURES})
     for source in sorted(FUNCTIONS.glob("*.cu")):
         ptx = folder / f"{source.stem}.ptx"
         functions_flags = (FUNCTIONS / "flags.txt").read_text().split()
