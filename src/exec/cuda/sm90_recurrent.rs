@@ -1,7 +1,5 @@
 //! Launches of `kernels/sm90_recurrent.cu`.
 
-use bytemuck::Zeroable;
-
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
@@ -189,7 +187,6 @@ fn launch(
         inputs_pitch: small(layout.inputs_bytes[0]),
         inputs_bytes: small(layout.inputs_bytes[1]),
         by_part_chunks: FastDivide::by(part_hidden as u32 / 8),
-        ..Zeroable::zeroed()
     };
     let names = of_half(dtype, ENTRIES)?;
     let rows = RECURRENT_ROWS.iter().position(|&rows| rows == tile.rows).expect("one of the kernels, by the layout");
