@@ -36,6 +36,18 @@ fn nodes_in_f32_read_f32() {
     precision::nodes_in_f32_read_f32(&Device::cpu(1));
 }
 
+/// A CPU computes recurrent layers step by step.
+#[cfg(feature = "cuda")]
+#[test]
+fn recurrent_layers_are_those_of_plain_loops() {
+    let device = Device::cpu(2);
+    let problems = HALVES.into_iter().flat_map(support::recurrent::all).filter(|problem| problem.is_for_cpus());
+    let wrong: Vec<String> = problems
+        .filter_map(|problem| problem.run(&device).err().map(|error| format!("{problem:?}: {error}")))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn rows_of_every_format_are_read() {
     check(operations::normalize(), 1);
