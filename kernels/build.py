@@ -109,7 +109,11 @@ def generate(binaries, folder):
             else:
                 jobs[source.stem] = "ptx", pool.submit(portable, source)
         for name, (kind, job) in jobs.items():
-            data, modules[name] = job.result()
+            try:
+                data, modules[name] = job.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
             files[f"{kind}/{name}.{kind}"] = data
             if kind == "cubin":
                 cubins[name] = fnv1a64(data)

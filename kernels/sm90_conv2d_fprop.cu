@@ -34,9 +34,9 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Tiles of one
 //            warpgroup (kSplits): or clusters of 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block
 //            sums a part of the steps, then adds up what all have for a part of the tile. Tiles of 128 channels (kPairs):
-//            or clusters of 2, with an even channel_tiles; x's box is then half as many pixels. Those of these tiles that
-//            pairs share (kSplits too): or clusters of 4, half as many as `tiles`, each of which has two tiles: a pair sums
-//            one half of their steps, then adds up both halves for 64 channels of each. Grid 2 * `tiles` then.
+//            or clusters of 2, with an even channel_tiles; x's box is then half as many pixels. Tiles with kPairs and
+//            kSplits: or clusters of 4, `tiles` / 2 of them, each with two tiles: a pair sums one half of their steps, then
+//            adds up both halves for 64 channels of each. Grid 2 * `tiles` then.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
 //            tiles = ceil(m_pixels / kPixels) * channel_tiles, channel_tiles = ceil(k_stored / kChannels).
 //            compute capability 9.0 exactly.

@@ -397,7 +397,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
   }
 }
 
-// Sends this warpgroup's sums to the other block that has the tile. Each of the two stores one slab: their first the first.
+// Sends this warpgroup's sums to the other block that has the tile. The block with summand s stores slab s.
 // A thread's sums go by fours: `smem_sums` of who stores them is [fours of a thread][128 threads], its barrier at `received`
 // counts the bytes.
 template <class Tile>

@@ -1,6 +1,7 @@
 // A layer above the CUDA driver's library that fills what is allocated, on the GPU and page-locked on the host, with bytes
 // of 0xff: floats are NaN and integers -1 until something writes them. So whatever reads memory that nothing has written
-// computes wrong results, whichever instruction wrote the rest. compute-sanitizer's initcheck does not see bulk copies.
+// computes wrong results, whichever instruction wrote the rest. compute-sanitizer's initcheck does not see copies by
+// tensor map.
 //
 // It is loaded in the place of libcuda.so.1, beside a link libcuda_real.so to the driver's own library, in which all other
 // names are found. scripts/gpu_bundle.sh compiles it, poisoned.sh of a bundle sets up both. At the end of the process it

@@ -304,15 +304,22 @@ fn fault() {
     eprintln!("told: {heard}");
 }
 
-/// The child's task: opens, builds and answers for some seconds, always with the same results.
+/// The child's task: opens, builds and answers until its input ends, always with the same results.
 fn live() {
-    let (model, start, mut builds) = (model(), Instant::now(), 0);
+    let (model, mut builds, is_over) = (model(), 0, AtomicBool::new(false));
     let expected = built_answer(&model).unwrap();
-    while start.elapsed() < Duration::from_secs(4) {
-        let engine = build(&model).unwrap();
-        (0..20).for_each(|_| assert!(answer(&engine).unwrap() == expected, "other bits in build {builds}"));
-        builds += 1;
-    }
+    println!("live");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ended = std::io::stdin().read_line(&mut String::new());
+            is_over.store(true, Ordering::Relaxed);
+        });
+        while !is_over.load(Ordering::Relaxed) {
+            let engine = build(&model).unwrap();
+            (0..20).for_each(|_| assert!(answer(&engine).unwrap() == expected, "other bits in build {builds}"));
+            builds += 1;
+        }
+    });
     eprintln!("{builds} builds and {} answers", 20 * builds);
 }
 
@@ -415,9 +422,10 @@ fn a_gpu_that_is_taken_from_a_process_and_given_back_changes_no_answer() {
     let engine = build(&model()).unwrap();
     let (expected, free) = (answer(&engine).unwrap(), free_bytes(&device));
     let mut meanwhile = Vec::new();
-    let beside = Beside::start(NAME, "live");
+    let mut beside = Beside::start(NAME, "live");
+    beside.wait_for("live");
     for moment in 0..4 {
-        thread::sleep(Duration::from_millis(600 + 37 * moment));
+        thread::sleep(Duration::from_millis(100 + 137 * moment));
         of_child(driver.lock, &beside).unwrap();
         of_child(driver.checkpoint, &beside).unwrap();
         assert_given_back(&device, free, "the GPU was taken from the other process");

@@ -2,7 +2,8 @@
 //! depends on values; or they are many loops, one behind the other.
 //!
 //! Each operation has an arm in [`compute`] here and one in [`lower`](super::lower). The functions here define its
-//! meaning; [`expand`](crate::graph::expand) replaces it by loops, which take longer on the CPU.
+//! meaning; [`expand`](crate::graph::expand) replaces it by loops, which take longer on the CPU, except for recurrent
+//! layers, which are computed as such loops.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;

@@ -4,7 +4,8 @@
 //! and reductions over further axes; the indices of loads are terms themselves. [`lower`] gives the loops of one
 //! operation, and [`schedule`] the few fused loops that compute a whole [`Graph`](crate::graph::Graph). [`compute`] and
 //! [`evaluate`] compute one operation and a whole graph on the CPU. Some operations are no loops, because their
-//! elements are sorted, or written in an order that matters; functions over values compute these: [`Lowered::ByHand`].
+//! elements are sorted, or written in an order that matters, or are many loops one behind the other; functions over
+//! values compute these: [`Lowered::ByHand`].
 //!
 //! ```
 //! use trefoil::{Dtype, graph::{Op, Tensor, ValueType}, loops};

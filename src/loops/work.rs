@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 use super::affine::{affine, needed};
 use super::ir::{Loop, TermId, TermKind};
 use super::lower::{Lowered, lower};
-use crate::graph::{Binary, Op, Unary, ValueType};
+use crate::graph::{Binary, Op, Recurrent, Unary, ValueType};
 
 /// The number of operations that an expensive function counts as.
 const DEAR: f64 = 16.0;
+
+/// The number of operations that the nodes of a step of a recurrent layer count as, whatever they compute.
+const STEP: f64 = 65_536.0;
 
 /// The number of times that a loop computes each term.
 pub(super) struct Work<'l> {
@@ -26,10 +29,21 @@ pub(crate) fn operations(op: &Op, inputs: &[Option<&ValueType>], outputs: &[Valu
     match lower(op, inputs, outputs) {
         Lowered::Loops(loops) => loops.iter().map(|of| Work::of(of).ops()).sum(),
         Lowered::ByHand => {
+            if let (Op::Recurrent(of), Some(&Some(x)), Some(&Some(weights))) = (op, inputs.first(), inputs.get(1)) {
+                return of_recurrent(of, x, weights);
+            }
             let elems: usize = inputs.iter().flatten().copied().chain(outputs).map(ValueType::elems).sum();
             DEAR * elems as f64
         }
     }
+}
+
+/// The number of operations of a recurrent layer: the products of each step with the state, and what is written and
+/// planned for a step.
+fn of_recurrent(of: &Recurrent, x: &ValueType, weights: &ValueType) -> f64 {
+    let sequences: f64 = x.dims[..2].iter().map(|&dim| dim as f64).product();
+    let steps = (x.dims[0] * of.backwards.len()) as f64;
+    2.0 * sequences * weights.elems() as f64 + DEAR * x.elems() as f64 + STEP * steps
 }
 
 impl<'l> Work<'l> {

@@ -567,9 +567,9 @@ impl StepOp {
         }
     }
 
-    /// The number of times that all blocks of a cluster wait for what the others have computed, if they are many.
+    /// The number of steps of a recurrent layer that wait for the one before.
     pub(super) const fn exchanges(&self) -> usize {
-        if let Self::Recurrent(of) = self { of.steps - 1 } else { 0 }
+        if let Self::Recurrent(of) = self { of.steps.saturating_sub(1) } else { 0 }
     }
 
     /// Whether the products of the operation are of bytes.

@@ -96,7 +96,8 @@ const BYTES: f64 = 2.4;
 
 /// The time allowed for a launch, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
-/// The time allowed for what multiprocessors of a cluster send each other until they can read it, in seconds.
+/// The time assumed, not measured, for what multiprocessors of a cluster send each other until they can read it, in
+/// seconds.
 const EXCHANGE: f64 = 0.4e-6;
 
 impl Roofline {

@@ -271,7 +271,7 @@ Example:
 With --for, MODEL may also be the name of an architecture, because a plan needs no weights. On a GPU of this machine \
 every step is timed inside the whole graph. A step's roofline is the longest of three times (its products on the tensor \
 cores, its bytes through device memory, and a convolution's bytes from the L2 cache), plus 2.5 us for its launch and, for a \
-recurrent layer, 0.4 us for each step that waits for the one before. A step that computes several nodes is one row, and \
+recurrent layer, an assumed 0.4 us for each step that waits for the one before. A step that computes several nodes is one row, and \
 tensors between these nodes do not count.
 
 For an ONNX file that is no network of images, the command prints the operators, the free dimensions, the nodes that are \

@@ -18,7 +18,8 @@ pub enum Lowered {
     /// One loop for each output. The operands of each loop are the present operands of the operation, in its order.
     Loops(Vec<Loop>),
     /// A function over values, because the operation is no loop: its elements are sorted, or written in an order that
-    /// matters, or their number depends on values, or it is many loops. [`expand`](crate::graph::expand) replaces the operation by loops.
+    /// matters, or their number depends on values, or it is many loops. [`expand`](crate::graph::expand) replaces the
+    /// operation by loops.
     ByHand,
 }
 

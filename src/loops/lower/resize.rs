@@ -36,7 +36,7 @@ impl Operation<'_> {
                 outside.push(leaves(&mut b, place, size));
             }
             match of.mode {
-                _ if size == 1 => point[axis] = b.index(0), // each tap is the only element, and the weights add up to 1
+                _ if size == 1 => point[axis] = b.index(0), // each tap is the only element; weights add up to 1
                 ResizeMode::Nearest(nearest) => point[axis] = rounded(&mut b, nearest, place, size),
                 ResizeMode::Linear => axes.push(taps(&mut b, of, axis, size, place, 1)),
                 ResizeMode::Cubic(_) => axes.push(taps(&mut b, of, axis, size, place, 2)),
@@ -139,6 +139,7 @@ fn is_exact_in_f32(of: &Resize, dim: usize, [shift, times, over, offset]: [f64; 
     is_weighted_linearly
         && times == 1.0
         && power.fract() == 0.0
+        && over == power.exp2()
         && halves(shift)
         && halves(offset)
         && (dim as f64 + 2.0).log2().ceil() + 1.0 + power.abs() <= 24.0

@@ -8,10 +8,10 @@ use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[("RNN", Many(rnn)), ("GRU", Many(gru)), ("LSTM", Many(lstm))];
 
-/// The most steps of a layer, which most devices compute one after the other.
+/// The most steps of a layer: where no kernel takes it, each becomes operations of its own.
 const STEPS: usize = 4096;
 /// The number of operations that a step of a direction counts as in the import's budget.
-const STEP_NODES: usize = 16;
+const STEP_NODES: usize = 20;
 
 /// An activation with its two parameters.
 #[derive(Clone)]
@@ -125,7 +125,7 @@ fn layer(c: &mut Call<'_, '_>, layer: &Layer) -> Outcome<Vec<ValueId>> {
         return Err(format!("expected three axes, found {}", c.of(recurrent)));
     };
     if len > STEPS {
-        return Err(format!("{len} steps: expected {STEPS} at most, which are unrolled"));
+        return Err(format!("{len} steps: expected {STEPS} at most"));
     }
     let backwards = match (c.text_or("direction", "forward"), directions) {
         ("forward", 1) => vec![false],

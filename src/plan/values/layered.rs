@@ -9,6 +9,7 @@ use super::layers::image;
 use super::patterns::{self, Found, Mask, Read};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
+use crate::plan::context::PlanTarget;
 use crate::plan::{Choices, Family, Kernel, Limits, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
@@ -56,20 +57,13 @@ pub(super) struct Given {
 }
 
 impl Layered {
-    /// The graph for `batch` rows, in which kernels of the device compute all that they can in f16 or bf16; nodes in
+    /// The graph for the rows of a target, in which kernels of the device compute all that they can in f16 or bf16; nodes in
     /// `in_f32` stay in f32. Loops compute all other nodes. If `dtype` is f16, they read operands in f32; if it is
     /// bf16, operands of layers are in bf16.
-    pub fn of(
-        graph: &Graph,
-        dtype: Dtype,
-        limits: &Limits,
-        batch: usize,
-        in_f32: &BTreeSet<String>,
-        choices: &Choices,
-    ) -> Self {
-        let mut split = Split::new(graph, dtype, batch);
-        let mut found = patterns::find(graph, dtype, limits, batch, in_f32);
-        found.retain(|_, found| is_chosen(graph, found, choices));
+    pub fn of(graph: &Graph, dtype: Dtype, target: PlanTarget<'_>, in_f32: &BTreeSet<String>) -> Self {
+        let mut split = Split::new(graph, dtype, target.batch);
+        let mut found = patterns::find(graph, dtype, target, in_f32);
+        found.retain(|_, found| is_chosen(graph, found, target.choices));
         let needed = patterns::needed(graph, &found);
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
@@ -84,9 +78,11 @@ impl Layered {
                 let operands = if in_f32.contains(&node.name) { Dtype::F32 } else { dtype };
                 let node = split.reading(node, operands);
                 split.push(node); // kernels for images take only f16
-            } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
+            } else if let Some((op, reads)) =
+                split.operation(node, target.limits).filter(|_| !in_f32.contains(&node.name))
+            {
                 split.to.halves.nodes.insert(NodeId(index));
-                let dtype = rows::dtype(&op, limits.family);
+                let dtype = rows::dtype(&op, target.limits.family);
                 if dtype == Dtype::F16 {
                     split.to.halves.written.insert(node.outputs[0]);
                 }

@@ -48,14 +48,14 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 /// [`Error::Unsupported`] with every operation that no kernel of the device can compute.
 pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
-    let on_gpu = limits.family != Family::Cpu;
+    let (on_gpu, target) = (limits.family != Family::Cpu, PlanTarget { limits, batch, choices });
     let graph = match on_gpu {
         true => expanded(given, request),
         false => with_rows(&unrolled(given, &HashSet::new()), batch, rows[0]),
     };
     let in_f32 = &with_parts([given, &graph], in_f32);
     let of = match precision {
-        Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, limits, batch, in_f32, choices),
+        Dtype::F16 | Dtype::Bf16 if on_gpu => Layered::of(&graph, precision, target, in_f32),
         _ => Layered::of_loops(&graph, precision, in_f32),
     };
     let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
@@ -63,7 +63,7 @@ pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let network = model::optimize(&of.network);
     let shapes = model::infer(&network)?;
     let parts = concat::parts(&network, &shapes, limits.family)?;
-    let context = Context::new(&network, &shapes, PlanTarget { limits, batch, choices }, parts);
+    let context = Context::new(&network, &shapes, target, parts);
     let steps = cover::cover(&context)?;
     let order = LoopOrder::new(&of, &network, &steps);
     let due = order.due(&schedule);
@@ -100,8 +100,9 @@ fn with_parts([old, new]: [&Graph; 2], in_f32: &BTreeSet<String>) -> BTreeSet<St
 /// The graph for a GPU, which has no functions over values: inputs as they lie in rows, and loops for every operation
 /// that no kernel can compute.
 fn expanded(graph: &Graph, request: &ValuesRequest<'_>) -> Graph {
-    let &ValuesRequest { limits, batch, rows, precision, in_f32, .. } = request;
-    let in_kernels = |graph: &Graph| patterns::kept(graph, precision, limits, batch, in_f32);
+    let &ValuesRequest { limits, batch, rows, precision, in_f32, choices, .. } = request;
+    let target = PlanTarget { limits, batch, choices };
+    let in_kernels = |graph: &Graph| patterns::kept(graph, precision, target, in_f32);
     let without = |kept: &HashSet<String>| with_rows(&expand_but(graph, kept), batch, rows[0]);
     let kept = in_kernels(&with_rows(graph, batch, rows[0]));
     let graph = without(&kept);

@@ -18,8 +18,8 @@ use crate::tensor::Dtype;
 
 /// The graph in which other operations, which all [lower](crate::loops::lower) to loops, replace [`Op::TopK`],
 /// [`Op::Cumulate`], [`Op::ScatterElements`], [`Op::ScatterNd`], [`Op::PackedAttention`] and [`Op::Recurrent`]; and
-/// several concatenations replace one of many operands. The values are the same, except that sums and products of floats may be
-/// in another order, and a sum of 0 may have another sign.
+/// several concatenations replace one of many operands. The values are the same, except that sums and products of floats
+/// may be in another order, and a sum of 0 may have another sign.
 ///
 /// A comparison of all pairs is a map that one reduction reads, so it needs no memory if both are one loop. For n
 /// elements along the axis, the number of pairs is

@@ -21,7 +21,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId};
-use crate::plan::{Limits, StepOp};
+use crate::plan::context::PlanTarget;
+use crate::plan::{Choices, Limits, StepOp};
 use crate::tensor::{Dtype, Shape};
 
 pub(super) use expr::{float, inlined};
@@ -101,6 +102,8 @@ struct Context<'a> {
     dtype: Dtype,
     limits: &'a Limits,
     batch: usize,
+    /// The kernels that the program chose.
+    choices: &'a Choices,
     /// The nodes that read each value.
     readers: Vec<Vec<NodeId>>,
     /// The values that are outputs of the graph.
@@ -108,9 +111,9 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn new(graph: &'a Graph, dtype: Dtype, limits: &'a Limits, batch: usize) -> Self {
+    fn new(graph: &'a Graph, dtype: Dtype, PlanTarget { limits, batch, choices }: PlanTarget<'a>) -> Self {
         let shown = graph.outputs.iter().map(|port| port.value).collect();
-        Self { graph, dtype, limits, batch, readers: graph.readers(), shown }
+        Self { graph, dtype, limits, batch, choices, readers: graph.readers(), shown }
     }
 
     /// The only node that reads a value; `None` if there are more readers or the value is an output.
@@ -122,20 +125,19 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The steps in which one kernel computes several nodes of a graph for `batch` rows, by the last node of each step. No
-/// step computes a node that is to stay in f32.
+/// The steps in which one kernel computes several nodes of a graph, by the last node of each step. No step computes a node
+/// that is to stay in f32.
 pub(super) fn find(
     graph: &Graph,
     dtype: Dtype,
-    limits: &Limits,
-    batch: usize,
+    target: PlanTarget<'_>,
     in_f32: &BTreeSet<String>,
 ) -> HashMap<NodeId, Found> {
     let mut all = HashMap::new();
-    if !limits.has_sm90_kernels() {
+    if !target.limits.has_sm90_kernels() {
         return all;
     }
-    let context = Context::new(graph, dtype, limits, batch);
+    let context = Context::new(graph, dtype, target);
     let (mut halves, mut photos) = (HashSet::new(), HashMap::new());
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
@@ -164,18 +166,12 @@ fn has_its_shape(photos: &mut HashMap<ValueId, Shape>, found: &Found) -> bool {
 }
 
 /// The names of the nodes of packed attention and of recurrent layers that a kernel computes.
-pub(super) fn kept(
-    graph: &Graph,
-    dtype: Dtype,
-    limits: &Limits,
-    batch: usize,
-    in_f32: &BTreeSet<String>,
-) -> HashSet<String> {
+pub(super) fn kept(graph: &Graph, dtype: Dtype, target: PlanTarget<'_>, in_f32: &BTreeSet<String>) -> HashSet<String> {
     let may_be_kept = |node: &Node| matches!(node.op, Op::PackedAttention(_) | Op::Recurrent(_));
-    if !limits.has_sm90_kernels() || !graph.nodes.iter().any(may_be_kept) {
+    if !target.limits.has_sm90_kernels() || !graph.nodes.iter().any(may_be_kept) {
         return HashSet::new();
     }
-    let context = Context::new(graph, dtype, limits, batch);
+    let context = Context::new(graph, dtype, target);
     let find = |at| packed::find(&context, at).or_else(|| recurrent::find(&context, at));
     let nodes = (0..graph.nodes.len()).filter_map(|index| find(NodeId(index)));
     let in_halves = nodes.filter(|(_, found)| is_in_halves(graph, found, in_f32));

@@ -4,13 +4,13 @@ use super::epilogue::gate;
 use super::{Context, Found, Read};
 use crate::graph::{Binary, Expr, Graph, Node, NodeId, Number, Op, Recurrent, RecurrentCell, Unary, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
-use crate::plan::{Gate, RecurrentKind, RecurrentOp, StepOp};
+use crate::plan::{Gate, Kernel, RecurrentKind, RecurrentOp, StepOp};
 use crate::tensor::Dtype;
 
-/// The recurrent layer that is node `at`, if one kernel computes it in less time than a launch or two for each step, and
-/// the node.
+/// The recurrent layer that is node `at`, and the node, if one kernel computes it in less time than a launch or two for each
+/// step, or if the program chose the kernel.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
-    let Context { graph, dtype, limits, batch, .. } = *context;
+    let Context { graph, dtype, limits, batch, choices, .. } = *context;
     let node = &graph.nodes[at.0];
     let Op::Recurrent(of) = &node.op else { return None };
     let operand = |number: usize| node.inputs.get(number).copied().flatten();
@@ -38,7 +38,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let is_sooner = op.best_clocks(batch, limits).is_some_and(|clocks| clocks <= op.clocks_of_steps(limits));
     let reads = [Read::Half(x)].into_iter().chain([bias, h, c].into_iter().flatten().map(Read::Own)).collect();
     let writes = node.outputs[0];
-    is_sooner.then_some((at, Found { op: StepOp::Recurrent(op), named: at, reads, writes }))
+    let is_chosen = matches!(choices.get(&node.name), Some(Kernel::Sm90Recurrent(_)));
+    (is_sooner || is_chosen).then_some((at, Found { op: StepOp::Recurrent(op), named: at, reads, writes }))
 }
 
 /// The recurrent weights, which must be constant, as a convolution with one tap.
