@@ -48,6 +48,15 @@ fn recurrent_layers_are_those_of_plain_loops() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// On a GPU with the kernel each problem runs it.
+#[cfg(feature = "cuda")]
+#[test]
+fn problems_of_recurrent_layers_have_the_kernel() {
+    let problems = HALVES.into_iter().flat_map(support::recurrent::all);
+    let without: Vec<_> = problems.filter(|problem| !problem.is_in_kernel()).collect();
+    assert!(without.is_empty(), "{without:?}");
+}
+
 #[test]
 fn rows_of_every_format_are_read() {
     check(operations::normalize(), 1);

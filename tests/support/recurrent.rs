@@ -120,8 +120,8 @@ impl Problem {
         all.filter(has).collect()
     }
 
-    /// Whether the planner takes the kernel.
-    fn is_in_kernel(&self) -> bool {
+    /// Whether the plan for an H200 has the kernel.
+    pub fn is_in_kernel(&self) -> bool {
         let operands = self.operands::<f16>();
         let model = self.model(&operands).expect("a layer");
         let plans = self.builder(&model).plans_for(&Limits::h200()).expect("a plan");
