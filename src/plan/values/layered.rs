@@ -10,7 +10,7 @@ use super::patterns::{self, Found, Mask, Read};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
 use crate::plan::context::PlanTarget;
-use crate::plan::{Choices, Family, Kernel, Limits, StepOp, rows};
+use crate::plan::{Choices, Family, Kernel, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
 /// Channels are stored in multiples of this number.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::layered::{Halves, Layered};
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, Port, Value, ValueId};
+use crate::plan::context::PlanTarget;
 use crate::plan::{Choices, Limits};
 use crate::tensor::Dtype;
 
@@ -21,7 +22,8 @@ pub(crate) struct Rounded<'a> {
 
 /// `graph` for one row as a GPU computes it with these nodes in f32. All values of f32 are outputs.
 pub(crate) fn rounded<'a>(graph: &'a Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> Rounded<'a> {
-    let halves = Layered::of(graph, Dtype::F16, limits, 1, in_f32, &Choices::new()).halves;
+    let target = PlanTarget { limits, batch: 1, choices: &Choices::new() };
+    let halves = Layered::of(graph, Dtype::F16, target, in_f32).halves;
     Rounded::new(graph, halves)
 }
 
