@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;
+use crate::graph::RecurrentCell;
 use crate::model::Conv2d;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{PackedSum, Packing, usual};
@@ -175,21 +176,23 @@ const MOST_STATE: usize = 1 << 19;
 const MOST: usize = 1 << 31;
 
 impl RecurrentKind {
+    /// The cell of a graph that it is, with certain activations.
+    const fn cell(self) -> RecurrentCell {
+        match self {
+            Self::Lstm => RecurrentCell::Lstm { coupled: false },
+            Self::Gru => RecurrentCell::Gru { reset_after: true },
+            Self::RnnTanh | Self::RnnRelu => RecurrentCell::Rnn,
+        }
+    }
+
     /// The number of gates.
     pub(crate) const fn gates(self) -> usize {
-        match self {
-            Self::Lstm => 4,
-            Self::Gru => 3,
-            Self::RnnTanh | Self::RnnRelu => 1,
-        }
+        self.cell().gates()
     }
 
     /// The number of values of the state.
     pub(crate) const fn states(self) -> usize {
-        match self {
-            Self::Lstm => 2,
-            Self::Gru | Self::RnnTanh | Self::RnnRelu => 1,
-        }
+        self.cell().states()
     }
 
     /// The number of launches of a step without the kernel, at least: products, and what follows them.
