@@ -269,8 +269,8 @@ pub struct PackedAttention {
 /// All steps of a recurrent layer of one or two directions, as ONNX has them. Each step computes the next state of a
 /// sequence from the step's inputs and the state, and shows it.
 ///
-/// Operands, all but the last of one type of floats, where D is the number of directions, G that of the cell's gates, B that of
-/// sequences and H that of hidden units:
+/// Operands, all but the last of one type of floats, where D is the number of directions, G that of the cell's gates, B
+/// that of sequences and H that of hidden units:
 ///
 /// 0. the inputs' products of all steps, with their biases, `[steps, B, D x G x H]`;
 /// 1. the recurrent weights `[D x G x H, H]`;

@@ -7,6 +7,7 @@ mod recurrent;
 mod scatter;
 mod top_k;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use super::rebuild::{Draft, Rebuild};
@@ -63,9 +64,9 @@ pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
 
 /// The graph in which operations of single steps replace each [`Op::Recurrent`], except in nodes of these names. The name
 /// of such an operation begins with the name of its node and a dot.
-pub(crate) fn unrolled(graph: &Graph, kept: &HashSet<String>) -> Graph {
+pub(crate) fn unrolled<'g>(graph: &'g Graph, kept: &HashSet<String>) -> Cow<'g, Graph> {
     if !graph.nodes.iter().any(|node| matches!(node.op, Op::Recurrent(_))) {
-        return graph.clone();
+        return Cow::Borrowed(graph);
     }
     let rewritten = Rebuild::new(graph).with(|rebuild, node| match &node.op {
         Op::Recurrent(of) if !kept.contains(&node.name) => {
@@ -73,7 +74,7 @@ pub(crate) fn unrolled(graph: &Graph, kept: &HashSet<String>) -> Graph {
         }
         _ => rebuild.add(node),
     });
-    Rebuild::new(&rewritten).needed()
+    Cow::Owned(Rebuild::new(&rewritten).needed())
 }
 
 /// The values that replace those of a node, if its operation is one that is expanded.
