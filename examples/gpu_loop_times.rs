@@ -1,11 +1,13 @@
-//! Times loops that networks of images have between their convolutions, written out for a GPU, in f16.
+//! Times loops that networks of images have between their convolutions, and large ones that only move memory, written out
+//! for a GPU.
 //!
 //! usage: gpu_loop_times [ROUNDS [NAME]]
 //!        gpu_loop_times modules
 //!
 //! For each loop whose name contains NAME, or for all, it prints the median microseconds of one launch at 1 and 32
-//! rows, as well as the ratio of that time to the time of its bytes at 4.8 TB/s. Operands are random and rotate over
-//! more memory than a GPU's L2 cache has; each result is compared with the CPU's.
+//! rows, the ratio of that time to the time of its bytes at 4.8 TB/s, and the rate of its bytes. The names of the large
+//! ones begin with `large`. Operands are random and rotate over more memory than a GPU's L2 cache has; each result is
+//! compared with the CPU's.
 //!
 //! With `modules` it prints the seconds that the driver takes to compile 10, 50 and 200 of the loops: in one module, in a
 //! module each, and in as many modules as the machine has cores, by as many threads. Set `CUDA_CACHE_DISABLE=1`, or the
@@ -17,7 +19,7 @@ use std::thread;
 use std::time::Instant;
 
 use alone::{Random, assert_written, copies, medians};
-use trefoil::graph::{Binary, Op, Resize, ResizeCoordinates, ResizeMode, Tensor, Unary, ValueType};
+use trefoil::graph::{Binary, Expr, Norm, Op, Resize, ResizeCoordinates, ResizeMode, Tensor, Unary, ValueType};
 use trefoil::loops::{Loop, LoopBuilder, Lowered, Monoid, TermId, lower, run};
 use trefoil::{Device, Dtype, Error, LoopModule, Target};
 
@@ -49,6 +51,9 @@ fn main() -> Result<(), Error> {
         for case in cases(rows).into_iter().filter(|case| case.name.contains(&name)) {
             time(&device, &case, rounds)?;
         }
+    }
+    for case in large().into_iter().filter(|case| case.name.contains(&name)) {
+        time(&device, &case, rounds)?;
     }
     Ok(())
 }
@@ -86,7 +91,10 @@ fn time(device: &Device, case: &Case, rounds: usize) -> Result<(), Error> {
     let mut random = Random(1);
     let operand = |of: &ValueType| {
         let halves = random.halves(of.elems(), 4.0);
-        Tensor::from_bytes(of.clone(), bytemuck::cast_slice(&halves))
+        match of.dtype {
+            Dtype::F32 => Tensor::of(&of.dims, &halves.iter().map(|x| x.to_f32()).collect::<Vec<_>>()),
+            _ => Tensor::from_bytes(of.clone(), bytemuck::cast_slice(&halves)),
+        }
     };
     let operands: Vec<Tensor> = case.of.operands.iter().map(operand).collect();
     let operands: Vec<&Tensor> = operands.iter().collect();
@@ -95,12 +103,15 @@ fn time(device: &Device, case: &Case, rounds: usize) -> Result<(), Error> {
     let mut on_gpu = module.run(0, &case.of, &operands, &case.to, copies(bytes))?;
     let micros = medians(1, rounds, |_, times| on_gpu.run(times))?[0];
     let result = on_gpu.result()?;
-    assert_written(bytemuck::cast_slice(result.bytes()), result.elems::<half::f16>().len());
+    if result.value_type().dtype == Dtype::F16 {
+        assert_written(bytemuck::cast_slice(result.bytes()), result.elems::<half::f16>().len());
+    }
     let (found, wanted) = (result.to_f64s(), run(&case.of, &operands, case.to.clone())?.to_f64s());
     let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs() / b.abs().max(0.1)).fold(0.0, f64::max);
     assert!(off < 2e-3 && found.len() == wanted.len(), "{}: off by {off:.1e}", case.name);
     let floor = 1e6 * bytes as f64 / MEMORY;
-    println!("{:40} {micros:8.2} us, {:5.1} x {floor:.2}, off by {off:.0e}", case.name, micros / floor);
+    let rate = 1e-6 * bytes as f64 / micros;
+    println!("{:40} {micros:8.2} us, {:5.1} x {floor:.2}, {rate:.2} TB/s, off by {off:.0e}", case.name, micros / floor);
     Ok(())
 }
 
@@ -131,6 +142,44 @@ fn cases(rows: usize) -> Vec<Case> {
     all.push(boxes(rows, &[6400, 1600, 400]));
     // What DeepLabV3 ends with.
     all.push(resized(rows, 21, 65, 8));
+    all
+}
+
+/// Loops of 32 MB and more: what they take is what memory takes.
+fn large() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [Dtype::F32, Dtype::F16] {
+        let of = |dims: &[usize]| ValueType::new(dtype, dims);
+        let mut put = |what: &str, op: &Op, operands: &[ValueType], to: &[usize]| {
+            let operands: Vec<Option<&ValueType>> = operands.iter().map(Some).collect();
+            let to = of(to);
+            let Lowered::Loops(mut loops) = lower(op, &operands, std::slice::from_ref(&to)) else {
+                unreachable!("{what} is a loop")
+            };
+            all.push(Case { name: format!("large {what}, {dtype} {:?}", to.dims), of: loops.remove(0), to });
+        };
+        let number = |value| Expr::float(Dtype::F32, value);
+        let x = || Expr::arg(0).cast(Dtype::F32);
+        let chain = (x() * number(0.5) + number(0.25)).unary(Unary::Tanh).cast(dtype);
+        put("chain", &Op::Map(chain), &[of(&[8192, 4096])], &[8192, 4096]);
+        let scaled = (x() * Expr::arg(1).cast(Dtype::F32) + Expr::arg(2).cast(Dtype::F32)).cast(dtype);
+        let operands = [of(&[32, 1024, 1024]), of(&[1024]), of(&[32, 1, 1])];
+        put("broadcasts", &Op::Map(scaled), &operands, &[32, 1024, 1024]);
+        put("softmax", &Op::Softmax { axis: 1, log: false }, &[of(&[32768, 1024])], &[32768, 1024]);
+        for columns in [768, 1024] {
+            let norm = Op::Norm(Norm { axis: 1, eps: 1e-5, centred: true });
+            put("layer norm", &norm, &[of(&[32768, columns]), of(&[columns]), of(&[columns])], &[32768, columns]);
+        }
+        for (from, order) in [
+            (&[4096, 8192][..], &[1, 0][..]),
+            (&[32, 3136, 256], &[0, 2, 1]),
+            (&[32, 128, 6400], &[0, 2, 1]),
+            (&[64, 512, 12, 64], &[0, 2, 1, 3]),
+        ] {
+            let to: Vec<usize> = order.iter().map(|&axis| from[axis]).collect();
+            put("transpose", &Op::Transpose(order.to_vec()), &[of(from)], &to);
+        }
+    }
     all
 }
 

@@ -392,9 +392,15 @@ fn moves() -> Vec<Case> {
         let thin = values(dtype, &[4, 1, 1], "thin");
         all.extend(Case::of(&format!("thin broadcast of {dtype}"), &Op::Broadcast(vec![4, 20, 64]), &[&thin], 1));
     }
-    for (dims, order) in [(&[512, 768][..], &[1, 0][..]), (&[3, 65, 97], &[1, 0, 2]), (&[2, 33, 5, 64], &[0, 2, 1, 3])]
-    {
-        for dtype in [Dtype::U8, Dtype::F16, Dtype::F32, Dtype::F64] {
+    let turns = [
+        (&[512, 768][..], &[1, 0][..]),
+        (&[3, 65, 97], &[1, 0, 2]),
+        (&[2, 33, 5, 64], &[0, 2, 1, 3]),
+        (&[2, 130, 5, 94], &[0, 3, 2, 1]),
+        (&[2, 66, 77], &[0, 2, 1]),
+    ];
+    for (dims, order) in turns {
+        for dtype in [Dtype::Bool, Dtype::U8, Dtype::F16, Dtype::F32, Dtype::F64] {
             let x = values(dtype, dims, "turned");
             all.extend(Case::of(
                 &format!("transpose of {dtype} {dims:?} to {order:?}"),
@@ -404,6 +410,9 @@ fn moves() -> Vec<Case> {
             ));
         }
     }
+    all.extend(
+        [(Dtype::F16, 2), (Dtype::U8, 2), (Dtype::F16, 3), (Dtype::F32, 2)].map(|(dtype, count)| turned(dtype, count)),
+    );
     // There is a number for each of three colours: a thread computes whole pixels.
     let pixels = values(Dtype::U8, &[8, 265, 264, 3], "pixels");
     let of_colours = ["factors", "terms"].map(|what| signed(Dtype::F32, &[3], what));
@@ -420,6 +429,23 @@ fn moves() -> Vec<Case> {
         1,
     ));
     all
+}
+
+/// The sum of a value that lies as the result does and of others that lie in another order.
+fn turned(dtype: Dtype, others: usize) -> Case {
+    let as_it_is = values(dtype, &[3, 66, 70], "as it is");
+    let others: Vec<Tensor> = (0..others).map(|i| values(dtype, &[3, 70, 66], &format!("turned {i}"))).collect();
+    let operands = [vec![as_it_is], others].concat();
+    let types: Vec<ValueType> = operands.iter().map(|operand| operand.value_type().clone()).collect();
+    let mut b = LoopBuilder::new(&types, &types[0].dims);
+    let point = b.point();
+    let mut sum = b.load(0, &point);
+    for other in 1..operands.len() {
+        let other = b.load(other, &[point[0], point[2], point[1]]);
+        sum = b.binary(Binary::Add, sum, other);
+    }
+    let (name, of) = (format!("sum of {} of {dtype} in another order", operands.len() - 1), b.finish(sum));
+    Case { name, of, operands, to: types[0].clone(), scale: 1.0 }
 }
 
 fn gathers() -> Vec<Case> {
