@@ -142,7 +142,7 @@ pub struct Cumulate {
     pub reverse: bool,
 }
 
-/// Normalisation: (x - mean) / sqrt(variance + eps) x scale + bias, with statistics in f32 or f64.
+/// Normalisation: (x - mean) x (1 / sqrt(variance + eps)) x scale + bias, computed in f32, or in f64 for elements in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     /// The first of the axes that are normalised together with all axes behind it.

@@ -98,8 +98,11 @@ impl Operation<'_> {
         let eps = b.float(inner, of.eps);
         let shifted = b.binary(Binary::Add, variance, eps);
         let deviation = b.unary(Unary::Sqrt, shifted);
+        // One quotient of a row, and a product of each element.
+        let one = b.float(inner, 1.0);
+        let factor = b.binary(Binary::Div, one, deviation);
         let x = centred(&mut b, &point[of.axis..]);
-        let mut result = b.binary(Binary::Div, x, deviation);
+        let mut result = b.binary(Binary::Mul, x, factor);
         for (number, op) in [(1, Binary::Mul), (2, Binary::Add)] {
             if self.input(number).is_some() {
                 let with = self.broadcast_load(&mut b, number, &point);
