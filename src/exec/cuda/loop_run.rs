@@ -98,7 +98,7 @@ impl LoopRun<'_> {
             cluster: kernel.cluster,
             block: [kernel.threads, 1, 1],
             shared_bytes: 0,
-            waits_itself: false,
+            waits_itself: kernel.waits_itself,
         };
         let mut arguments = self.arguments.iter().cycle();
         self.copies.timed(if kernel.blocks > 0 { times } else { 0 }, |stream| {

@@ -99,7 +99,7 @@ impl Launcher for Loops {
             shared_bytes: 0,
             args,
             maps: Vec::new(),
-            waits_itself: false,
+            waits_itself: kernel.waits_itself,
         })
     }
 

@@ -24,6 +24,7 @@
 //! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b16 .b32 .b64`, `.v4` of
 //!   `.b32`), `bar.sync 0`; from compute capability 9.0 on between blocks of a cluster: `mapa.shared::cluster.u32`,
 //!   `ld.shared::cluster`, `barrier.cluster.arrive.release.aligned` and `.wait.acquire.aligned`.
+//! - Between launches, from compute capability 9.0 on: `griddepcontrol.launch_dependents` and `griddepcontrol.wait`.
 //! - `bra` under predicates and without, `ret`, `call`.
 //! - The instructions of the functions in `kernels/functions/math.ptx`, in place or called.
 
@@ -92,6 +93,9 @@ pub struct Kernel {
     pub threads: u32,
     /// The number of blocks of a cluster; 1 if blocks share nothing.
     pub cluster: u32,
+    /// Whether the kernel itself waits for the launches before it, so that it may be launched before they have ended
+    /// (programmatic dependent launch). It lets the launch behind it begin early.
+    pub waits_itself: bool,
 }
 
 /// The largest number of operands of a loop. A kernel has the address of each in its argument.
@@ -119,6 +123,11 @@ pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     let cluster = if let Schedule::Rows(rows) = &schedule { rows.cluster() } else { 1 };
     let mut emitter = Emitter::new(&nest);
     emitter.parameters();
+    let waits_itself = target.compute_capability >= [9, 0];
+    if waits_itself {
+        emitter.text.put(format_args!("griddepcontrol.launch_dependents"));
+        emitter.text.put(format_args!("griddepcontrol.wait"));
+    }
     let [blocks, threads] = match schedule {
         Schedule::Nothing => [0, point::THREADS],
         Schedule::Points => [point::write(&mut emitter, target.units).div_ceil(point::THREADS), point::THREADS],
@@ -129,7 +138,7 @@ pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     let blocks =
         blocks.ok_or_else(|| unsupported(format!("a loop of {} results", of.elems()), "divide the operation"))?;
-    Ok(finished(&emitter, [blocks, threads as u32, cluster as u32]))
+    Ok(finished(&emitter, [blocks, threads as u32, cluster as u32], waits_itself))
 }
 
 /// The division of a loop among threads.
@@ -188,7 +197,7 @@ fn unsupported(what: String, instead: &str) -> Error {
     Error::Unsupported { what, instead: instead.into() }
 }
 
-fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3]) -> Kernel {
+fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3], waits_itself: bool) -> Kernel {
     let bytes = 8 * (emitter.operands().len() + 1);
     let body = format!(
         "(\n\t.param .align 8 .b8 args[{bytes}]\n)\n.maxntid {threads}, 1, 1\n{{\n{}\tret;\n}}\n",
@@ -197,7 +206,7 @@ fn finished(emitter: &Emitter<'_>, [blocks, threads, cluster]: [u32; 3]) -> Kern
     let entry = format!("loop_{}", fnv1a64(body.as_bytes()));
     let text = format!(".visible .entry {entry}{body}");
     let (functions, operands) = (emitter.text.functions().clone(), emitter.operands().to_vec());
-    Kernel { entry, text, functions, operands, blocks, threads, cluster }
+    Kernel { entry, text, functions, operands, blocks, threads, cluster, waits_itself }
 }
 
 /// The text of a module with these kernels, each only once, and the functions that they call.
