@@ -624,11 +624,13 @@ extern "C" fn cuFuncSetAttribute(function: Handle, attribute: u32, value: c_int)
         let refused = format!("attribute {attribute} of a function set to {value}");
         let what = match attribute {
             8 if (0..=227 << 10).contains(&value) => "shared",
+            9 if (-1..=100).contains(&value) => "percent for shared memory",
             14 if value == 1 => "large clusters",
             _ => return driver.refuse(refused, INVALID_VALUE),
         };
         let set = |function: &mut Function| match attribute {
             8 => function.shared_bytes = value as u32,
+            9 => {}
             _ => function.most_cluster = 16,
         };
         let found = driver.functions.get(function).map(set);

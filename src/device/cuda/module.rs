@@ -20,7 +20,7 @@ pub(crate) struct Module {
 /// A kernel of a loaded module. It keeps the module loaded.
 pub(crate) struct Function {
     raw: sys::CUfunction,
-    _module: Arc<Module>,
+    module: Arc<Module>,
 }
 
 // SAFETY: module and function handles may be used from any thread.
@@ -81,12 +81,15 @@ impl Module {
         }
         // SAFETY: the function was just found.
         unsafe { cu!(call, cuFuncLoad(raw))? };
-        Ok(Function { raw, _module: self.clone() })
+        Ok(Function { raw, module: self.clone() })
     }
 }
 
 /// Dynamic shared memory that a kernel may use without an attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// As much shared memory as a multiprocessor can have, in percent of it.
+const MOST_SHARED_MEMORY: i32 = 100;
 
 /// Blocks of a cluster that a kernel may use without an attribute.
 const PORTABLE_CLUSTER: u32 = 8;
@@ -105,6 +108,17 @@ fn with_log(error: Error, module: &str, log: &[u8]) -> Error {
 }
 
 impl Function {
+    /// Lets multiprocessors keep as much of their memory as they can for blocks' shared memory while the kernel is on them.
+    /// Otherwise the driver decides by the kernel alone, and blocks of a kernel that needs more, launched before it or behind
+    /// it, may have no room beside its blocks.
+    pub fn prefer_shared_memory(&self) -> Result<(), Error> {
+        let cuda = &self.module.cuda;
+        let (call, _entered) = (cuda.call(), cuda.enter()?);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function belongs to the module, which it keeps loaded.
+        unsafe { cu!(call, cuFuncSetAttribute(self.raw, attribute, MOST_SHARED_MEMORY)) }
+    }
+
     pub(super) fn raw(&self) -> sys::CUfunction {
         self.raw
     }

@@ -338,6 +338,9 @@ impl Kernels {
                 (None, Some(written)) => written.function(&launch.entry, 0, 1)?,
                 (None, None) => return Err(missing(&launch.entry)),
             };
+            if launch.waits_itself {
+                function.prefer_shared_memory()?; // its blocks may be beside those of other launches
+            }
             self.functions.insert(launch.entry.clone(), function);
         }
         Ok(())
