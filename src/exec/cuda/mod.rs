@@ -64,7 +64,7 @@ use crate::device::{Access, Device, DeviceBuffer, Inputs, Priority, Program, Run
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::Plan;
+use crate::plan::{Plan, StepOp};
 pub use attention_run::{AttentionOperands, AttentionRun, PackedAttentionOperands, PackedAttentionRun};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
 use entries::Launcher;
@@ -159,6 +159,10 @@ struct Kernels {
     modules: BTreeMap<&'static str, Arc<Module>>,
     /// The module of the loops that were written for the program.
     written: Option<Arc<Module>>,
+    /// Whether kernels that may begin early ask multiprocessors for all the shared memory there is. Blocks of attention and of
+    /// products need most of it, and those of the steps between them would leave them less. Other networks lose more by the
+    /// smaller cache than they gain.
+    prefers_shared_memory: bool,
     functions: BTreeMap<Cow<'static, str>, Function>,
 }
 
@@ -282,7 +286,7 @@ impl Material {
         let stream = Stream::new(device, priority, "trefoil-build")?;
         let weights = upload(model, device, plans, &stream, watch)?;
         let written = Written::new(plans)?;
-        let kernels = UntilFault::new(device, Kernels::new(cuda).with(&written)?);
+        let kernels = UntilFault::new(device, Kernels::new(cuda).of_plans(plans, &written)?);
         watch.lap("loops written");
         let (lane_streams, written) = (Vec::new(), Arc::new(written));
         Ok(Self { device: device.clone(), stream, lane_streams, priority, weights, written, kernels })
@@ -317,12 +321,16 @@ impl Material {
 
 impl Kernels {
     fn new(cuda: &Arc<Cuda>) -> Self {
-        Self { cuda: cuda.clone(), modules: BTreeMap::new(), written: None, functions: BTreeMap::new() }
+        let (modules, functions) = (BTreeMap::new(), BTreeMap::new());
+        Self { cuda: cuda.clone(), modules, written: None, prefers_shared_memory: false, functions }
     }
 
-    /// Adds the module of the loops in `written`.
-    fn with(self, written: &Written) -> Result<Self, Error> {
-        Ok(Self { written: written.load(&self.cuda)?, ..self })
+    /// Kernels for these plans, with the module of the loops that were written for them.
+    fn of_plans(self, plans: &[Plan], written: &Written) -> Result<Self, Error> {
+        let mut steps = plans.iter().flat_map(|plan| &plan.steps);
+        let prefers_shared_memory =
+            steps.any(|step| matches!(step.op, StepOp::Attention(_) | StepOp::PackedAttention(_)));
+        Ok(Self { written: written.load(&self.cuda)?, prefers_shared_memory, ..self })
     }
 
     /// Loads the kernels that `launches` name and that are not loaded yet.
@@ -338,8 +346,8 @@ impl Kernels {
                 (None, Some(written)) => written.function(&launch.entry, 0, 1)?,
                 (None, None) => return Err(missing(&launch.entry)),
             };
-            if launch.waits_itself {
-                function.prefer_shared_memory()?; // its blocks may be beside those of other launches
+            if launch.waits_itself && self.prefers_shared_memory {
+                function.prefer_shared_memory()?;
             }
             self.functions.insert(launch.entry.clone(), function);
         }
