@@ -68,7 +68,9 @@ fn make_modules(name: &str, target: &PtxTarget) {
     let failed: Vec<_> = kernels.iter().filter(|(_, written)| written.is_err()).collect();
     assert!(failed.is_empty() && kernels.len() > 1000, "{} cases, {failed:?}", kernels.len());
     for (name, written) in &kernels {
-        let text = &written.as_ref().expect("it is none of those that failed").text;
+        let written = written.as_ref().expect("it is none of those that failed");
+        let text = &written.text;
+        assert_eq!(text.contains("griddepcontrol.wait"), written.waits_itself, "{name}");
         let shared =
             text.split_once(".b8 shared[").and_then(|(_, behind)| behind.split_once(']')?.0.parse::<u32>().ok());
         assert!(shared.unwrap_or(0) <= 48 << 10, "{name} shares {shared:?} bytes");

@@ -38,8 +38,8 @@ pub fn medians(
 }
 
 /// Stops the program unless the first `count` values of a result, which were NaN before the launch, are finite.
-pub fn assert_written(result: &[f16], count: usize) {
-    assert!(result[..count].iter().all(|value| value.is_finite()), "a result was not written");
+pub fn assert_written<T: Copy + Into<f64>>(result: &[T], count: usize) {
+    assert!(result[..count].iter().all(|&value| value.into().is_finite()), "a result was not written");
 }
 
 /// Random halves from -spread to spread.

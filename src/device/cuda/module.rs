@@ -20,7 +20,7 @@ pub(crate) struct Module {
 /// A kernel of a loaded module. It keeps the module loaded.
 pub(crate) struct Function {
     raw: sys::CUfunction,
-    module: Arc<Module>,
+    _module: Arc<Module>,
 }
 
 // SAFETY: module and function handles may be used from any thread.
@@ -57,8 +57,22 @@ impl Module {
     }
 
     /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory and clusters of `cluster` blocks, and loads
-    /// its code now instead of at its first launch.
-    pub fn function(self: &Arc<Self>, entry: &str, shared_bytes: u32, cluster: u32) -> Result<Function, Error> {
+    /// its code now instead of at its first launch. If `prefers_shared_memory`, multiprocessors keep as much of their
+    /// memory as they can for blocks' shared memory while the kernel is on them. Otherwise the driver decides by the
+    /// kernel alone, and blocks of a kernel that needs more, launched before it or behind it, may have no room beside its
+    /// blocks.
+    pub fn function(
+        self: &Arc<Self>,
+        entry: &str,
+        shared_bytes: u32,
+        cluster: u32,
+        prefers_shared_memory: bool,
+    ) -> Result<Function, Error> {
+        use sys::CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED_BYTES,
+            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE_CLUSTERS,
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as PERCENT_SHARED,
+        };
         let (call, _entered) = (self.cuda.call(), self.cuda.enter()?);
         let name = CString::new(entry).map_err(|_| Error::Internal { what: format!("entry name {entry:?}") })?;
         let mut raw = null_mut();
@@ -69,19 +83,18 @@ impl Module {
             }
             other => other,
         })?;
-        if shared_bytes > DEFAULT_SHARED_BYTES {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let attributes = [
+            (shared_bytes > DEFAULT_SHARED_BYTES, SHARED_BYTES, shared_bytes as i32),
+            (cluster > PORTABLE_CLUSTER, LARGE_CLUSTERS, 1),
+            (prefers_shared_memory, PERCENT_SHARED, MOST_SHARED_MEMORY),
+        ];
+        for (_, attribute, value) in attributes.into_iter().filter(|(is_needed, ..)| *is_needed) {
             // SAFETY: the function was just found.
-            unsafe { cu!(call, cuFuncSetAttribute(raw, attribute, shared_bytes as i32))? };
-        }
-        if cluster > PORTABLE_CLUSTER {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-            // SAFETY: the function was just found.
-            unsafe { cu!(call, cuFuncSetAttribute(raw, attribute, 1))? };
+            unsafe { cu!(call, cuFuncSetAttribute(raw, attribute, value))? };
         }
         // SAFETY: the function was just found.
         unsafe { cu!(call, cuFuncLoad(raw))? };
-        Ok(Function { raw, module: self.clone() })
+        Ok(Function { raw, _module: self.clone() })
     }
 }
 
@@ -108,17 +121,6 @@ fn with_log(error: Error, module: &str, log: &[u8]) -> Error {
 }
 
 impl Function {
-    /// Lets multiprocessors keep as much of their memory as they can for blocks' shared memory while the kernel is on them.
-    /// Otherwise the driver decides by the kernel alone, and blocks of a kernel that needs more, launched before it or behind
-    /// it, may have no room beside its blocks.
-    pub fn prefer_shared_memory(&self) -> Result<(), Error> {
-        let cuda = &self.module.cuda;
-        let (call, _entered) = (cuda.call(), cuda.enter()?);
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: the function belongs to the module, which it keeps loaded.
-        unsafe { cu!(call, cuFuncSetAttribute(self.raw, attribute, MOST_SHARED_MEMORY)) }
-    }
-
     pub(super) fn raw(&self) -> sys::CUfunction {
         self.raw
     }

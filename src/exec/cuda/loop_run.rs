@@ -50,7 +50,7 @@ impl LoopModule {
         let kernels = loops.iter().map(|of| ptx::kernel(of, &target)).collect::<Result<Vec<_>, _>>()?;
         let text = ptx::module(&kernels, &target) + "\0";
         let module = Module::load(cuda, "loops", text.as_bytes())?;
-        let functions = kernels.iter().map(|kernel| module.function(&kernel.entry, 0, 1));
+        let functions = kernels.iter().map(|kernel| module.function(&kernel.entry, 0, 1, false));
         let functions = UntilFault::new(device, functions.collect::<Result<Vec<_>, _>>()?);
         Ok(Self { cuda: cuda.clone(), device: device.clone(), kernels, functions })
     }

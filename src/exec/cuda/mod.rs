@@ -339,16 +339,14 @@ impl Kernels {
             if self.functions.contains_key(&launch.entry) {
                 continue;
             }
+            let prefers = launch.waits_itself && self.prefers_shared_memory;
             let function = match (entries::find(&launch.entry), &self.written) {
                 (Some(entry), _) => {
-                    self.module(entry.module)?.function(entry.name, entry.shared_bytes, entry.cluster)?
+                    self.module(entry.module)?.function(entry.name, entry.shared_bytes, entry.cluster, prefers)?
                 }
-                (None, Some(written)) => written.function(&launch.entry, 0, 1)?,
+                (None, Some(written)) => written.function(&launch.entry, 0, 1, prefers)?,
                 (None, None) => return Err(missing(&launch.entry)),
             };
-            if launch.waits_itself && self.prefers_shared_memory {
-                function.prefer_shared_memory()?;
-            }
             self.functions.insert(launch.entry.clone(), function);
         }
         Ok(())

@@ -88,7 +88,7 @@ impl Drop for Faulting {
 fn program(device: &Device, faults_at: usize, bad: Bad) -> Arc<dyn Program> {
     let Kind::Cuda(cuda) = device.kind() else { unreachable!("opened as one") };
     let image = concat!(include_str!("../../../tests/support/faulting.ptx"), "\0");
-    let kernel = Module::load(cuda, "faulting", image.as_bytes()).unwrap().function("write_to", 0, 1).unwrap();
+    let kernel = Module::load(cuda, "faulting", image.as_bytes()).unwrap().function("write_to", 0, 1, false).unwrap();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
     let (inputs, outputs, runs) = (buffers(), buffers(), AtomicUsize::new(0));
     Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at, bad })
