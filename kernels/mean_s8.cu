@@ -3,15 +3,17 @@
 
 struct MeanS8Args {
   const uint4 *x;   // [images][pixels][c_chunks] chunks of 16 bytes
-  uint4 *y;         // [images][c_chunks][2] chunks of halves
+  uint32_t *y;      // [images][y_words] pairs of halves
   int32_t images;
   int32_t pixels;
   int32_t c_chunks;
   int32_t chunk_blocks;  // ceil(c_chunks / 32)
   float scale;
   uint32_t flip;    // what makes four bytes unsigned: 0x80808080 if they are signed, else 0
+  int32_t y_words;  // 4 bytes each, of an image's means
+  int32_t padding;
 };
-static_assert(sizeof(MeanS8Args) == 40 && offsetof(MeanS8Args, images) == 16, "mirrored in mean_s8.rs");
+static_assert(sizeof(MeanS8Args) == 48 && offsetof(MeanS8Args, images) == 16, "mirrored in mean_s8.rs");
 
 constexpr int kLanes = 32;      // chunks of a block, one a lane
 constexpr int kParts = 8;       // warps, each with every eighth pixel
@@ -19,10 +21,11 @@ constexpr int kBytes = 16;      // of a chunk
 
 // Purpose    y[i][c] = (sum over pixels of x[i][pixel][c]) * scale.
 // Operands   x  read   bytes [images][pixels][16 * c_chunks], 16-byte aligned; signed if flip says so
-//            y  write  halves [images][16 * c_chunks], 16-byte aligned, disjoint from x
+//            y  write  halves [images][2 * y_words], of the first channels of x, 4-byte aligned, disjoint from x
 // Arithmetic exact sums; then the sum rounded to float, the product rounded to float, and that to half.
 // Launch     grid images * chunk_blocks, block 256, no dynamic shared memory. compute capability 8.0 and up.
-// Limits     images * chunk_blocks and c_chunks below 2^31, pixels up to 2^23, all at least 1. Deterministic.
+// Limits     images * chunk_blocks and c_chunks below 2^31, pixels up to 2^23, y_words <= 8 * c_chunks, all at least 1.
+//            Deterministic.
 extern "C" __global__ void __launch_bounds__(kLanes *kParts) sm80_mean_s8(const __grid_constant__ MeanS8Args args) {
   __shared__ uint32_t partial[kParts][kBytes][kLanes];
   const uint32_t lane = threadIdx.x % kLanes, part = threadIdx.x / kLanes;
@@ -56,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(kLanes *kParts) sm80_mean_s8(const 
     const int32_t added = args.flip != 0 ? 128 * args.pixels : 0;
     mean[i] = __fmul_rn(__int2float_rn(static_cast<int32_t>(total) - added), args.scale);
   }
-  uint32_t *y = reinterpret_cast<uint32_t *>(args.y) + (static_cast<int64_t>(image) * args.c_chunks + chunk) * kBytes / 2;
-  y[part] = pack_half2(mean[0], mean[1]);
+  const uint32_t word = chunk * (kBytes / 2) + part;
+  if (word < static_cast<uint32_t>(args.y_words))
+    args.y[static_cast<int64_t>(image) * args.y_words + word] = pack_half2(mean[0], mean[1]);
 }

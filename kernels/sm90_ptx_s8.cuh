@@ -1,4 +1,4 @@
-// Inline PTX in tiny named wrappers: warpgroup products of bytes.
+// Inline PTX in tiny named wrappers: products of bytes, most of them of warpgroups.
 #pragma once
 
 #include "sm90_ptx.cuh"
@@ -66,6 +66,12 @@ template <int kN> struct WgmmaBytesFrom;
   };
 
 TREFOIL_WGMMA_BYTES_FROM(112, TREFOIL_SUMS_6, "%56, %57, %58, %59", "%60", "%61")
+
+// sum + the sum of the products of four unsigned bytes and four signed ones.
+TREFOIL_DEVICE int32_t dot_bytes(uint32_t x, uint32_t filter, int32_t sum) {
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x), "r"(filter));
+  return sum;
+}
 
 // Four integers as unsigned bytes of a word, `a` the lowest; what is beyond their range becomes 0 or 255.
 TREFOIL_DEVICE uint32_t pack_bytes(int32_t a, int32_t b, int32_t c, int32_t d) {

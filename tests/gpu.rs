@@ -95,7 +95,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             Ok(())
         })
     }));
-    trials.extend(support::quantized::all(true).into_iter().map(|problem| {
+    trials.extend(support::quantized::all().into_iter().map(|problem| {
         on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
     }));
     trials.extend(in_other_types(device));
@@ -250,6 +250,14 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
     for problem in support::s8_ends::means() {
         let trial = on_device(format!("mean of bytes, {problem:?}"), device, move |device| problem.run(device));
         of_kernels.entry("mean of bytes".into()).or_default().push((problem.values(), trial));
+    }
+    for problem in support::depthwise_s8::all() {
+        for tile in problem.tiles(limits) {
+            let (problem, values) = (problem.clone(), problem.values());
+            let name = format!("bytes, depthwise, {}, {tile}", problem.describe());
+            let trial = on_device(name, device, move |device| problem.run(device, tile));
+            of_kernels.entry("depthwise of bytes".into()).or_default().push((values, trial));
+        }
     }
     for problem in support::conv_s8::all() {
         for kernel in problem.kernels(limits) {

@@ -636,14 +636,41 @@ fn layers_that_are_one_in_bytes_are_not_taken_apart() {
     assert!(matches!(of(&graph, InputFormat::U8Nhwc, &choices), Err(Error::Unsupported { .. })));
 }
 
-/// The kernels of bytes do not take these channels: only these layers are in halves.
+/// A mobile network is converted once, behind its first convolution, whatever its numbers of channels.
+#[test]
+fn a_mobile_network_in_bytes_has_no_conversion_between_its_layers() {
+    let mut graph = Network::of(&architecture("efficientnet_lite0", 1000, None).unwrap()).unwrap();
+    graph.nodes.iter_mut().skip(1).for_each(|node| node.scale = Some(0.02));
+    let Op::Conv2d(stem) = &mut graph.nodes[1].op else { panic!("no convolution") };
+    stem.in_floats = true;
+    for limits in [Limits::h200(), Limits::cpu(2)] {
+        let plan = plan_of_network(&graph, &limits, 32);
+        let count = |kind: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| kind(&step.op)).count();
+        let depthwise = count(|op| matches!(op, StepOp::QuantizedDepthwise(_)));
+        assert_eq!([count(|op| matches!(op, StepOp::QuantizedConv(_))), depthwise], [32, 16], "{plan}");
+        let conversions = [
+            count(|op| matches!(op, StepOp::Quantize(_))),
+            count(|op| matches!(op, StepOp::Dequantize(_))),
+            count(|op| matches!(op, StepOp::Conv(_) | StepOp::Depthwise(_) | StepOp::ExpandDepthwise { .. })),
+        ];
+        assert!(conversions[..2] == [1, 0] && conversions[2] <= 1, "{plan}");
+    }
+    let plan = plan_of_network(&graph, &Limits::h200(), 32);
+    let step = plan.steps.iter().find(|step| step.name == "blocks.1.0.conv_pwl").unwrap();
+    let y = &plan.tensors[step.outputs[0].0];
+    assert_eq!((y.shape.channels, y.stored_channels, y.dtype), (24, 32, Dtype::I8));
+    let a100 = plan_of_network(&graph, &Limits::a100(), 32);
+    assert!(a100.steps.iter().all(|step| !step.op.label(1).contains("s8")), "{a100}");
+}
+
+/// There is no kernel of bytes for this window: only this layer is in halves.
 #[test]
 fn layers_without_a_kernel_of_bytes_are_in_halves() {
     let mut g = GraphBuilder::new();
     let image = g.image("image", Shape::new(14, 14, 64));
     let single = &Window::square(1, 1, 0);
-    let a = g.conv2d("a", image, 72, single);
-    let b = g.conv2d("b", a, 64, single);
+    let a = g.conv2d_with("a", image, Conv2d { groups: 64, ..Conv2d::named("a", 64, Window::square(7, 1, 3)) });
+    let b = g.conv2d("b", a, 72, single);
     let c = g.conv2d("c", b, 64, single);
     let mut graph = network(g, c);
     graph.nodes.iter_mut().for_each(|node| node.scale = Some(0.05));

@@ -113,7 +113,7 @@ fn a_trained_network_answers_as_in_f32() {
 /// A network in bytes has its own type, so that a precision is refused.
 #[test]
 fn a_network_in_bytes_is_refused() {
-    let model = support::quantized::all(false).swap_remove(0).model().unwrap();
+    let model = support::quantized::all().swap_remove(0).model().unwrap();
     let builder = Engine::builder(&model).on(&Device::cpu(1)).output(OutputKind::Features);
     match builder.precision(Precision::Bf16).build() {
         Err(Error::Unsupported { what, .. }) => assert!(what.contains("in bytes"), "{what}"),

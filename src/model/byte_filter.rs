@@ -25,7 +25,7 @@ pub(crate) struct ByteSource<'a> {
     pub(crate) scale: f32,
 }
 
-/// Reads the filters and biases of dense convolutions whose products go into one sum, folds their batch norms into
+/// Reads the filters and biases of dense convolutions whose products go into one sum, or of a depthwise convolution, folds their batch norms into
 /// them, and rounds the weights to whole numbers from -127 to 127. Each output channel has one unit for the weights of
 /// all convolutions: the largest product of a weight and 1 of its input divided by 127, or more if the bias would
 /// otherwise not fit 32 bits beside any sum. Where the means of inputs are known, biases contain the expected loss by
@@ -43,7 +43,7 @@ pub(crate) fn byte_filter(
         let mean = |c: usize| of.conv.means.as_ref().map_or(0.0, |means| f64::from(means[c]) / unit);
         let byte = |c: usize| Byte { unit, zero: 0.0, mean: mean(c).clamp(-128.0, 255.0) };
         let bytes = (0..of.in_channels).map(byte).collect();
-        Ok(Terms { folded: fold_conv(weights, of.conv, of.in_channels)?, bytes })
+        Ok(Terms { folded: fold_conv(weights, of.conv, of.in_channels)?, bytes, groups: of.conv.groups })
     };
     let terms = sources.iter().map(terms).collect::<Result<Vec<_>, Error>>()?;
     rounded(&terms, sources[0].conv, output_scale)
@@ -63,7 +63,7 @@ pub(crate) fn byte_filter_of_photos(
         mean: 0.0,
     };
     let bytes: Vec<Byte> = mean.iter().zip(deviation).map(byte).collect();
-    let terms = Terms { folded: fold_conv(weights, conv, bytes.len())?, bytes };
+    let terms = Terms { folded: fold_conv(weights, conv, bytes.len())?, bytes, groups: 1 };
     rounded(&[terms], conv, output_scale)
 }
 
@@ -76,6 +76,7 @@ pub(crate) fn outside(mean: [f32; 3]) -> [u8; 3] {
 struct Terms {
     folded: FoldedConv,
     bytes: Vec<Byte>,
+    groups: usize,
 }
 
 /// The number that a byte stands for: `unit` times the difference between the byte and `zero`.
@@ -96,27 +97,37 @@ impl Terms {
     /// For each weight of an output channel, its product with one unit of the input, and the meaning of the input's
     /// bytes.
     fn products(&self, k_out: usize) -> impl Iterator<Item = (f64, Byte)> {
-        let taps = self.len() / self.bytes.len();
+        let (bytes, taps) = (self.bytes_of(k_out), self.taps());
         let weights = self.folded.filter[k_out * self.len()..][..self.len()].iter().enumerate();
         weights.map(move |(at, weight)| {
-            let byte = self.bytes[at / taps];
+            let byte = bytes[at / taps];
             (f64::from(*weight) * byte.unit, byte)
         })
     }
 
+    /// The input channels that an output channel reads.
+    fn bytes_of(&self, k_out: usize) -> &[Byte] {
+        let [of_group, outputs] = [self.bytes.len(), self.folded.bias.len()].map(|channels| channels / self.groups);
+        &self.bytes[k_out / outputs * of_group..][..of_group]
+    }
+
+    /// The number of weights of an output channel for each input channel that it reads.
+    fn taps(&self) -> usize {
+        self.len() * self.groups / self.bytes.len()
+    }
+
     /// The largest magnitude that the products of an output channel, and the part of the bias for `zero`, can have
     /// together.
-    fn most(&self) -> f64 {
-        let taps = (self.len() / self.bytes.len()) as f64;
-        self.bytes.iter().map(|byte| taps * 128.0 * (255.0 + byte.zero)).sum()
+    fn most(&self, k_out: usize) -> f64 {
+        self.bytes_of(k_out).iter().map(|byte| self.taps() as f64 * 128.0 * (255.0 + byte.zero)).sum()
     }
 }
 
 fn rounded(terms: &[Terms], conv: &Conv2d, output_scale: f32) -> Result<ByteFilter, Error> {
-    let most_bias = f64::from(i32::MAX) - terms.iter().map(Terms::most).sum::<f64>();
     let filters = terms.iter().map(|of| Vec::with_capacity(of.folded.filter.len())).collect();
     let mut bytes = ByteFilter { filters, bias: Vec::new(), scale: Vec::new() };
     for k_out in 0..conv.out_channels {
+        let most_bias = f64::from(i32::MAX) - terms.iter().map(|of| of.most(k_out)).sum::<f64>();
         let products = terms.iter().flat_map(|of| of.products(k_out));
         let largest = products.fold(0.0_f64, |largest, (product, _)| largest.max(product.abs()));
         let bias: f64 = terms.iter().map(|of| f64::from(of.folded.bias[k_out])).sum();
@@ -214,6 +225,24 @@ mod tests {
         });
         assert_eq!(found[0].0, found[1].0);
         assert!(found[0].1 > 10.0 && found[1].1 < 0.51, "off by so many units: {found:?}");
+    }
+
+    /// Each channel has the mean and the bytes of its own input channel.
+    #[test]
+    fn a_depthwise_channel_reads_one_channel() {
+        let filter = vec![1.27, -0.64, 0.304, 12.7, 0.0, 6.43];
+        let tensors = [("c.weight", vec![2, 1, 1, 3], filter), ("c.bias", vec![2], vec![0.1, 2000.0])];
+        let weights = Weights::from_tensors(tensors).unwrap();
+        let window = Window { size: [1, 3], ..Window::square(1, 1, 0) };
+        let conv = Conv2d { groups: 2, bias: Some("c.bias".into()), ..Conv2d::named("c", 2, window) };
+        let known = Conv2d { means: Some([10.0, 20.0].into()), ..conv.clone() };
+        let of = |conv| byte_filter(&weights, &[ByteSource { conv, in_channels: 2, scale: 0.5 }], RESULT).unwrap();
+        let bytes = of(&conv);
+        // The units are 0.5 * 0.01 and 0.5 * 0.1.
+        assert_eq!((&bytes.filters[0][..], &bytes.bias[..]), (&[127, -64, 30, 127, 0, 64][..], &[20, 40_000][..]));
+        near(&bytes.scale, &[0.02, 0.2]);
+        // Of the last weights 0.4 and 0.3 units are lost, for each of the 20 and 40 that the means are in bytes.
+        assert_eq!(of(&known).bias, [28, 40_012]);
     }
 
     #[test]

@@ -6,15 +6,15 @@ use crate::tensor::{Activation, Shape};
 
 /// Layers that a device may be able to compute in bytes.
 pub(crate) enum ByteWork<'a> {
-    /// A dense convolution, from one shape to another.
+    /// A dense or depthwise convolution, from one shape to another.
     Conv(&'a Conv2d, [Shape; 2]),
     /// A network's first layers from photos. The shapes are those of the photo, the convolution's result and the
     /// maximum.
     First { conv: &'a Conv2d, pool: &'a Pool, shapes: [Shape; 3] },
 }
 
-/// The graph in which some nodes are computed in bytes: dense convolutions whose operands and results have scales and
-/// which the device `takes`, and the first layers. Besides these, a mean over all pixels reads bytes if the value
+/// The graph in which some nodes are computed in bytes: dense and depthwise convolutions whose operands and results have
+/// scales and which the device `takes`, and the first layers. Besides these, a mean over all pixels reads bytes if the value
 /// exists only in bytes. All other nodes read and write floats. Where a node reads the other form of a value, a
 /// conversion is inserted: an activation that does nothing.
 ///
@@ -29,8 +29,9 @@ pub(crate) fn in_bytes(graph: &Network, shapes: &[Shape], takes: impl Fn(&ByteWo
             Op::MaxPool(_) if first.is_some_and(|first| first.pool == id) => [true; 2],
             Op::Conv2d(conv) => {
                 let has_scales = node.inputs.iter().chain([&id]).all(|id| graph.nodes[id.0].scale.is_some());
-                let is_one = conv.groups == 1 && !conv.in_floats && has_scales;
-                [is_one && takes(&ByteWork::Conv(conv, [shapes[node.inputs[0].0], shapes[index]])); 2]
+                let x = shapes[node.inputs[0].0];
+                let is_one = conv.has_bytes(x.channels) && !conv.in_floats && has_scales;
+                [is_one && takes(&ByteWork::Conv(conv, [x, shapes[index]])); 2]
             }
             Op::GlobalAvgPool => [kept.made[node.inputs[0].0], false],
             _ => [false; 2],

@@ -324,6 +324,11 @@ impl Conv2d {
         self.groups > 1 && self.groups == in_channels && self.out_channels == in_channels
     }
 
+    /// Whether there are kernels of bytes for such a convolution of `in_channels` channels: it is dense or depthwise.
+    pub(crate) const fn has_bytes(&self, in_channels: usize) -> bool {
+        self.groups == 1 || self.is_depthwise(in_channels)
+    }
+
     /// The first input channel, of `in_channels`, that an output channel reads.
     pub(crate) const fn first_channel(&self, k_out: usize, in_channels: usize) -> usize {
         k_out / (self.out_channels / self.groups) * (in_channels / self.groups)

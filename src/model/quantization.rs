@@ -17,7 +17,8 @@ use crate::tensor::Activation;
 ///
 /// The name of a value is the name of its node in the model's graph. A dense convolution is computed in bytes, with
 /// exact sums, unless it is among the `floats`. Its operands and its result need scales; the scale of the result is
-/// that of the last node that is computed with the convolution, such as its ReLU. First layers that read photos, a
+/// that of the last node that is computed with the convolution, such as its ReLU. A depthwise convolution whose input
+/// and result have scales is computed in bytes too, unless it is among the `floats`. First layers that read photos, a
 /// convolution with 7x7 windows and a maximum over 3x3, need only the scale of the maxima.
 ///
 /// ```
@@ -100,8 +101,10 @@ impl Quantization {
                 problems.push(format!("`{name}`: expected {channels} finite numbers, found {found}"));
             }
         }
-        let dense = optimized.nodes.iter().filter(|node| matches!(&node.op, Op::Conv2d(conv) if conv.groups == 1));
-        let read: Vec<(String, String)> = dense.map(|node| (node.name.clone(), name(node.inputs[0]))).collect();
+        let has_bytes =
+            |node: &&Node| matches!(&node.op, Op::Conv2d(of) if of.has_bytes(shapes[node.inputs[0].0].channels));
+        let layers = optimized.nodes.iter().filter(has_bytes);
+        let read: Vec<(String, String)> = layers.map(|node| (node.name.clone(), name(node.inputs[0]))).collect();
         for (layer, value) in read {
             let layer = graph.find(&layer).expect("a layer has the name of its convolution");
             if let Op::Conv2d(conv) = &mut graph.nodes[layer.0].op {
@@ -123,7 +126,8 @@ fn find(graph: &Network, name: &str) -> Result<NodeId, String> {
 /// The largest number of characters of a name in a message.
 const MOST_OF_A_NAME: usize = 80;
 
-/// For each layer in bytes and each of its values without a scale, the layer's name and the value's name.
+/// For each dense convolution in bytes and each of its values without a scale, the layer's name and the value's name. A
+/// depthwise convolution without scales is computed in floats.
 pub(super) fn missing(graph: &Network) -> Vec<(String, String)> {
     let (optimized, values) = optimize_of(graph);
     let first = first_layers(&optimized);
@@ -150,7 +154,8 @@ fn kept_values(graph: &Network, first: Option<FirstLayers>, layer: NodeId) -> Ve
     }
 }
 
-/// A layer that can be computed in bytes: a dense convolution that does not read the image, or a network's first layers.
+/// A layer that can be computed in bytes: a dense or depthwise convolution that does not read the image, or a network's
+/// first layers.
 #[derive(Clone)]
 pub(crate) struct ByteLayer {
     pub(crate) name: String,
@@ -173,6 +178,7 @@ pub(crate) struct ByteValue {
 pub(crate) fn byte_layers(graph: &Network) -> Vec<ByteLayer> {
     let (optimized, values) = optimize_of(graph);
     let (never_negative, first) = (never_negative(&optimized), first_layers(&optimized));
+    let shapes = infer(&without_scales(&optimized)).expect("a model's graph is well-formed");
     let value = |id: NodeId| {
         let mut steps = Vec::new();
         collect_steps(&optimized, id, &mut steps);
@@ -181,9 +187,11 @@ pub(crate) fn byte_layers(graph: &Network) -> Vec<ByteLayer> {
     };
     let is_first = |index: usize| first.is_some_and(|first| first.conv == NodeId(index));
     let layer = |(index, node): (usize, &Node)| match &node.op {
-        Op::Conv2d(conv) if conv.groups == 1 && (node.inputs[0] != NodeId(0) || is_first(index)) => {
-            let values = kept_values(&optimized, first, NodeId(index)).into_iter().map(value).collect();
-            Some(ByteLayer { name: node.name.clone(), values })
+        Op::Conv2d(conv) => {
+            let (x, id) = (node.inputs[0], NodeId(index));
+            let is_one = conv.has_bytes(shapes[x.0].channels) && (x != NodeId(0) || is_first(index));
+            let values = || kept_values(&optimized, first, id).into_iter().map(value).collect();
+            is_one.then(|| ByteLayer { name: node.name.clone(), values: values() })
         }
         _ => None,
     };
@@ -336,6 +344,31 @@ mod tests {
         for (name, wrong, expected) in cases {
             assert_eq!(means(name, wrong).apply(&graph()).unwrap_err(), [expected]);
         }
+    }
+
+    /// Scales that were found when depthwise layers were computed in floats are still accepted.
+    #[test]
+    fn a_depthwise_layer_without_scales_is_in_floats() {
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 16));
+        let x = g.conv2d("stem", image, 16, Window::square(3, 1, 1));
+        let depthwise = crate::graph::Conv2d::named("dw", 16, Window::square(3, 1, 1));
+        let x = g.conv2d_with("dw", x, crate::graph::Conv2d { groups: 16, ..depthwise });
+        let x = g.conv2d("project", x, 16, Window::square(1, 1, 0));
+        g.output("y", x);
+        let graph = Network::of(&g.finish().unwrap()).unwrap();
+        let names: Vec<String> = byte_layers(&graph).into_iter().map(|layer| layer.name).collect();
+        assert_eq!(names, ["dw", "project"]);
+        let old = of(&[("dw", 0.25), ("project", 0.5)], &["stem"]).apply(&graph).unwrap();
+        let shapes = infer(&without_scales(&graph)).unwrap();
+        let in_bytes = |graph: &Network| {
+            let graph = crate::model::in_bytes(graph, &shapes, |_| true);
+            let scaled = graph.nodes.into_iter().filter(|node| node.scale.is_some());
+            scaled.map(|node| node.name).collect::<Vec<_>>()
+        };
+        assert_eq!(in_bytes(&old), ["dw.quantize", "project"]);
+        let new = of(&[("stem", 1.0), ("dw", 0.25), ("project", 0.5)], &["stem"]).apply(&graph).unwrap();
+        assert_eq!(in_bytes(&new), ["stem.quantize", "dw", "project"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::concat::ConcatPart;
 use super::work::{Operand, Work};
-use super::{Choices, Kernel, Limits, QuantizedConv, StepOp, kernels, rows};
+use super::{Choices, Kernel, Limits, QuantizedConv, QuantizedDepthwise, StepOp, kernels, rows};
 use crate::error::Error;
 use crate::model::images::Network;
 use crate::model::{Conv2d, Node, NodeId, Op, Pool, Preprocessing, never_negative};
@@ -104,7 +104,9 @@ impl<'a> Context<'a> {
     /// operation.
     pub(crate) fn dense_in_bytes(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId], f32)> {
         match self.node(id) {
-            Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } => Some((conv, inputs, *scale)),
+            Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } if conv.groups == 1 => {
+                Some((conv, inputs, *scale))
+            }
             _ => None,
         }
     }
@@ -117,10 +119,12 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The depthwise convolution at node `id`, and its inputs; `None` for any other operation.
+    /// The depthwise convolution of floats at node `id`, and its inputs; `None` for any other operation.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id) {
-            Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
+            Node { op: Op::Conv2d(conv), inputs, scale: None, .. }
+                if conv.is_depthwise(self.shapes[inputs[0].0].channels) =>
+            {
                 Some((conv, inputs))
             }
             _ => None,
@@ -206,6 +210,9 @@ impl<'a> Context<'a> {
 
     fn quantized_conv(&self, node: &Node, conv: &Conv2d, output_scale: f32) -> StepOp {
         let input_scale = self.scale(node.inputs[0]).expect("what a convolution of bytes reads is in bytes");
+        if conv.is_depthwise(self.shapes[node.inputs[0].0].channels) {
+            return StepOp::QuantizedDepthwise(QuantizedDepthwise { conv: conv.clone(), input_scale, output_scale });
+        }
         let residual_scale = node.inputs.get(1).and_then(|&id| self.scale(id));
         StepOp::QuantizedConv(QuantizedConv {
             conv: conv.clone(),

@@ -113,7 +113,15 @@ impl Family {
         }
     }
 
-    /// Channels are stored in multiples of this many.
+    /// Channels of activations of this type are stored in multiples of this many: on a GPU, of 16 bytes.
+    pub(crate) const fn channels_of(self, dtype: Dtype) -> usize {
+        match (self, dtype) {
+            (Self::Sm80, Dtype::U8 | Dtype::I8) => 16,
+            _ => self.channel_align(),
+        }
+    }
+
+    /// Channels of floats are stored in multiples of this many.
     pub(crate) const fn channel_align(self) -> usize {
         match self {
             Self::Cpu => 1,

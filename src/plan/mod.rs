@@ -53,7 +53,7 @@ pub use kernels::{
 };
 pub use limits::{Family, Limits};
 pub(crate) use op::mean_factor;
-pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedStem, StepOp};
+pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedDepthwise, QuantizedStem, StepOp};
 pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};

@@ -42,6 +42,8 @@ pub enum StepOp {
     Few(FewOp),
     /// Dense convolution of bytes with bias, residual and activation.
     QuantizedConv(QuantizedConv),
+    /// Depthwise convolution of bytes with bias and activation.
+    QuantizedDepthwise(QuantizedDepthwise),
     /// A network's first layers from photos to bytes: input rows → bytes.
     QuantizedStem(QuantizedStem),
     /// Mean over all pixels of a value in bytes with this scale.
@@ -214,6 +216,32 @@ impl QuantizedConv {
     }
 }
 
+/// A depthwise convolution with bias and activation, all of bytes: sums are exact, and a result is rounded once.
+///
+/// ```
+/// use trefoil::{Activation, model::images::{Conv2d, Window}, plan::{QuantizedDepthwise, StepOp}};
+/// let conv = Conv2d { groups: 32, ..Conv2d::named("conv_dw", 32, Window::square(3, 1, 1)) };
+/// let conv = Conv2d { activation: Activation::Relu6, ..conv };
+/// let of = QuantizedDepthwise { conv, input_scale: 0.02, output_scale: 0.01 };
+/// assert_eq!(StepOp::QuantizedDepthwise(of).label(1), "s8 dw3x3+relu6");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizedDepthwise {
+    /// The convolution.
+    pub conv: Conv2d,
+    /// The scale of the input.
+    pub input_scale: f32,
+    /// The number that 1 of the result stands for.
+    pub output_scale: f32,
+}
+
+impl QuantizedDepthwise {
+    fn filter(&self, weights: &model::Weights, in_channels: usize) -> Result<ByteFilter, Error> {
+        let source = ByteSource { conv: &self.conv, in_channels, scale: self.input_scale };
+        byte_filter(weights, &[source], self.output_scale)
+    }
+}
+
 /// A network's first layers, from photos to bytes. Weights and biases contain the normalisation. Sums over the photo's
 /// bytes are exact, and the maximum of sums is rounded once. Pixels outside of the photo have the bytes nearest to the
 /// mean.
@@ -264,6 +292,9 @@ impl StepOp {
                 });
                 Self::QuantizedConv(QuantizedConv { conv: of.conv.for_weights(), joined, ..*of })
             }
+            Self::QuantizedDepthwise(of) => {
+                Self::QuantizedDepthwise(QuantizedDepthwise { conv: of.conv.for_weights(), ..*of })
+            }
             Self::QuantizedStem(QuantizedStem { stem, output_scale }) => {
                 let (conv, conv_shape) = (stem.conv.for_weights(), Shape::vector(0));
                 let stem = Stem { conv, conv_shape, pool: None, ..stem.clone() };
@@ -303,6 +334,7 @@ impl StepOp {
     pub(crate) fn byte_filter(&self, weights: &model::Weights, channels: &[usize]) -> Result<ByteFilter, Error> {
         match self {
             Self::QuantizedConv(of) => of.filter(weights, channels),
+            Self::QuantizedDepthwise(of) => of.filter(weights, channels[0]),
             Self::QuantizedStem(of) => of.filter(weights),
             other => Err(Error::Internal { what: format!("{} in bytes", other.label(channels.len())) }),
         }
@@ -331,6 +363,7 @@ impl StepOp {
                 };
                 format!("s8 {}", in_floats.label(inputs))
             }
+            Self::QuantizedDepthwise(of) => format!("s8 {}", Self::Depthwise(of.conv.clone()).label(inputs)),
             Self::QuantizedStem(of) => format!("s8 {}", Self::Stem(of.stem.clone()).label(inputs)),
             Self::QuantizedMean(_) => "s8 global-pool".into(),
             Self::Quantize(_) => "quantize".into(),
@@ -380,6 +413,7 @@ impl StepOp {
             Self::Conv(_) | Self::ConvSum { .. } => "conv2d_fprop",
             Self::Few(_) => "conv2d_few",
             Self::QuantizedConv(_) => "conv2d_s8",
+            Self::QuantizedDepthwise(_) => "conv2d_depthwise_s8",
             Self::QuantizedStem(_) => "stem_s8",
             Self::QuantizedMean(_) => "mean_s8",
             Self::Quantize(_) | Self::Dequantize(_) => "convert",
@@ -407,7 +441,10 @@ impl StepOp {
             Self::Stem(stem) | Self::QuantizedStem(QuantizedStem { stem, .. }) => {
                 format!("{} {}", window(&stem.conv.window), stem.conv_shape)
             }
-            Self::Conv(conv) | Self::Depthwise(conv) | Self::ExpandDepthwise { conv, .. } => window(&conv.window),
+            Self::Conv(conv)
+            | Self::Depthwise(conv)
+            | Self::QuantizedDepthwise(QuantizedDepthwise { conv, .. })
+            | Self::ExpandDepthwise { conv, .. } => window(&conv.window),
             Self::Few(of) => format!("{} {} {:?}", window(&of.conv.window), of.input, of.x),
             Self::QuantizedConv(of) => of.convs().map(|(conv, _)| window(&conv.window)).collect::<Vec<_>>().join(" + "),
             Self::ConvSum { conv, joined } | Self::Chain { conv, joined: Some(joined), .. } => {
@@ -445,7 +482,9 @@ impl StepOp {
                 let output = Operand { shape: stem.conv_shape, ..y[0] };
                 vec![vec![conv(name, &stem.conv, x[0], output)]]
             }
-            Self::Conv(own) | Self::Depthwise(own) => vec![vec![conv(name, own, x[0], y[0])]],
+            Self::Conv(own) | Self::Depthwise(own) | Self::QuantizedDepthwise(QuantizedDepthwise { conv: own, .. }) => {
+                vec![vec![conv(name, own, x[0], y[0])]]
+            }
             Self::Few(of) => {
                 vec![vec![conv(name, &of.conv, of.pixels(y[0].dtype), Operand::rows(of.output, y[0].dtype))]]
             }
@@ -518,6 +557,7 @@ impl StepOp {
             Self::Conv(_)
             | Self::Few(_)
             | Self::QuantizedConv(_)
+            | Self::QuantizedDepthwise(_)
             | Self::ConvSum { .. }
             | Self::Chain { .. }
             | Self::Depthwise(_)
@@ -544,6 +584,7 @@ impl StepOp {
             | Self::Conv(_)
             | Self::Few(_)
             | Self::QuantizedConv(_)
+            | Self::QuantizedDepthwise(_)
             | Self::QuantizedStem(_)
             | Self::QuantizedMean(_)
             | Self::Quantize(_)
@@ -574,7 +615,7 @@ impl StepOp {
 
     /// Whether the products of the operation are of bytes.
     pub(super) const fn is_of_bytes(&self) -> bool {
-        matches!(self, Self::QuantizedConv(_) | Self::QuantizedStem(_))
+        matches!(self, Self::QuantizedConv(_) | Self::QuantizedDepthwise(_) | Self::QuantizedStem(_))
     }
 
     /// Whether a CPU computes the operation: one node of a graph, the output rows, or nodes that every device computes
@@ -584,6 +625,7 @@ impl StepOp {
             Self::Normalize { .. }
             | Self::Conv(_)
             | Self::QuantizedConv(_)
+            | Self::QuantizedDepthwise(_)
             | Self::QuantizedStem(_)
             | Self::QuantizedMean(_)
             | Self::Quantize(_)
@@ -617,7 +659,8 @@ impl StepOp {
         match self {
             Self::Conv(_) | Self::ConvSum { .. } | Self::MaxPool(_) | Self::AvgPool(_) | Self::Add(_) => true,
             Self::Dequantize(_) => true,
-            Self::QuantizedConv(_) | Self::QuantizedStem(_) | Self::QuantizedMean(_) | Self::Quantize(_) => false,
+            Self::QuantizedConv(_) | Self::QuantizedDepthwise(_) | Self::QuantizedStem(_) => false,
+            Self::QuantizedMean(_) | Self::Quantize(_) => false,
             Self::Normalize { .. }
             | Self::Stem(_)
             | Self::Few(_)

@@ -51,6 +51,8 @@ pub(crate) enum FilterOrder {
     /// As [`Dense`](Self::Dense), with each 16 output channels in the order of the kernels of bytes. After the first
     /// filter of a sum follow a bias in i32 and a scale in f32 for each output channel.
     Bytes,
+    /// As [`Depthwise`](Self::Depthwise), in bytes. Behind them are a bias in i32 and a scale in f32 for each channel.
+    DepthwiseBytes,
     /// The order of the kernel of a network's first layers in bytes; biases and scales follow the filter.
     StemBytes,
     /// The order of the kernel of a network's first layers; the bias in f32 follows the filter.
@@ -106,13 +108,16 @@ impl Packing<'_> {
     pub(crate) fn bytes(&self) -> usize {
         match self.order {
             FilterOrder::Stem(layers) => layers.weight_bytes(),
-            FilterOrder::Bytes | FilterOrder::StemBytes if self.bias_behind().is_some() => {
+            FilterOrder::Bytes | FilterOrder::DepthwiseBytes | FilterOrder::StemBytes
+                if self.bias_behind().is_some() =>
+            {
                 self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>())
             }
             FilterOrder::Dense
             | FilterOrder::Taps
             | FilterOrder::Depthwise
             | FilterOrder::Bytes
+            | FilterOrder::DepthwiseBytes
             | FilterOrder::StemBytes => self.filter_bytes(),
         }
     }
@@ -124,7 +129,7 @@ impl Packing<'_> {
             FilterOrder::StemBytes => STEM_FILTER_BYTES,
             FilterOrder::Taps => self.k_stored() * taps * packed_channels(self.c_stored()) * self.dtype.bytes(),
             FilterOrder::Stem(layers) => layers.filter_elems() * self.dtype.bytes(),
-            FilterOrder::Dense | FilterOrder::Depthwise | FilterOrder::Bytes => {
+            FilterOrder::Dense | FilterOrder::Depthwise | FilterOrder::Bytes | FilterOrder::DepthwiseBytes => {
                 self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
             }
         }
@@ -151,7 +156,7 @@ impl Packing<'_> {
                 let place = FILTER_ORDER.iter().position(|&of| of == place).expect("all places are in the order");
                 (group * FILTER_ORDER.len() + place) * taps * stored[1]
             }
-            FilterOrder::Depthwise | FilterOrder::Stem(_) | FilterOrder::StemBytes => k,
+            FilterOrder::Depthwise | FilterOrder::DepthwiseBytes | FilterOrder::Stem(_) | FilterOrder::StemBytes => k,
         };
         let first_channel = self.first_channel(k);
         move |c, tap| match order {
@@ -159,7 +164,7 @@ impl Packing<'_> {
                 first + tap * packed_channels(stored[1]) + packed_channel(stored[1], first_channel + c)
             }
             FilterOrder::Dense | FilterOrder::Bytes => first + tap * stored[1] + c,
-            FilterOrder::Depthwise => first + tap * stored[0],
+            FilterOrder::Depthwise | FilterOrder::DepthwiseBytes => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
             FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
         }
@@ -169,7 +174,7 @@ impl Packing<'_> {
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
             FilterOrder::Dense | FilterOrder::Taps | FilterOrder::Depthwise => None,
-            FilterOrder::Bytes | FilterOrder::StemBytes => {
+            FilterOrder::Bytes | FilterOrder::DepthwiseBytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }
             FilterOrder::Stem(_) => Some(self.filter_bytes()),

@@ -56,7 +56,7 @@ pub(crate) enum Weights<'a> {
 impl Operand {
     /// Activations in the layout of a family of kernels.
     pub(super) fn activations(shape: Shape, dtype: Dtype, family: Family) -> Self {
-        Self { shape, stored_channels: shape.channels.next_multiple_of(family.channel_align()), dtype }
+        Self { shape, stored_channels: shape.channels.next_multiple_of(family.channels_of(dtype)), dtype }
     }
 
     /// Rows of an engine's input or output, which have no padding.

@@ -45,9 +45,14 @@ impl Growing {
         dq
     }
 
-    /// Adds a convolution whose filter consists of bytes, with a scale for each output channel.
+    /// Adds a dense convolution.
     fn conv(&mut self, name: &str, x: &str, side: usize) {
-        let terms = CHANNELS * side * side;
+        self.grouped(name, x, side, 1);
+    }
+
+    /// Adds a convolution whose filter consists of bytes, with a scale for each output channel.
+    fn grouped(&mut self, name: &str, x: &str, side: usize, groups: usize) {
+        let terms = CHANNELS / groups * side * side;
         // The first weight of each channel is the largest byte, so that the quantised weights keep their scale.
         let weight = |at: usize| if at.is_multiple_of(terms) { 127 } else { (at * 89 % 211) as i32 - 105 } as i8 as u8;
         let weights: Vec<u8> = (0..CHANNELS * terms).map(weight).collect();
@@ -55,12 +60,13 @@ impl Growing {
             .flat_map(|k| ((1.0 + k as f32 / 16.0) / (90.0 * (terms as f32).sqrt())).to_le_bytes())
             .collect();
         let [w, s, dq] = ["weight", "weight.scale", "weight.dq"].map(|part| format!("{name}.{part}"));
-        self.tensor(&w, I8, &[CHANNELS, CHANNELS, side, side], &weights);
+        self.tensor(&w, I8, &[CHANNELS, CHANNELS / groups, side, side], &weights);
         self.tensor(&s, F32, &[CHANNELS], &scales);
         let axis = attribute("axis", &[int(3, 0), int(20, 2)]);
         self.node("DequantizeLinear", &[&w, &s], &dq, &[axis]);
         let pads: Vec<u8> = [side / 2; 4].iter().flat_map(|&pad| int(8, pad as i64)).collect();
-        self.node("Conv", &[x, &dq], name, &[attribute("pads", &[pads, int(20, 7)])]);
+        let group = attribute("group", &[int(3, groups as i64), int(20, 2)]);
+        self.node("Conv", &[x, &dq], name, &[attribute("pads", &[pads, int(20, 7)]), group]);
     }
 
     /// Finishes the file; its result is the mean of each channel of `last`.
@@ -78,13 +84,15 @@ impl Growing {
     }
 }
 
-/// Two layers with a shortcut, in each way of writing symmetric bytes; and a layer of a value that is not symmetric.
+/// Three layers with a shortcut, the second of them depthwise, in each way of writing symmetric bytes; and a layer of a value that is not symmetric.
 fn file() -> Vec<u8> {
     let mut g = Growing::default();
     let image = g.rounded("image", 1.0 / 100.0, I8, 0);
     g.conv("a", &image, 3);
     let a = g.rounded("a", 1.0 / 120.0, U8, 0); // negative numbers become 0: a ReLU
-    g.conv("b", &a, 1);
+    g.grouped("w", &a, 3, CHANNELS);
+    let w = g.rounded("w", 1.0 / 60.0, I8, 0);
+    g.conv("b", &w, 1);
     let b = g.rounded("b", 1.0 / 80.0, U8, 128);
     g.node("Add", &[&b, &image], "sum", &[]);
     g.node("Relu", &["sum"], "relu", &[]);
@@ -137,10 +145,10 @@ fn a_file_of_bytes_is_a_network_in_bytes() {
     let in_bytes: Vec<&str> = plan
         .steps
         .iter()
-        .filter(|step| matches!(step.op, StepOp::QuantizedConv(_)))
+        .filter(|step| matches!(step.op, StepOp::QuantizedConv(_) | StepOp::QuantizedDepthwise(_)))
         .map(|step| step.name.as_str())
         .collect();
-    assert_eq!(in_bytes, ["a#1", "b#1"], "{plan}");
+    assert_eq!(in_bytes, ["a#1", "w#1", "b#1"], "{plan}");
 
     // A layer gives the file's integers, except for quotients near a half. A sum differs by at most one step: the file
     // rounds the second layer's result before the addition, the engine does not.

@@ -1,6 +1,7 @@
 //! The rules of `docs/quantization.md` for a layer in bytes, by plain loops in integers.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use trefoil::model::images::{Conv2d, Network, Node, Op, Window};
 use trefoil::{Activation, Shape};
@@ -46,6 +47,7 @@ pub fn convolved(
         match op {
             Op::Conv2d(other)
                 if inputs.len() == 1
+                    && other.groups == 1
                     && other.activation == Activation::None
                     && graph.use_counts()[added.0] == 1
                     && values[inputs[0].0].is_signed == x.is_signed =>
@@ -74,18 +76,24 @@ fn convolution(
         sources.iter().map(of).sum::<f64>()
     };
     let taps = |conv: &Conv2d| conv.window.size.iter().product::<usize>();
-    let most = |(conv, x): &(&Conv2d, &Value)| -> f64 {
-        x.channels.iter().map(|[_, zero]| taps(conv) as f64 * 128.0 * (255.0 + zero)).sum()
+    // The input channels that an output channel reads: all of them, or one if the convolution is depthwise.
+    let read = |conv: &Conv2d, x: &Value, k: usize| {
+        let count = x.shape.channels / conv.groups;
+        let first = k / (y.channels / conv.groups) * count;
+        first..first + count
     };
-    let most = f64::from(i32::MAX) - sources.iter().map(most).sum::<f64>();
     let [lowest, highest] = if sources[0].0.activation == Activation::None { [-128, 127] } else { [0, 255] };
     let mut result = vec![0; y.elems()];
     for k in 0..y.channels {
+        let most = |(conv, x): &(&Conv2d, &Value)| -> f64 {
+            x.channels[read(conv, x, k)].iter().map(|[_, zero]| taps(conv) as f64 * 128.0 * (255.0 + zero)).sum()
+        };
+        let most = f64::from(i32::MAX) - sources.iter().map(most).sum::<f64>();
         // The product of each weight with a byte of 1, [C][R][S].
         let products = sources.iter().map(|(conv, x)| {
-            let terms = taps(conv) * x.shape.channels;
+            let (channels, terms) = (&x.channels[read(conv, x, k)], taps(conv) * read(conv, x, k).len());
             let weights = tensors[&conv.filter][k * terms..][..terms].iter().enumerate();
-            weights.map(|(at, w)| f64::from(*w) * x.channels[at / taps(conv)][0]).collect::<Vec<f64>>()
+            weights.map(|(at, w)| f64::from(*w) * channels[at / taps(conv)][0]).collect::<Vec<f64>>()
         });
         let products: Vec<Vec<f64>> = products.collect();
         let largest = products.iter().flatten().fold(0.0_f64, |most, product| most.max(product.abs()));
@@ -94,19 +102,22 @@ fn convolution(
             products.iter().map(|of| of.iter().map(|w| (w / unit).round_ties_even() as i64).collect()).collect();
         let [mut of_zeros, mut lost] = [0.0; 2];
         for (((conv, x), filter), products) in sources.iter().zip(&filters).zip(&products) {
+            let channels = read(conv, x, k);
             if let Some(means) = &conv.means {
                 for (at, (product, weight)) in products.iter().zip(filter).enumerate() {
-                    let mean = f64::from(means[at / taps(conv)]) / f64::from(x.scale);
+                    let mean = f64::from(means[channels.start + at / taps(conv)]) / f64::from(x.scale);
                     lost += (product - *weight as f64 * unit) * mean.clamp(-128.0, 255.0);
                 }
             }
-            of_zeros +=
-                filter.iter().enumerate().map(|(at, w)| *w as f64 * x.channels[at / taps(conv)][1]).sum::<f64>();
+            let zero = |at: usize| x.channels[channels.start + at / taps(conv)][1];
+            of_zeros += filter.iter().enumerate().map(|(at, w)| *w as f64 * zero(at)).sum::<f64>();
         }
         let bias = ((bias(k) + lost) / unit - of_zeros).round_ties_even() as i64;
         let factor = (unit / f64::from(scale)) as f32;
         for pixel in 0..y.pixels() {
-            let seen = |((conv, x), filter): (&(&Conv2d, &Value), &Vec<i64>)| sum_of(conv, x, filter, pixel, y.width);
+            let seen = |((conv, x), filter): (&(&Conv2d, &Value), &Vec<i64>)| {
+                sum_of(conv, x, read(conv, x, k), filter, [pixel, y.width])
+            };
             let sum = bias + sources.iter().zip(&filters).map(seen).sum::<i64>();
             let scaled = i32::try_from(sum).expect("problems stay inside 32 bits") as f32 * factor;
             let at = pixel * y.channels + k;
@@ -120,14 +131,15 @@ fn convolution(
     result
 }
 
-/// The sum of products under a convolution's window for an output pixel.
-fn sum_of(conv: &Conv2d, x: &Value, filter: &[i64], pixel: usize, width: usize) -> i64 {
+/// The sum of products of some channels under a convolution's window for an output pixel, of rows of `width` pixels.
+fn sum_of(conv: &Conv2d, x: &Value, channels: Range<usize>, filter: &[i64], [pixel, width]: [usize; 2]) -> i64 {
     let Window { size: [r_size, s_size], stride, pad, .. } = conv.window;
     let mut sum = 0;
-    for (c, tap) in (0..x.shape.channels).flat_map(|c| (0..r_size * s_size).map(move |tap| (c, tap))) {
+    let count = channels.len();
+    for (c, tap) in (0..count).flat_map(|c| (0..r_size * s_size).map(move |tap| (c, tap))) {
         let h = (pixel / width * stride[0] + tap / s_size).checked_sub(pad.top);
         let w = (pixel % width * stride[1] + tap % s_size).checked_sub(pad.left);
-        sum += x.at(h, w, c) * filter[c * r_size * s_size + tap];
+        sum += x.at(h, w, channels.start + c) * filter[c * r_size * s_size + tap];
     }
     sum
 }

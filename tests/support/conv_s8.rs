@@ -138,7 +138,8 @@ fn sums(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) 
     all
 }
 
-fn output(input: Shape, channels: usize, window: &Window) -> Shape {
+/// The shape of the result of a window over an image.
+pub fn output(input: Shape, channels: usize, window: &Window) -> Shape {
     let Window { size, stride, pad, dilation } = *window;
     let along = |axis: usize, length: usize, pads: usize| {
         (length + pads - (size[axis] - 1) * dilation[axis] - 1) / stride[axis] + 1
@@ -304,7 +305,8 @@ fn kind(signed: bool) -> &'static str {
     if signed { "s8" } else { "u8" }
 }
 
-fn value_of(byte: u8, signed: bool) -> i32 {
+/// The number that a byte in memory is.
+pub fn value_of(byte: u8, signed: bool) -> i32 {
     if signed { i32::from(byte as i8) } else { i32::from(byte) }
 }
 

@@ -10,6 +10,8 @@ pub mod byte_rules;
 pub mod conv_s8;
 #[cfg(feature = "cuda")]
 pub mod convolution;
+#[cfg(feature = "cuda")]
+pub mod depthwise_s8;
 pub mod embedding;
 pub mod encoder;
 #[cfg(feature = "cuda")]

@@ -27,12 +27,11 @@ pub struct Problem {
 /// Number of rows of a problem.
 const ROWS: usize = 2;
 
-/// All problems. With `for_gpus`, channels are multiples of 16, so that GPUs have kernels of bytes for them.
-pub fn all(for_gpus: bool) -> Vec<Problem> {
-    let sizes: &[([usize; 3], usize)] =
-        if for_gpus { &[([9, 11, 32], 48), ([10, 10, 64], 80)] } else { &[([9, 11, 21], 37), ([5, 6, 130], 40)] };
+/// All problems.
+pub fn all() -> Vec<Problem> {
+    let sizes = [([9, 11, 32], 48), ([10, 10, 64], 80), ([9, 11, 21], 37), ([5, 6, 130], 40)];
     let mut all = Vec::new();
-    for &([height, width, channels], inside) in sizes {
+    for ([height, width, channels], inside) in sizes {
         let input = Shape::new(height, width, channels);
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             all.extend([false, true].map(|behind| block(input, inside, behind, activation, 1.0 / 64.0)));
@@ -40,13 +39,18 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
         // Most results exceed the largest byte.
         all.push(block(input, inside, true, Activation::Relu, 1.0 / 1024.0));
     }
-    if for_gpus {
-        let pad = Pad { top: 3, left: 2, bottom: 2, right: 4 };
-        all.push(photos(64, Pad { top: 3, left: 3, bottom: 3, right: 3 }, true, 1.0 / 32.0));
-        all.push(photos(16, pad, false, 1.0 / 64.0));
-        all.push(photos(48, pad, true, 1.0 / 512.0)); // most results are beyond the largest byte
-        all.extend([false, true].map(|relu| classes(pad, relu)));
+    for (size, stride, [height, width, channels], expanded) in
+        [(3, 1, [9, 11, 24], 144), (3, 2, [30, 17, 16], 96), (5, 1, [14, 14, 40], 37), (5, 2, [15, 29, 32], 200)]
+    {
+        for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
+            all.push(mobile(Shape::new(height, width, channels), expanded, [size, stride], activation));
+        }
     }
+    let pad = Pad { top: 3, left: 2, bottom: 2, right: 4 };
+    all.push(photos(64, Pad { top: 3, left: 3, bottom: 3, right: 3 }, true, 1.0 / 32.0));
+    all.push(photos(16, pad, false, 1.0 / 64.0));
+    all.push(photos(48, pad, true, 1.0 / 512.0)); // most results are beyond the largest byte
+    all.extend([false, true].map(|relu| classes(pad, relu)));
     all
 }
 
@@ -77,6 +81,11 @@ impl Growing {
     fn conv(&mut self, name: &str, x: ValueId, channels: usize, window: Window) -> ValueId {
         let conv = Conv2d { bias: Some(format!("{name}.bias")), ..Conv2d::named(name, channels, window) };
         self.graph.conv2d_with(name, x, conv)
+    }
+
+    fn depthwise(&mut self, name: &str, x: ValueId, channels: usize, window: Window) -> ValueId {
+        let conv = Conv2d { bias: Some(format!("{name}.bias")), ..Conv2d::named(name, channels, window) };
+        self.graph.conv2d_with(name, x, Conv2d { groups: channels, ..conv })
     }
 
     fn act(&mut self, name: &str, x: ValueId, activation: Activation) -> ValueId {
@@ -139,6 +148,33 @@ fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scal
     let y = g.conv("d", x, out, Window::square(3, 1, 1));
     let sum = g.graph.add("last", y, x);
     let y = g.act("last", sum, Activation::Relu);
+    g.finish(name, y, InputFormat::F32Nhwc, |random| random.between(0, 320) as f32 / 128.0 - 1.25)
+}
+
+/// Two blocks of a mobile network: a depthwise convolution of the image and a 1x1; then a 1x1 to more channels, a
+/// depthwise convolution, and a 1x1 that adds its own input if the sizes are the same. The means of the inputs of the
+/// second depthwise convolution and of the last 1x1 are known.
+fn mobile(input: Shape, expanded: usize, [size, stride]: [usize; 2], activation: Activation) -> Problem {
+    let name = format!("mobile block of {input} by {expanded}, {size}x{size}/{stride}, {activation}");
+    let single = Window::square(1, 1, 0);
+    let value = |layer: &str| if activation == Activation::None { layer.into() } else { format!("{layer}.act") };
+    let mut g = Growing::new(1.0 / 64.0);
+    let image = g.graph.image("image", input);
+    g.scaled("input", 1.0 / 128.0);
+    let x = g.depthwise("first", image, input.channels, Window::square(3, 1, 1));
+    let x = g.act("first", x, activation);
+    let x = g.conv("project", x, input.channels, single);
+    g.scaled("project", 1.0 / 32.0);
+    let y = g.conv("expand", x, expanded, single);
+    let y = g.act("expand", y, activation);
+    g.known(&value("expand"), expanded);
+    let pad = Pad { top: size / 2, left: size / 2 - 1, bottom: size / 2, right: size / 2 + 1 };
+    let y = g.depthwise("depthwise", y, expanded, Window { pad, ..Window::square(size, stride, 0) });
+    let y = g.act("depthwise", y, activation);
+    g.known(&value("depthwise"), expanded);
+    let y = g.conv("last", y, input.channels, single);
+    let y = if stride == 1 { g.graph.add("sum", y, x) } else { y };
+    g.scaled(if stride == 1 { "sum" } else { "last" }, 1.0 / 16.0);
     g.finish(name, y, InputFormat::F32Nhwc, |random| random.between(0, 320) as f32 / 128.0 - 1.25)
 }
 

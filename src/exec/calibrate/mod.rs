@@ -74,7 +74,7 @@ impl Calibrator {
         let layers = byte_layers(model.image_network()?);
         if layers.is_empty() {
             return Err(Error::Unsupported {
-                what: format!("`{}` in bytes: no dense convolution reads another layer's value", model.name()),
+                what: format!("`{}` in bytes: no convolution reads another layer's value", model.name()),
                 instead: "run it as it is".into(),
             });
         }

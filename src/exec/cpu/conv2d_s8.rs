@@ -76,6 +76,18 @@ pub(super) fn scratch_of(of: &QuantizedConv, inputs: &[Shape], y: Shape) -> usiz
     BLOCK.min(y.pixels()) * (deepest.expect("a convolution") + y.channels.next_multiple_of(LANES))
 }
 
+/// The least and the greatest result of a layer with this activation.
+pub(super) fn range(y: Image, activation: Activation) -> [f32; 2] {
+    let lowest = if y.signed && activation == Activation::None { -128.0 } else { 0.0 };
+    [lowest, if y.signed { 127.0 } else { 255.0 }]
+}
+
+/// The byte of a result: the nearest integer, the even one of two, within a range.
+#[inline(always)]
+pub(super) fn byte(value: f32, [low, high]: [f32; 2]) -> u8 {
+    value.clamp(low, high).round_ties_even() as i32 as u8
+}
+
 impl Source {
     fn new(window: &Window, x: Image, y: Shape) -> Self {
         let k_gemm = window.size.iter().product::<usize>() * x.shape.channels;
@@ -109,14 +121,13 @@ impl Conv2dS8 {
     pub fn new(isa: Isa, of: &QuantizedConv, weights: Arc<BytePanels>, inputs: &[Image], y: Image) -> Self {
         let source = |((conv, _), &x): ((&Conv2d, _), &Image)| Source::new(&conv.window, x, y.shape);
         let sources: Vec<Source> = of.convs().zip(inputs).map(source).collect();
-        let lowest = if y.signed && of.conv.activation == Activation::None { -128.0 } else { 0.0 };
         Self {
             isa,
             y: y.shape,
             residual: of.residual_factor().zip(inputs.get(sources.len()).map(|residual| residual.signed)),
             sources,
             weights,
-            range: [lowest, if y.signed { 127.0 } else { 255.0 }],
+            range: range(y, of.conv.activation),
         }
     }
 
@@ -144,15 +155,13 @@ impl Conv2dS8 {
     /// Computes the results of a pixel from its sums.
     #[inline(always)]
     fn requantise(&self, sums: &[i32], residual: Option<&[u8]>, y: &mut [u8]) {
-        let [low, high] = self.range;
-        let byte = |value: f32| value.clamp(low, high).round_ties_even() as i32 as u8;
         let scaled = sums.iter().zip(&self.weights.scale).map(|(sum, scale)| *sum as f32 * scale);
         match residual.zip(self.residual) {
-            None => y.iter_mut().zip(scaled).for_each(|(y, value)| *y = byte(value)),
+            None => y.iter_mut().zip(scaled).for_each(|(y, value)| *y = byte(value, self.range)),
             Some((residual, (factor, signed))) => {
                 for ((y, value), &added) in y.iter_mut().zip(scaled).zip(residual) {
                     let added = if signed { f32::from(added as i8) } else { f32::from(added) };
-                    *y = byte(added.mul_add(factor, value));
+                    *y = byte(added.mul_add(factor, value), self.range);
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 mod add;
 mod conv2d_depthwise;
+mod conv2d_depthwise_s8;
 mod conv2d_fprop;
 mod conv2d_s8;
 mod convert;

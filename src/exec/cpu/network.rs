@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::add::Add;
 use super::conv2d_depthwise::{Conv2dDepthwise, Taps};
+use super::conv2d_depthwise_s8::{ByteTaps, Conv2dDepthwiseS8};
 use super::conv2d_fprop::{Conv2dFprop, Panels, scratch_of};
 use super::conv2d_s8::{self, BytePanels, Conv2dS8, Image};
 use super::convert::{Dequantize, Quantize};
@@ -50,6 +51,7 @@ enum Kernel {
     Quantize(Quantize),
     Dequantize(Box<Dequantize>),
     Depthwise(Box<Conv2dDepthwise>),
+    DepthwiseS8(Box<Conv2dDepthwiseS8>),
     Pool(Box<Pool2d>),
     GlobalAvgPool(GlobalAvgPool),
     Linear(Linear),
@@ -175,6 +177,7 @@ impl Kernel {
             Self::Depthwise(kernel) => {
                 kernel.lines().share(at.team, floats_mut(y), &|_, rows, y| kernel.run(rows, floats(x), y));
             }
+            Self::DepthwiseS8(kernel) => kernel.lines().share(at.team, y, &|_, rows, y| kernel.run(rows, x, y)),
             Self::Pool(kernel) => {
                 kernel.lines().share(at.team, floats_mut(y), &|_, rows, y| kernel.run(rows, floats(x), y));
             }
@@ -223,6 +226,8 @@ pub(super) fn weight_bytes(step: &Step) -> u64 {
     | StepOp::QuantizedStem(QuantizedStem { stem: Stem { conv, .. }, .. }) = &step.op
     {
         in_lanes(conv, size_of::<f32>() as u64 * step.weight_bytes) // a filter's are kept as floats
+    } else if let StepOp::QuantizedDepthwise(_) = &step.op {
+        size_of::<i32>() as u64 * step.weight_bytes
     } else {
         step.weight_bytes
     }
@@ -278,6 +283,12 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
         StepOp::Depthwise(conv) => {
             let repack = || Ok(Taps::new(fold_conv(weights, conv, x.channels)?, x.channels));
             Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, packed.filter(plan, step, repack)?, x, y).into())
+        }
+        StepOp::QuantizedDepthwise(of) => {
+            let repack = || Ok(ByteTaps::new(step.op.byte_filter(weights, &[x.channels])?));
+            let taps = packed.filter(plan, step, repack)?;
+            let [x, y] = [step.inputs[0], step.outputs[0]].map(image);
+            Kernel::DepthwiseS8(Conv2dDepthwiseS8::new(isa, &of.conv, taps, x, y).into())
         }
         StepOp::MaxPool(pool) => Kernel::Pool(Pool2d::max(isa, pool, x, target).into()),
         StepOp::AvgPool(pool) => Kernel::Pool(Pool2d::mean(isa, pool, x, target).into()),

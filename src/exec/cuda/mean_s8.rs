@@ -12,7 +12,7 @@ use crate::tensor::{Dtype, Shape};
 
 kernel_args! {
     /// `MeanS8Args`.
-    MeanS8Args, 40 bytes {
+    MeanS8Args, 48 bytes {
         x: u64,
         y: u64,
         images: i32,
@@ -21,6 +21,8 @@ kernel_args! {
         chunk_blocks: i32,
         scale: f32,
         flip: u32,
+        y_words: i32,
+        padding: i32,
     }
 }
 
@@ -37,8 +39,10 @@ pub(crate) struct S8MeanProblem {
     pub(crate) x_signed: bool,
     /// The factor of the sums over pixels.
     pub(crate) scale: f32,
-    /// Halves [batch][C].
+    /// Halves [batch][y_channels].
     pub(crate) y: u64,
+    /// The channels of the result, an even number: the first ones of the input.
+    pub(crate) y_channels: usize,
 }
 
 /// Bytes of a chunk, which a lane reads at once.
@@ -66,7 +70,8 @@ impl Launcher for MeanS8 {
         let StepOp::QuantizedMean(scale) = *step.op() else { return Err(step.wrong_kernel()) };
         let ((x, _, y), input) = (step.pointers(), stored(step.x()));
         let (x_signed, scale) = (step.x().dtype == Dtype::I8, mean_factor(scale, input));
-        launch(&S8MeanProblem { batch: step.batch(), input, x, x_signed, scale, y })
+        let y_channels = step.y().stored_channels;
+        launch(&S8MeanProblem { batch: step.batch(), input, x, x_signed, scale, y, y_channels })
     }
 
     #[cfg(test)]
@@ -77,9 +82,12 @@ impl Launcher for MeanS8 {
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &S8MeanProblem) -> Result<Launch, Error> {
-    let S8MeanProblem { batch, input, x, x_signed, scale, y } = *problem;
+    let S8MeanProblem { batch, input, x, x_signed, scale, y, y_channels } = *problem;
     if !input.channels.is_multiple_of(CHUNK_BYTES) {
         return Err(unsupported("channels", input.channels, "the kernel takes a multiple of 16"));
+    }
+    if !y_channels.is_multiple_of(2) || !(2..=input.channels).contains(&y_channels) {
+        return Err(unsupported("channels of the means", y_channels, "the kernel takes an even number of the input's"));
     }
     let c_chunks = input.channels / CHUNK_BYTES;
     let chunk_blocks = c_chunks.div_ceil(LANES);
@@ -92,6 +100,8 @@ pub(crate) fn launch(problem: &S8MeanProblem) -> Result<Launch, Error> {
         chunk_blocks: chunk_blocks as i32, // fewer than c_chunks
         scale,
         flip: u32::from(x_signed) * 0x8080_8080,
+        y_words: (y_channels / 2) as i32, // at most 8 * c_chunks
+        padding: 0,
     };
     Ok(Launch::flat(ENTRY, product("blocks", &[batch, chunk_blocks])?, THREADS, &args))
 }
@@ -101,7 +111,15 @@ mod tests {
     use super::*;
 
     fn problem() -> S8MeanProblem {
-        S8MeanProblem { batch: 5, input: Shape::new(6, 7, 528), x: 0x100, x_signed: true, scale: 0.25, y: 0x200 }
+        S8MeanProblem {
+            batch: 5,
+            input: Shape::new(6, 7, 528),
+            x: 0x100,
+            x_signed: true,
+            scale: 0.25,
+            y: 0x200,
+            y_channels: 520,
+        }
     }
 
     #[test]
@@ -116,6 +134,8 @@ mod tests {
             chunk_blocks: 2,
             scale: 0.25,
             flip: 0x8080_8080,
+            y_words: 260,
+            padding: 0,
         };
         assert_eq!((launch.args.read::<MeanS8Args>(), launch.grid), (expected, [10, 1, 1]));
     }
@@ -127,5 +147,8 @@ mod tests {
             assert!(matches!(with(input), Err(Error::Unsupported { .. })), "{input}");
         }
         assert!(launch(&S8MeanProblem { y: 0x208, ..problem() }).is_err());
+        for y_channels in [0, 519, 530] {
+            assert!(launch(&S8MeanProblem { y_channels, ..problem() }).is_err());
+        }
     }
 }

@@ -10,6 +10,7 @@ mod conv2d_depthwise;
 mod conv2d_fprop;
 mod conv_run;
 mod convert;
+mod depthwise_run;
 mod emit;
 mod entries;
 mod global_avg_pool;
@@ -30,6 +31,7 @@ mod sm90_attention;
 mod sm90_attention_packed;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
+mod sm90_conv2d_depthwise_s8;
 mod sm90_conv2d_few;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
@@ -67,6 +69,7 @@ use crate::phases::Stopwatch;
 use crate::plan::{Plan, StepOp};
 pub use attention_run::{AttentionOperands, AttentionRun, PackedAttentionOperands, PackedAttentionRun};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
+pub use depthwise_run::{DepthwiseRun, S8DepthwiseOperands};
 use entries::Launcher;
 use launch::Launch;
 pub use loop_run::{LoopModule, LoopRun};
@@ -99,6 +102,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_attention::Sm90Attention,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_depthwise_s8::Sm90Conv2dDepthwiseS8,
     &sm90_conv2d_few::Sm90Conv2dFew,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,

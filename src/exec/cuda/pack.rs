@@ -312,9 +312,9 @@ fn fill_bytes(
         }
     }
     if let Some(behind) = packing.bias_behind() {
-        let (biases, factors) = target[behind..packing.bytes()].split_at_mut(k * size_of::<i32>());
-        biases.copy_from_slice(bytemuck::cast_slice(&bytes.bias));
-        factors.copy_from_slice(bytemuck::cast_slice(&bytes.scale));
+        let (biases, factors) = target[behind..packing.bytes()].split_at_mut(packing.k_stored() * size_of::<i32>());
+        biases[..k * size_of::<i32>()].copy_from_slice(bytemuck::cast_slice(&bytes.bias));
+        factors[..k * size_of::<f32>()].copy_from_slice(bytemuck::cast_slice(&bytes.scale));
     }
     Ok(Vec::new())
 }

@@ -125,8 +125,10 @@ impl S8MeanRun {
             ("x", x.len(), batch.checked_mul(input.elems())),
             ("result", result.len(), batch.checked_mul(input.channels)),
         ])?;
-        let launches =
-            |[x, y]: [u64; 2]| Ok(vec![mean_s8::launch(&S8MeanProblem { batch, input, x, x_signed, scale, y })?]);
+        let launches = |[x, y]: [u64; 2]| {
+            let y_channels = input.channels;
+            Ok(vec![mean_s8::launch(&S8MeanProblem { batch, input, x, x_signed, scale, y, y_channels })?])
+        };
         Alone::new(device, "a mean of bytes", [x, bytemuck::cast_slice(result)], copies, launches).map(Self)
     }
 

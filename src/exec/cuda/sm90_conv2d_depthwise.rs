@@ -175,7 +175,15 @@ pub(crate) fn launch(
     let x = Shape { channels: expand.map_or(input.channels, |expand| expand.channels), ..input };
     let x_chunks = chunks_of("channels of x", x.channels)?;
     let output = Shape::new(p, q, input.channels);
-    let shape = DepthwiseShape { batch, input: x, output, window, expands: expand.is_some(), silu: of_activation == 1 };
+    let shape = DepthwiseShape {
+        batch,
+        input: x,
+        output,
+        window,
+        expands: expand.is_some(),
+        silu: of_activation == 1,
+        in_bytes: false,
+    };
     let ([size, _], [stride, _]) = (window.size, window.stride);
     let wanted = (size, stride, tile.unit, expand.is_some());
     let entry = ENTRIES.iter().find(|entry| (entry.0, entry.1, entry.2, entry.3) == wanted);

@@ -29,7 +29,10 @@ use super::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use super::packing::PackedSum;
 use super::work::{Operand, Work};
-use super::{AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, Request, S8Kernel, StepOp, bytes};
+use super::{
+    AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, QuantizedDepthwise, Request, S8Kernel,
+    StepOp, bytes,
+};
 use crate::error::Error;
 use crate::model::{ByteWork, NodeId};
 use crate::tensor::{Activation, Dtype};
@@ -134,6 +137,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_conv2d_s8::HALO,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_depthwise::Sm90Conv2dDepthwiseS8,
     &sm90_conv2d_expand::Sm90Conv2dExpand,
     &sm90_conv2d_few::Sm90Conv2dFew,
     &without_tiles::CONV2D_DEPTHWISE,
@@ -189,6 +193,10 @@ pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
 /// Whether a kernel computes these layers in bytes.
 pub(super) fn take_bytes(of: &ByteWork<'_>, request: &Request<'_>) -> bool {
     let (op, shapes) = match *of {
+        ByteWork::Conv(conv, shapes) if conv.is_depthwise(shapes[0].channels) => {
+            let of = QuantizedDepthwise { conv: conv.clone(), input_scale: 1.0, output_scale: 1.0 };
+            (StepOp::QuantizedDepthwise(of), shapes)
+        }
         ByteWork::Conv(conv, shapes) => (StepOp::QuantizedConv(QuantizedConv::plain(conv)), shapes),
         ByteWork::First { conv, pool, shapes: [image, between, result] } => {
             let stem = bytes::stem(conv, pool, between, 1.0, (request.input, request.preprocessing));
@@ -278,6 +286,8 @@ pub enum Kernel {
     Sm90StemS8(StemTile),
     /// The sm90 depthwise convolution with a tile.
     Sm90Depthwise(DepthwiseTile),
+    /// The sm90 depthwise convolution of bytes with a tile.
+    Sm90DepthwiseS8(DepthwiseTile),
     /// The sm90 kernel of a 1x1 convolution and the depthwise convolution that reads its result, with a tile.
     Sm90Expand(DepthwiseTile),
     /// The sm90 convolution of images of few channels.
@@ -327,6 +337,7 @@ impl Kernel {
             | Self::Sm90Stem(_)
             | Self::Sm90StemS8(_)
             | Self::Sm90Depthwise(_)
+            | Self::Sm90DepthwiseS8(_)
             | Self::Sm90Expand(_)
             | Self::Sm90Few
             | Self::Sm90Linear(_)
@@ -364,6 +375,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90StemS8(tile) => write!(f, "sm90 s8 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
+            Self::Sm90DepthwiseS8(tile) => write!(f, "sm90 s8 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
             Self::Sm90Few => write!(f, "sm90 few"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
