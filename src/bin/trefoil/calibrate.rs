@@ -44,7 +44,7 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "P", default_value = "99.99", value_parser = percent)]
     percent: f64,
     /// The largest error of a layer in bytes, as a share of the result's variance; layers above it stay in floats
-    #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "0.005", value_parser = share)]
     most_error: f64,
 }
 
