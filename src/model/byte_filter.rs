@@ -135,8 +135,11 @@ fn rounded(terms: &[Terms], conv: &Conv2d, output_scale: f32) -> Result<ByteFilt
         let unit = if least > 0.0 { least } else { 1.0 }; // a channel of zeros
         let [mut of_zeros, mut lost] = [0.0; 2];
         for (of, filter) in terms.iter().zip(&mut bytes.filters) {
-            for (product, byte) in of.products(k_out) {
-                let weight = (product / unit).round_ties_even();
+            let quotients: Vec<f64> = of.products(k_out).map(|(product, _)| product / unit).collect();
+            // The pixels under a window are much alike, so that what a depthwise channel loses is about the same for each
+            // of its taps.
+            let weights = if of.groups > 1 { with_nearest_sum(&quotients) } else { nearest(&quotients) };
+            for ((product, byte), weight) in of.products(k_out).zip(weights) {
                 of_zeros += weight * byte.zero;
                 lost += (product - weight * unit) * byte.mean;
                 filter.push(weight as i8);
@@ -146,6 +149,23 @@ fn rounded(terms: &[Terms], conv: &Conv2d, output_scale: f32) -> Result<ByteFilt
         bytes.scale.push(finite(unit / f64::from(output_scale), conv, k_out)?);
     }
     Ok(bytes)
+}
+
+/// The nearest integers, the even one of two.
+fn nearest(quotients: &[f64]) -> Vec<f64> {
+    quotients.iter().map(|quotient| quotient.round_ties_even()).collect()
+}
+
+/// As [`nearest`], but as many integers as necessary, those with the most to gain, are the next ones instead, so that their
+/// sum is the integer nearest to the sum of the quotients. None is beyond the largest magnitude of the quotients.
+fn with_nearest_sum(quotients: &[f64]) -> Vec<f64> {
+    let mut weights = nearest(quotients);
+    let left: Vec<f64> = quotients.iter().zip(&weights).map(|(quotient, weight)| quotient - weight).collect();
+    let missing = left.iter().sum::<f64>().round_ties_even();
+    let mut order: Vec<usize> = (0..left.len()).collect();
+    order.sort_by(|&a, &b| (left[b] * missing.signum()).total_cmp(&(left[a] * missing.signum())));
+    order.iter().take(missing.abs() as usize).for_each(|&at| weights[at] += missing.signum());
+    weights
 }
 
 fn finite(scale: f64, conv: &Conv2d, k_out: usize) -> Result<f32, Error> {
@@ -243,6 +263,16 @@ mod tests {
         near(&bytes.scale, &[0.02, 0.2]);
         // Of the last weights 0.4 and 0.3 units are lost, for each of the 20 and 40 that the means are in bytes.
         assert_eq!(of(&known).bias, [28, 40_012]);
+    }
+
+    #[test]
+    fn depthwise_weights_keep_their_sum() {
+        assert_eq!(with_nearest_sum(&[127.0, 0.3, 0.4, 0.4]), [127.0, 0.0, 1.0, 0.0]);
+        assert_eq!(with_nearest_sum(&[-127.0, 0.6, 0.6, 0.7, -3.3]), [-127.0, 0.0, 1.0, 1.0, -3.0]);
+        assert_eq!(with_nearest_sum(&[-127.0, 0.5, -0.5, 2.5]), [-127.0, 0.0, 0.0, 2.0]);
+        let quotients: Vec<f64> = (0..25).map(|tap| (f64::from(tap) * 37.7).sin() * 127.0).collect();
+        let sums = [with_nearest_sum(&quotients), quotients].map(|of| of.iter().sum::<f64>());
+        assert!((sums[0] - sums[1]).abs() <= 0.5, "{sums:?}");
     }
 
     #[test]

@@ -98,8 +98,11 @@ fn convolution(
         let products: Vec<Vec<f64>> = products.collect();
         let largest = products.iter().flatten().fold(0.0_f64, |most, product| most.max(product.abs()));
         let unit = (largest / 127.0).max(bias(k).abs() / most);
-        let filters: Vec<Vec<i64>> =
-            products.iter().map(|of| of.iter().map(|w| (w / unit).round_ties_even() as i64).collect()).collect();
+        let weights = |((conv, _), products): (&(&Conv2d, &Value), &Vec<f64>)| {
+            let quotients: Vec<f64> = products.iter().map(|w| w / unit).collect();
+            if conv.groups > 1 { with_nearest_sum(&quotients) } else { nearest(&quotients) }
+        };
+        let filters: Vec<Vec<i64>> = sources.iter().zip(&products).map(weights).collect();
         let [mut of_zeros, mut lost] = [0.0; 2];
         for (((conv, x), filter), products) in sources.iter().zip(&filters).zip(&products) {
             let channels = read(conv, x, k);
@@ -129,6 +132,31 @@ fn convolution(
         }
     }
     result
+}
+
+fn nearest(quotients: &[f64]) -> Vec<i64> {
+    quotients.iter().map(|quotient| quotient.round_ties_even() as i64).collect()
+}
+
+/// The nearest integers, of which one after the other that has the most to gain is changed by one until the sum is right.
+fn with_nearest_sum(quotients: &[f64]) -> Vec<i64> {
+    let mut weights = nearest(quotients);
+    let left: Vec<f64> = quotients.iter().zip(&weights).map(|(quotient, weight)| quotient - *weight as f64).collect();
+    let missing = left.iter().sum::<f64>().round_ties_even() as i64;
+    let mut is_changed = vec![false; weights.len()];
+    for _ in 0..missing.abs() {
+        let mut best: Option<usize> = None;
+        for at in (0..weights.len()).filter(|at| !is_changed[*at]) {
+            let gain = |at: usize| left[at] * missing.signum() as f64;
+            if best.is_none_or(|best| gain(at) > gain(best)) {
+                best = Some(at);
+            }
+        }
+        let best = best.expect("fewer are missing than there are weights");
+        weights[best] += missing.signum();
+        is_changed[best] = true;
+    }
+    weights
 }
 
 /// The sum of products of some channels under a convolution's window for an output pixel, of rows of `width` pixels.
