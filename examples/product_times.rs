@@ -1,4 +1,4 @@
-//! Times matrix products alone, with the epilogues that transformers need, by each kernel.
+//! Times matrix products alone, with the epilogues that transformers need, by each kernel, in f16 and in e4m3.
 //!
 //! usage: product_times [ROUNDS [ROWS|ROWSxNxK[+ACTIVATION]...]]
 //!
@@ -12,8 +12,8 @@ mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
-use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, RowsAt};
-use trefoil::{Device, Error, ProductOperands, ProductRun, Target};
+use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, ProductTile, RowsAt};
+use trefoil::{Device, E4m3ProductOperands, E4m3ProductRun, Error, ProductOperands, ProductRun, Target};
 
 /// Rows of ViT-B/16 at batches 1, 8, 32 and 128, and of BERT-base at 384 tokens; n, k, GELU and residual of its layers.
 const ROWS: [usize; 5] = [197, 384, 1576, 6304, 25_216];
@@ -49,6 +49,17 @@ fn main() -> Result<(), Error> {
             print!("; {kernel} {micros:.1}{mark}");
         }
         println!();
+        for result_scale in [None, Some(0.01)].into_iter().filter(|scale| !(residual && scale.is_some())) {
+            let tiles = ProductTile::of_e4m3(sizes, &limits);
+            let times = time_e4m3(&device, sizes, activation, residual, result_scale, &tiles, rounds)?;
+            print!("  e4m3{}:", if result_scale.is_some() { " to e4m3" } else { "" });
+            for (tile, micros) in tiles.iter().zip(times) {
+                let long = if *tile == ProductTile::OF_E4M3[0] { "" } else { ", long" };
+                let rate = 2e-6 * (m * n * k) as f64 / micros;
+                print!(" {}x{}{long} {micros:.1}, {rate:.0} TFLOP/s;", tile.n, tile.m);
+            }
+            println!();
+        }
     }
     Ok(())
 }
@@ -77,6 +88,48 @@ fn problems(argument: &str) -> Vec<Problem> {
         [m, n, k] => vec![Problem { sizes: ProductSizes { m, n, k }, activation, residual: false }],
         _ => panic!("expected ROWS or ROWSxNxK, found `{argument}`"),
     }
+}
+
+/// Microseconds of each tile's kernel of e4m3.
+fn time_e4m3(
+    device: &Device,
+    sizes: ProductSizes,
+    activation: ProductActivation,
+    has_residual: bool,
+    result_scale: Option<f32>,
+    tiles: &[ProductTile],
+    rounds: usize,
+) -> Result<Vec<f64>, Error> {
+    let ProductSizes { m, n, k } = sizes;
+    let mut random = Random(1);
+    let [x, w] = [m * k, n * k].map(|count| random.codes(count));
+    let residual = if has_residual { random.halves(m * n, 2.0) } else { Vec::new() };
+    let width = if result_scale.is_some() { 1 } else { 2 };
+    let (bias, unit, result) = (vec![0.5; n], vec![0.25 / k as f32; n], vec![0x7f; m * n * width]);
+    let operands = E4m3ProductOperands {
+        sizes,
+        activation,
+        x: &x,
+        w: &w,
+        factor: 0.5,
+        unit: Some(&unit),
+        bias: Some(&bias),
+        scale: None,
+        residual: has_residual.then_some(&residual),
+        result_scale,
+        result: &result,
+        first: 0,
+    };
+    let copies = copies(m * k + n * k + 3 * m * n);
+    let runs = tiles.iter().map(|&tile| E4m3ProductRun::new(device, &operands, tile, copies));
+    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
+    for run in &runs {
+        let result = run.result()?;
+        let is_nan = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0x7f);
+        assert!(!result[..m * n * width].chunks(width).any(is_nan), "a result was not written");
+    }
+    Ok(micros)
 }
 
 /// Microseconds of each kernel.

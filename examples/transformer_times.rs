@@ -1,12 +1,13 @@
 //! Times encoders of transformers with random weights, and their steps.
 //!
-//! usage: transformer_times [tuned] [f16|bf16|f32]... [only=NAME] [RUNS [ROWS...]]
+//! usage: transformer_times [tuned] [f16|bf16|f32|e4m3]... [only=NAME] [RUNS [ROWS...]]
 //!
 //! The networks are vision transformers and text encoders, as exporters write them and as folders of Hugging Face. For
 //! each it prints the milliseconds of a batch and rows a second (the median of RUNS runs of compute alone), and for
 //! each kind of step the number of steps, their total time, and their roofline. `only` selects networks whose name
 //! contains NAME. `tuned` uses the kernels that measurements find to be the fastest. Of several precisions, f16 if none is
-//! named, each network is measured in one beside the other, in turns.
+//! named, each network is measured in one beside the other, in turns. `e4m3` is f16 with the products of tokens in e4m3, whose
+//! scales are those of one row of random numbers.
 
 #[path = "../tests/support/embedding/mod.rs"]
 #[allow(dead_code, reason = "tests compare results too")]
@@ -27,7 +28,7 @@ use embedding::folder::{self, Folder, Size};
 use encoder::{Encoder, Style};
 use trefoil::model::{Embedding, Model};
 use trefoil::plan::Rates;
-use trefoil::{Device, Engine, Error, Precision, Stage, Target, Tuning};
+use trefoil::{Device, Dtype, Engine, Error, Precision, Stage, Target, Tuning};
 
 /// Names and encoders as exporters write them.
 const EXPORTED: [(&str, Encoder); 3] = [
@@ -74,12 +75,12 @@ fn networks() -> Vec<(&'static str, Open)> {
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1).peekable();
     let tuning = arguments.next_if(|argument| argument == "tuned").map_or(Tuning::Off, |_| Tuning::Full);
-    let mut precisions = Vec::new();
-    while let Some(precision) = arguments.peek().and_then(|name| precision(name)) {
-        precisions.push(precision);
+    let mut ways = Vec::new();
+    while let Some(way) = arguments.peek().and_then(|name| Way::named(name)) {
+        ways.push(way);
         arguments.next();
     }
-    let precisions = if precisions.is_empty() { vec![Precision::F16] } else { precisions };
+    let ways = if ways.is_empty() { vec![Way::Floats(Precision::F16)] } else { ways };
     let only = arguments.next_if(|argument| argument.starts_with("only=")).unwrap_or_default();
     let only = only.trim_start_matches("only=");
     let arguments = arguments.map(|argument| argument.parse().expect("RUNS and ROWS are numbers"));
@@ -89,11 +90,13 @@ fn main() -> Result<(), Error> {
     let device = Device::open(Target::Cuda(0))?;
     for (name, open) in networks().into_iter().filter(|(name, _)| name.contains(only)) {
         let model = open()?;
+        let models = ways.iter().map(|way| Ok((*way, way.of(&model)?))).collect::<Result<Vec<_>, Error>>()?;
         for &batch in rows {
-            let builder = |&of: &Precision| {
-                Engine::builder(&model).on(&device).batch_sizes(&[batch]).precision(of).tuning(tuning)
+            let builder = |at: usize| {
+                let (way, model) = &models[at];
+                Engine::builder(model).on(&device).batch_sizes(&[batch]).precision(way.precision()).tuning(tuning)
             };
-            let engines = precisions.iter().map(|of| builder(of).build()).collect::<Result<Vec<_>, _>>()?;
+            let engines = (0..models.len()).map(|at| builder(at).build()).collect::<Result<Vec<_>, _>>()?;
             let mut times = vec![Vec::new(); engines.len()];
             for _ in 0..TURNS {
                 for (engine, times) in engines.iter().zip(&mut times) {
@@ -101,24 +104,63 @@ fn main() -> Result<(), Error> {
                 }
             }
             drop(engines);
-            for (of, times) in precisions.iter().zip(&mut times) {
+            for (at, times) in times.iter_mut().enumerate() {
                 times.sort_by(f64::total_cmp);
                 let (seconds, rate) = (times[times.len() / 2], batch as f64 / times[times.len() / 2]);
-                println!("{name}, {batch} rows, {of:?}: {:.4} ms, {rate:.0} a second", 1e3 * seconds);
-                print_steps(builder(of), runs)?;
+                println!("{name}, {batch} rows, {:?}: {:.4} ms, {rate:.0} a second", models[at].0, 1e3 * seconds);
+                print_steps(builder(at), runs)?;
             }
         }
     }
     Ok(())
 }
 
-/// A precision by its name.
-fn precision(name: &str) -> Option<Precision> {
-    match name {
-        "f16" => Some(Precision::F16),
-        "bf16" => Some(Precision::Bf16),
-        "f32" => Some(Precision::F32),
-        _ => None,
+/// The numbers that a network is computed with.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Floats alone.
+    Floats(Precision),
+    /// Products of e4m3.
+    E4m3,
+}
+
+impl Way {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "f16" => Some(Self::Floats(Precision::F16)),
+            "bf16" => Some(Self::Floats(Precision::Bf16)),
+            "f32" => Some(Self::Floats(Precision::F32)),
+            "e4m3" => Some(Self::E4m3),
+            _ => None,
+        }
+    }
+
+    fn precision(self) -> Precision {
+        match self {
+            Self::Floats(of) => of,
+            Self::E4m3 => Precision::F16,
+        }
+    }
+
+    /// The model as it is computed.
+    fn of(self, model: &Model) -> Result<Model, Error> {
+        let Self::E4m3 = self else { return Ok(model.clone()) };
+        let cpu = Device::open(Target::Cpu)?;
+        let engine = Engine::builder(model).on(&cpu).build()?;
+        let mut random = random::Random::new("a row");
+        let mut row = vec![0; engine.input().row_bytes];
+        for port in engine.input().ports() {
+            let bytes = &mut row[port.offset..][..port.bytes()];
+            match port.dtype {
+                Dtype::F32 => bytes.chunks_exact_mut(4).for_each(|x| {
+                    x.copy_from_slice(&(random.signed() as f32).to_le_bytes());
+                }),
+                Dtype::U8 => bytes.iter_mut().for_each(|x| *x = random.between(0, 255) as u8),
+                // Numbers of words, and a mask without padding.
+                _ => bytes.chunks_exact_mut(port.dtype.bytes()).for_each(|x| x[0] = 1),
+            }
+        }
+        model.in_e4m3(&model.e4m3_scales(&[row])?)
     }
 }
 

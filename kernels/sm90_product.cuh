@@ -1,4 +1,4 @@
-// A matrix product on Hopper: the kernel body of sm90_product.cu, for many rows.
+// A matrix product on Hopper: the kernel body of sm90_product.cu, for many rows, and of sm90_product_e4m3.cu.
 //
 //   Y[m][n] = act(sum over k of X[m][k] * W[n][k] + bias[n]) * scale[n] + residual[m][n]
 //
@@ -13,20 +13,23 @@
 
 #include "element.cuh"
 #include "sm90_ptx.cuh"
+#include "sm90_ptx_e4m3.cuh"
 
-// The one argument of every entry point. Mirrored in sm90_product.rs.
+// The one argument of every entry point. Mirrored in sm90_product.rs. Where bytes are read or written, the maps have pairs
+// of them as elements.
 struct Sm90ProductArgs {
   TensorMap w;         // elements {K, N}, box {64, channels of the tile}
   TensorMap x;         // elements {K, M}, box {64, rows of the tile}
   TensorMap residual;  // elements {N, M}, box {64, 64}, or {64, rows of a split tile / parts of k}
-  TensorMap y;         // elements {N, M}, box {64, 64}
+  TensorMap y;         // elements {N, M}, box {64, 64}, of bytes {32, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones
+  const float *unit;   // [n], of bytes: what a sum of 1 stands for, before `factor`; null: ones
   const uint16_t *residual_values;  // what its map is of; null: there is none
   uint16_t *y_values;               // what its map is of
   int32_t m;
   int32_t n;
-  int32_t steps;  // ceil(K / 64)
+  int32_t steps;  // ceil(elements of K / 64)
   int32_t tiles;
   int32_t n_tiles;
   int32_t residual_pitch;  // elements from one row to the next
@@ -34,9 +37,11 @@ struct Sm90ProductArgs {
   float activation_a;  // the two numbers of the activation's kind
   float activation_b;
   FastDivide by_n_tiles;
-  int32_t padding[13];
+  float factor;         // of bytes: of all sums
+  float result_factor;  // of results in bytes
+  int32_t padding[9];
 };
-static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 544, "mirrored in sm90_product.rs");
+static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
 
 constexpr int kStepK = 64;              // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepK * 2;   // of a channel and of a row in a stage, and of 64 channels of a row of y
@@ -44,8 +49,18 @@ constexpr int kSlabN = 64;              // channels of a warpgroup product
 constexpr int kSlabBytes = kSlabN * kRowBytes;
 constexpr int kPrefetchFloats = 8;  // of a sector of the L2 cache
 
+// The operands of a product, its sums, and its result.
+struct ProductOfElements {
+  using Operand = Element;
+  static constexpr bool kHasUnits = false;      // whether sums have a unit, which they are multiplied by
+  static constexpr bool kPromotes = false;      // whether the sums of each stage are added up apart from the tensor core
+  static constexpr bool kWritesBytes = false;   // whether the result is codes of bytes
+};
+
 // Everything that follows from a tile's shape: whole slabs of channels, and a whole number of chunks of rows.
-template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_> struct ProductTile {
+template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_, class Numbers_ = ProductOfElements>
+struct ProductTile {
+  using Numbers = Numbers_;
   static constexpr bool kInTurns = kInTurns_;
   static constexpr int kTileN = kTileN_, kTileM = kTileM_, kStages = kStages_;
   static constexpr int kSlabs = kTileN / kSlabN, kGroups = kInTurns ? 2 : kSlabs, kThreads = 128 * (1 + kGroups);
@@ -195,7 +210,8 @@ TREFOIL_DEVICE void prepare_first(const Sm90ProductArgs &args, const Shared<Tile
 template <class Tile>
 TREFOIL_DEVICE void store_chunk(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
                                 uint32_t count, int32_t n, int32_t m, ProductChunk<Tile> &ahead) {
-  if (n < args.n) store_box_2d(&args.y, n, m, shared.buffer(group, count));
+  // The map's elements are pairs of bytes.
+  if (n < args.n) store_box_2d(&args.y, Tile::Numbers::kWritesBytes ? n / 2 : n, m, shared.buffer(group, count));
   else store_nothing();
   wait_stores_read<1>();
   prepare(args, shared, group, first_n, ahead);
@@ -222,50 +238,109 @@ template <class Tile> TREFOIL_DEVICE void release(const Shared<Tile> &shared, ui
   if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty(at));
 }
 
-// The sums of a tile whose steps begin at stage `at`, from one of its slabs on; ends when all products are under way.
+// Begins the products of the stage `at`, of some slabs from `slab` on: 32 bytes of a row at a time. `add` false: the sums
+// of before are overwritten.
+template <class Tile>
+TREFOIL_DEVICE void multiply_stage(const Shared<Tile> &shared, uint32_t at, uint32_t slab, bool add,
+                                   float (&d)[Tile::kGroupSlabs][Tile::kTileM / 2]) {
+  const uint64_t a = wgmma_operand(shared.w(at) + slab * kSlabBytes), b = wgmma_operand(shared.x(at));
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kRowBytes / 32; ++k) {
+#pragma unroll
+    for (int i = 0; i < Tile::kGroupSlabs; ++i)
+      Wgmma<Tile::kTileM, typename Tile::Numbers::Operand>::multiply(d[i], a + i * (kSlabBytes >> 4) + 2 * k, b + 2 * k,
+                                                                     add || k > 0);
+  }
+  wgmma_commit();
+}
+
+// The sums of a tile whose steps begin at stage `at`, from one of its slabs on; ends when all products are under way. The
+// last stage is still to be released.
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, uint32_t slab,
                              float (&d)[Tile::kGroupSlabs][Tile::kTileM / 2]) {
-  for (int32_t step = 0; step < args.steps; ++step, ++at) {
-    barrier_wait(shared.full(at), shared.parity(at));
-    const uint64_t a = wgmma_operand(shared.w(at) + slab * kSlabBytes), b = wgmma_operand(shared.x(at));
-    wgmma_fence();
+  if constexpr (Tile::Numbers::kPromotes) {
 #pragma unroll
-    for (int k = 0; k < kStepK / 16; ++k) {
+    for (auto &sums : d)
 #pragma unroll
-      for (int i = 0; i < Tile::kGroupSlabs; ++i)
-        Wgmma<Tile::kTileM, Element>::multiply(d[i], a + i * (kSlabBytes >> 4) + 2 * k, b + 2 * k, step + k > 0);
+      for (float &sum : sums) sum = 0.0f;
+    for (int32_t step = 0; step < args.steps; ++step, ++at) {
+      float of_stage[Tile::kGroupSlabs][Tile::kTileM / 2];
+      barrier_wait(shared.full(at), shared.parity(at));
+      multiply_stage(shared, at, slab, false, of_stage);
+      wgmma_wait<0>();
+      if (step + 1 < args.steps) release(shared, at);
+#pragma unroll
+      for (int i = 0; i < Tile::kGroupSlabs; ++i) {
+        wgmma_use(of_stage[i]);
+#pragma unroll
+        for (int j = 0; j < Tile::kTileM / 2; ++j) d[i][j] += of_stage[i][j];
+      }
     }
-    wgmma_commit();
-    // One group stays in flight; the one before it has read its stage.
-    wgmma_wait<1>();
-    if (step > 0) release(shared, at - 1);
+  } else {
+    for (int32_t step = 0; step < args.steps; ++step, ++at) {
+      barrier_wait(shared.full(at), shared.parity(at));
+      multiply_stage(shared, at, slab, step > 0, d);
+      // One group stays in flight; the one before it has read its stage.
+      wgmma_wait<1>();
+      if (step > 0) release(shared, at - 1);
+    }
   }
 }
 
 // ---- epilogue: a warpgroup ---------------------------------------------------------------------------------------
 
-// This thread's channel of the row of sums, and eight more: bias and scale.
-struct OfChannels {
-  float bias[2], scale[2];
+// The two channels of a thread's sums: bias and scale, and the unit where sums have one.
+template <class Numbers = ProductOfElements> struct OfChannels {
+  static constexpr int kApart = Numbers::kWritesBytes ? 1 : 8;
 
+  float bias[2], scale[2], unit[2];
+
+  // `n`: the first of the two.
   __device__ __forceinline__ OfChannels(const Sm90ProductArgs &args, int32_t n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool inside = n + 8 * i < args.n;
-      bias[i] = inside && args.bias != nullptr ? __ldg(args.bias + n + 8 * i) : 0.0f;
-      scale[i] = inside && args.scale != nullptr ? __ldg(args.scale + n + 8 * i) : 1.0f;
+      const int32_t at = n + kApart * i;
+      const bool inside = at < args.n;
+      bias[i] = inside && args.bias != nullptr ? __ldg(args.bias + at) : 0.0f;
+      scale[i] = inside && args.scale != nullptr ? __ldg(args.scale + at) : 1.0f;
+      if (Numbers::kWritesBytes) scale[i] *= args.result_factor;
+      unit[i] = 1.0f;
+      if (Numbers::kHasUnits) unit[i] = args.factor * (inside && args.unit != nullptr ? __ldg(args.unit + at) : 1.0f);
     }
+  }
+
+  // A sum of the first or second channel with its bias.
+  __device__ __forceinline__ float biased(float sum, int i) const {
+    return Numbers::kHasUnits ? fmaf(sum, unit[i], bias[i]) : sum + bias[i];
   }
 };
 
+// The first of the two channels of a lane's sums among a warp's sixteen. Of a result in bytes they are neighbours: the
+// matrix has even channels before odd ones there.
+template <class Numbers> TREFOIL_DEVICE uint32_t first_of_two(uint32_t lane) {
+  return Numbers::kWritesBytes ? lane / 4 * 2 : lane / 4;
+}
+
+// The place in a chunk of what a lane gives to or takes from sixteen rows of elements, or gives to 32 of bytes: a row of one
+// of four matrices, swizzled like a tensor map's box.
+template <class Numbers> TREFOIL_DEVICE uint32_t lane_offset(uint32_t warp, uint32_t lane) {
+  if constexpr (Numbers::kWritesBytes) {
+    return lane * kSlabN + (warp ^ lane / 2 % 4) * 16;
+  } else {
+    const uint32_t row = lane / 16 * 8 + lane % 8, eight = warp * 2 + lane / 8 % 2;
+    return row * kRowBytes + (eight ^ lane % 8) * 16;
+  }
+}
+
 // Sixteen rows of a slab: from sums to elements, in the place of the residual, which lies where the result will.
-template <class Activation>
-TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const Activation &activation,
+template <class Numbers, class Activation>
+TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels<Numbers> &of, const Activation &activation,
                                    bool has_residual, bool is_plain, uint32_t smem) {
   float sums[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sums[i] = activation(d[i] + of.bias[i / 2 % 2]);
+  for (int i = 0; i < 8; ++i) sums[i] = activation(of.biased(d[i], i / 2 % 2));
   if (!is_plain) {
     uint32_t add[4] = {};
     if (has_residual) ldmatrix_x4_trans(add, smem);
@@ -282,6 +357,35 @@ TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const A
   stmatrix_x4_trans(smem, out);
 }
 
+// Thirty-two rows of a slab: from sums to bytes. Two neighbouring channels are the halves of an element that is transposed.
+template <class Numbers, class Activation>
+TREFOIL_DEVICE void finish_bytes(const float *d, const OfChannels<Numbers> &of, const Activation &activation,
+                                 uint32_t smem) {
+  uint32_t out[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = activation(of.biased(d[q * 4 + i], i / 2)) * of.scale[i / 2];
+    out[q] = pack_e4m3(sums[0], sums[2]) | pack_e4m3(sums[1], sums[3]) << 16;
+  }
+  stmatrix_x4_trans(smem, out);
+}
+
+// The rows of a chunk: from sums to what is stored.
+template <class Tile, class Activation>
+TREFOIL_DEVICE void finish_chunk(const float *d, const OfChannels<typename Tile::Numbers> &of,
+                                 const Activation &activation, bool has_residual, bool is_plain, uint32_t smem) {
+  if constexpr (Tile::Numbers::kWritesBytes) {
+#pragma unroll
+    for (int j = 0; j < Tile::kChunkM / 32; ++j) finish_bytes(d + j * 16, of, activation, smem + j * 32 * kSlabN);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Tile::kChunkM / 16; ++j)
+      finish_sixteen(d + j * 8, of, activation, has_residual, is_plain, smem + j * 16 * kRowBytes);
+  }
+}
+
 // Brings biases and scales of a warpgroup's first tile into the L2 cache: nothing has read them before in a run.
 template <class Tile>
 TREFOIL_DEVICE void prefetch_channels(const Sm90ProductArgs &args, int32_t tile, int32_t first_n) {
@@ -289,6 +393,7 @@ TREFOIL_DEVICE void prefetch_channels(const Sm90ProductArgs &args, int32_t tile,
   if (threadIdx.x % 128 >= Tile::kGroupSlabs * kSlabN / kPrefetchFloats || n >= args.n) return;
   if (args.bias != nullptr) prefetch_l2(args.bias + n);
   if (args.scale != nullptr) prefetch_l2(args.scale + n);
+  if (Tile::Numbers::kHasUnits && args.unit != nullptr) prefetch_l2(args.unit + n);
 }
 
 template <class Tile, class Activation>
@@ -296,9 +401,8 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   // Barriers of the block: a warpgroup's turn to multiply, which the other gives it; all of a warpgroup's chunk written.
   const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2, all_written = 3 + group;
-  // This lane's row of the four 8x8 matrices of 16 rows: row, and 8 channels, swizzled like a tensor map's box.
-  const uint32_t row = lane / 16 * 8 + lane % 8, eight = warp * 2 + lane / 8 % 2;
-  const uint32_t lane_offset = row * kRowBytes + (eight ^ lane % 8) * 16;
+  using Numbers = typename Tile::Numbers;
+  const uint32_t lane_at = lane_offset<Numbers>(warp, lane);
   const Activation activation(args.activation_a, args.activation_b);
   const bool has_residual = args.residual_values != nullptr, is_plain = !has_residual && args.scale == nullptr;
 
@@ -324,18 +428,15 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
 #pragma unroll
     for (int i = 0; i < Tile::kGroupSlabs; ++i) {
       const int32_t n = origin.n + first_n + i * kSlabN;
-      const OfChannels of(args, n + warp * 16 + lane / 4);
+      const OfChannels<Numbers> of(args, n + warp * 16 + first_of_two<Numbers>(lane));
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
         const uint32_t smem_chunk = shared.buffer(group, count);
         barrier_wait(shared.ready(group, count), shared.chunk_parity(count));
         // Of a slab beyond the last channel nothing is stored.
-        if (n < args.n) {
-#pragma unroll
-          for (int j = 0; j < Tile::kChunkM / 16; ++j)
-            finish_sixteen(d[i] + (chunk * (Tile::kChunkM / 16) + j) * 8, of, activation, has_residual, is_plain,
-                           smem_chunk + lane_offset + j * 16 * kRowBytes);
-        }
+        if (n < args.n)
+          finish_chunk<Tile>(d[i] + chunk * (Tile::kChunkM / 2), of, activation, has_residual, is_plain,
+                             smem_chunk + lane_at);
         fence_shared_for_copies();
         if constexpr (Tile::kHasStorer) {
           barrier_arrive_once(shared.written(group, count));

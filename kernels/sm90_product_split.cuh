@@ -149,7 +149,7 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
 // of one. Twos go by eight rows, the first eight channels and the second of each.
 template <class Tile, class Activation, int kParts>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                const SplitShare<Tile> &share, const OfChannels &of,
+                                const SplitShare<Tile> &share, const OfChannels<> &of,
                                 const float2 (&sums)[Tile::kTwos / kParts]) {
   constexpr int kTwos = Tile::kTwos / kParts;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2, row = lane % 4 * 2 + odd;
@@ -179,7 +179,7 @@ TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<T
 
 template <class Tile, class Activation, int kParts>
 TREFOIL_DEVICE void split_finish(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                 const SplitShare<Tile> &share, const OfChannels &of,
+                                 const SplitShare<Tile> &share, const OfChannels<> &of,
                                  const float (&d)[Tile::kTileM / 2]) {
   float2 sums[Tile::kTwos / kParts];
   exchange<Tile, kParts>(shared, share, d, sums);
@@ -210,7 +210,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(c
     if (threadIdx.x % 32 == 0) split_load(args, shared, share);
     return;
   }
-  const OfChannels of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+  const OfChannels<> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
   float d[Tile::kTileM / 2];
   split_multiply(shared, share.end - share.begin, d);
   switch (share.log_parts) {

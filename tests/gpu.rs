@@ -99,6 +99,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
     }));
     trials.extend(in_other_types(device));
+    trials.extend(in_e4m3(device));
     for of in [Precision::F16, Precision::Bf16] {
         trials.extend(
             support::transformer::all(of)
@@ -168,6 +169,16 @@ fn in_other_types(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
+/// Encoders with products of e4m3.
+fn in_e4m3(device: Option<&Device>) -> Vec<Trial> {
+    let problems = support::transformer::in_e4m3().into_iter();
+    let of = |problem: support::transformer::Problem| {
+        on_device(format!("in e4m3, {problem}"), device, move |device| problem.run_in_e4m3(device))
+    };
+    let file = on_device("in e4m3, a file".into(), device, support::transformer::file_in_e4m3);
+    problems.map(of).chain([file]).collect()
+}
+
 /// Number of loops in a module.
 #[cfg(feature = "cuda")]
 const LOOPS: usize = 50;
@@ -195,6 +206,14 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             let (problem, values) = (problem.clone(), problem.values());
             let (name, of) = (format!("product, {problem}, {kernel}"), format!("{kernel}, {}", problem.dtype));
             let trial = on_device(name, device, move |device| problem.run(device, kernel));
+            of_kernels.entry(of).or_default().push((values, trial));
+        }
+    }
+    for problem in support::product_e4m3::all() {
+        for tile in problem.tiles(limits) {
+            let (problem, values) = (problem.clone(), problem.values());
+            let (name, of) = (format!("product of {problem}, {tile:?}"), format!("e4m3 {tile:?}"));
+            let trial = on_device(name, device, move |device| problem.run(device, tile));
             of_kernels.entry(of).or_default().push((values, trial));
         }
     }

@@ -51,6 +51,13 @@ impl Random {
         (0..count).map(|_| f16::from_f32(spread * self.signed())).collect()
     }
 
+    /// The next `count` codes of e4m3, of numbers between -2 and 2.
+    #[allow(dead_code, reason = "of one example")]
+    pub fn codes(&mut self, count: usize) -> Vec<u8> {
+        let code = |bits: u32| (bits >> 9 & 0x3f | bits >> 24 & 0x80) as u8;
+        (0..count).map(|_| self.signed().to_bits()).map(code).collect()
+    }
+
     /// A number from -1 to 1.
     fn signed(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

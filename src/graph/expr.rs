@@ -95,6 +95,11 @@ pub enum Unary {
     IsNan,
     /// Whether x is infinite: a bool.
     IsInf,
+    /// The code of the number of e4m3 nearest to x, which is f32: a byte with the sign, four bits of exponent with a bias
+    /// of 7, and three of mantissa. Ties go to the even code; what is beyond 448 becomes 448 with its sign, NaN 0x7f.
+    ToE4m3,
+    /// The number of e4m3 in f32 whose code is the byte x; 0x7f and 0xff are NaN.
+    OfE4m3,
 }
 
 /// Functions of two numbers of one type.
@@ -267,6 +272,10 @@ impl Unary {
             Self::Neg | Self::Abs | Self::Sign => Ok(of),
             Self::Not if of.is_float() => refused("bools and integers"),
             Self::Not => Ok(of),
+            Self::OfE4m3 if of == Dtype::U8 => Ok(Dtype::F32),
+            Self::OfE4m3 => refused("u8"),
+            Self::ToE4m3 if of == Dtype::F32 => Ok(Dtype::U8),
+            Self::ToE4m3 => refused("f32"),
             _ if !of.is_float() => refused("floats"),
             Self::IsNan | Self::IsInf => Ok(Dtype::Bool),
             _ => Ok(of),

@@ -24,6 +24,7 @@
 //! ```
 
 mod builder;
+pub(crate) mod e4m3;
 mod expr;
 mod infer;
 mod layers;
@@ -34,6 +35,7 @@ mod value;
 
 pub(crate) use crate::tensor::Element;
 pub use builder::GraphBuilder;
+pub use e4m3::MOST_E4M3;
 pub use expr::{Binary, Expr, Number, Unary};
 pub(crate) use layers::eps_of_batch_norm;
 pub use layers::{BatchNorm, Conv2d, Linear};

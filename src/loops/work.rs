@@ -211,9 +211,11 @@ pub(super) fn same_as(of: &Loop) -> Option<usize> {
 }
 
 fn is_dear(kind: &TermKind) -> bool {
-    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign};
+    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, OfE4m3, Round, Sign, ToE4m3};
     match kind {
-        TermKind::Unary(op, _) => !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Not | IsNan | IsInf),
+        TermKind::Unary(op, _) => {
+            !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Not | IsNan | IsInf | ToE4m3 | OfE4m3)
+        }
         TermKind::Binary(op, _) => matches!(op, Binary::Pow | Binary::Div | Binary::Rem | Binary::Mod),
         _ => false,
     }

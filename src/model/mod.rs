@@ -14,6 +14,7 @@ mod first_layers;
 mod fold;
 mod graph_of_images;
 pub mod images;
+mod in_e4m3;
 mod in_f32;
 #[cfg(test)]
 mod interpreter;

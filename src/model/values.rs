@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::padding::Declared;
 use super::weights::{Weights, name_of};
 use crate::error::Error;
+use crate::graph::e4m3::Coded;
 use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, batch_first, simplify};
 use crate::onnx::{File, Sizes};
 use crate::tensor::{Dims, Dtype, RowPort, RowSpec, Size};
@@ -215,6 +216,21 @@ impl Values {
         values.with_states(&self.states.inputs, &self.states.outputs)
     }
 
+    /// The network with this change of each graph, which leaves inputs and outputs as they are.
+    ///
+    /// # Errors
+    /// The errors of its construction.
+    pub(super) fn edited(&self, edit: impl Fn(&Graph) -> Graph + Send + Sync + 'static) -> Result<Self, Error> {
+        let from = self.source.clone();
+        let build = move |size: &Size| from.graph(size.dims(), size.batch()).map(|graph| edit(&simplify(&graph)));
+        let source = Arc::new(Source::Code(Box::new(build)));
+        let one = source.graph(&self.dims, 1)?;
+        let mut values = Self::new(source, self.dims.clone(), one, self.batch.clone())?;
+        values.padding.clone_from(&self.padding);
+        values.in_f32.clone_from(&self.in_f32);
+        values.with_states(&self.states.inputs, &self.states.outputs)
+    }
+
     /// The names of the nodes that are computed in f32 on every device.
     pub const fn in_f32(&self) -> &BTreeSet<String> {
         &self.in_f32
@@ -249,6 +265,18 @@ impl Values {
                     computed.insert(name.clone(), Tensor::from_bytes(of.clone(), bytes));
                 }
                 matrices.extend(sums_first.map(|sums_first| (name, sums_first)));
+            }
+            // A matrix of codes is read as it is.
+            let coded = node.inputs.get(1).copied().flatten().and_then(|id| Coded::of(&graph, id));
+            if let (Some(of), Some(sums_first), Op::Contract(_)) = (coded, sums_first, &node.op)
+                && let (value, Some(constant)) = (graph.value(of.codes), graph.constant(of.codes))
+                && value.rank() == 2
+            {
+                let name = name_of(constant, value);
+                if let Constant::Bytes(bytes) = constant {
+                    computed.insert(name.clone(), Tensor::from_bytes(value.clone(), bytes));
+                }
+                matrices.insert((name, sums_first != of.transposed));
             }
         }
         Ok(LayerWeights { computed, matrices })

@@ -338,6 +338,24 @@ impl Weights {
         Ok(tensor)
     }
 
+    /// Reads the bytes of a matrix of codes, under its name as a [filter](filter_of).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); [`Error::Tensor`] if it is not of u8.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn read_codes(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let tensor = self.read(name)?;
+        if tensor.value_type().dtype != Dtype::U8 {
+            return Err(self.error(name, "codes of u8", tensor.value_type().to_string()));
+        }
+        let (stored, entry) = (tensor.bytes(), &self.header.tensors[name]);
+        if !entry.transposed {
+            return Ok(stored.to_vec());
+        }
+        let (rows, columns) = (entry.dims[1], entry.dims[0]);
+        Ok((0..columns).flat_map(|column| (0..rows).map(move |row| stored[row * columns + column])).collect())
+    }
+
     /// Reads a tensor of these dimensions, converted to this type.
     ///
     /// # Errors

@@ -24,6 +24,7 @@ mod packed_attention;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
 mod product;
+mod product_e4m3;
 mod roofline;
 pub(crate) mod rows;
 mod stem_s8;
@@ -58,6 +59,9 @@ pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
+#[cfg(feature = "cuda")]
+pub(crate) use product_e4m3::E4M3_STEP_K;
+pub use product_e4m3::E4m3ProductOp;
 pub use roofline::{Rates, Roofline};
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::packed_attention::PackedAttentionOp;
+use super::product_e4m3::E4m3ProductOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
 use super::{Family, FewOp, RecurrentOp, SqueezeExciteOp, Stem, Tail};
@@ -94,6 +95,8 @@ pub enum StepOp {
     Emit(OutputKind),
     /// A product of rows with a matrix of weights, and its epilogue.
     Product(ProductOp),
+    /// A product of rows and a matrix of e4m3, and its epilogue.
+    E4m3Product(E4m3ProductOp),
     /// Attention of all heads.
     Attention(AttentionOp),
     /// Attention of all heads within rows that lie end to end.
@@ -317,6 +320,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
@@ -395,6 +399,7 @@ impl StepOp {
             Self::Tail(tail) => format!("{}mean+fc+{}", if tail.x_scale.is_some() { "s8 " } else { "" }, tail.rows()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
             Self::Product(of) => of.label(),
+            Self::E4m3Product(of) => of.label(),
             Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
             Self::PackedAttention(_) => "packed-attention".into(),
             Self::Recurrent(of) => of.label(),
@@ -425,7 +430,7 @@ impl StepOp {
             Self::Add(_) => "add",
             Self::Tail(_) => "tail",
             Self::Emit(_) => "emit",
-            Self::Product(_) => "product",
+            Self::Product(_) | Self::E4m3Product(_) => "product",
             Self::Attention(_) | Self::PackedAttention(_) => "attention",
             Self::RowNorm(_) => "row_norm",
             Self::Recurrent(_) => "recurrent",
@@ -453,7 +458,9 @@ impl StepOp {
             Self::Chain { conv, joined: None, .. } => window(&conv.window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(&pool.window),
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
-            Self::Product(of) => format!("{}x{} by {}", of.rows, of.terms, of.weights.out_channels),
+            Self::Product(of) | Self::E4m3Product(E4m3ProductOp { product: of, .. }) => {
+                format!("{}x{} by {}", of.rows, of.terms, of.weights.out_channels)
+            }
             Self::Attention(of) => format!("{:?}", of.sizes),
             Self::PackedAttention(of) => format!("{:?} by {} tiles", of.sizes, of.block_tiles),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
@@ -507,7 +514,7 @@ impl StepOp {
                 let [mean, outputs] = tail.layer(x[0]);
                 vec![vec![layer(name, Weights::Linear(&tail.linear), mean, outputs)]]
             }
-            Self::Product(of) => {
+            Self::Product(of) | Self::E4m3Product(E4m3ProductOp { product: of, .. }) => {
                 let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), x[0].dtype);
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
@@ -565,6 +572,7 @@ impl StepOp {
             | Self::Linear(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
@@ -601,6 +609,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::E4m3Product(_)
             | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
             | Self::Loop(_)
@@ -615,7 +624,10 @@ impl StepOp {
 
     /// Whether the products of the operation are of bytes.
     pub(super) const fn is_of_bytes(&self) -> bool {
-        matches!(self, Self::QuantizedConv(_) | Self::QuantizedDepthwise(_) | Self::QuantizedStem(_))
+        matches!(
+            self,
+            Self::QuantizedConv(_) | Self::QuantizedDepthwise(_) | Self::QuantizedStem(_) | Self::E4m3Product(_)
+        )
     }
 
     /// Whether a CPU computes the operation: one node of a graph, the output rows, or nodes that every device computes
@@ -644,6 +656,7 @@ impl StepOp {
             | Self::ExpandDepthwise { .. }
             | Self::Tail(_)
             | Self::Product(_)
+            | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)
@@ -672,6 +685,7 @@ impl StepOp {
             | Self::Tail(_)
             | Self::Emit(_)
             | Self::Product(_)
+            | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
             | Self::RowNorm(_)

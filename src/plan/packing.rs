@@ -53,6 +53,8 @@ pub(crate) enum FilterOrder {
     Bytes,
     /// As [`Depthwise`](Self::Depthwise), in bytes. Behind them are a bias in i32 and a scale in f32 for each channel.
     DepthwiseBytes,
+    /// As [`Dense`](Self::Dense), with the even ones of each 16 output channels before the odd ones.
+    EvenFirst,
     /// The order of the kernel of a network's first layers in bytes; biases and scales follow the filter.
     StemBytes,
     /// The order of the kernel of a network's first layers; the bias in f32 follows the filter.
@@ -114,6 +116,7 @@ impl Packing<'_> {
                 self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>())
             }
             FilterOrder::Dense
+            | FilterOrder::EvenFirst
             | FilterOrder::Taps
             | FilterOrder::Depthwise
             | FilterOrder::Bytes
@@ -129,9 +132,11 @@ impl Packing<'_> {
             FilterOrder::StemBytes => STEM_FILTER_BYTES,
             FilterOrder::Taps => self.k_stored() * taps * packed_channels(self.c_stored()) * self.dtype.bytes(),
             FilterOrder::Stem(layers) => layers.filter_elems() * self.dtype.bytes(),
-            FilterOrder::Dense | FilterOrder::Depthwise | FilterOrder::Bytes | FilterOrder::DepthwiseBytes => {
-                self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
-            }
+            FilterOrder::Dense
+            | FilterOrder::EvenFirst
+            | FilterOrder::Depthwise
+            | FilterOrder::Bytes
+            | FilterOrder::DepthwiseBytes => self.k_stored() * taps * self.c_stored() * self.dtype.bytes(),
         }
     }
 
@@ -150,6 +155,7 @@ impl Packing<'_> {
         let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
         let first = match order {
             FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
+            FilterOrder::EvenFirst => (k / 16 * 16 + k % 2 * 8 + k % 16 / 2) * taps * stored[1],
             FilterOrder::Taps => k * taps * packed_channels(stored[1]),
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];
@@ -163,7 +169,7 @@ impl Packing<'_> {
             FilterOrder::Taps => {
                 first + tap * packed_channels(stored[1]) + packed_channel(stored[1], first_channel + c)
             }
-            FilterOrder::Dense | FilterOrder::Bytes => first + tap * stored[1] + c,
+            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Bytes => first + tap * stored[1] + c,
             FilterOrder::Depthwise | FilterOrder::DepthwiseBytes => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
             FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
@@ -173,7 +179,7 @@ impl Packing<'_> {
     /// The byte offset of the bias that is stored after the filter; `None` if there is none.
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
-            FilterOrder::Dense | FilterOrder::Taps | FilterOrder::Depthwise => None,
+            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Taps | FilterOrder::Depthwise => None,
             FilterOrder::Bytes | FilterOrder::DepthwiseBytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }

@@ -220,7 +220,7 @@ impl ProductTile {
 
     /// Clocks of a step: of its products, or of copying its operands into and out of shared memory at 128 bytes a
     /// clock.
-    fn step_clocks(self) -> f64 {
+    pub(super) fn step_clocks(self) -> f64 {
         let (products, slabs) = (self.n * self.m / 32, self.n / SLAB);
         let operands = self.n + self.m + 4 * slabs * (16 + self.m / 4);
         products.max(operands) as f64

@@ -22,7 +22,7 @@ pub struct Case {
     pub scale: f64,
 }
 
-const UNARIES: [Unary; 25] = [
+const UNARIES: [Unary; 27] = [
     Unary::Neg,
     Unary::Abs,
     Unary::Sign,
@@ -48,6 +48,8 @@ const UNARIES: [Unary; 25] = [
     Unary::Not,
     Unary::IsNan,
     Unary::IsInf,
+    Unary::ToE4m3,
+    Unary::OfE4m3,
 ];
 
 const BINARIES: [Binary; 17] = [

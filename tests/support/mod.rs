@@ -29,6 +29,8 @@ pub mod precision;
 pub mod problem;
 #[cfg(feature = "cuda")]
 pub mod product;
+#[cfg(feature = "cuda")]
+pub mod product_e4m3;
 pub mod quantized;
 pub mod random;
 pub mod records;

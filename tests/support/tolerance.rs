@@ -27,7 +27,7 @@ pub const U16: f64 = F16.unit;
 const TINY32: f64 = f32::MIN_POSITIVE as f64;
 
 /// Number of deviations that a result may be off by: a normal distribution has 1.2e-15 of all cases beyond it.
-const DEVIATIONS: f64 = 8.0;
+pub const DEVIATIONS: f64 = 8.0;
 
 /// The rounding to nearest of a type.
 #[derive(Clone, Copy, Debug, PartialEq)]

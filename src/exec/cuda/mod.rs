@@ -24,6 +24,7 @@ mod mean_s8;
 mod normalize;
 mod pack;
 mod pool2d;
+mod product_e4m3_run;
 mod product_run;
 mod row_norm_run;
 mod s8_ends_run;
@@ -39,6 +40,7 @@ mod sm90_conv2d_s8;
 mod sm90_conv2d_s8_halo;
 mod sm90_linear;
 mod sm90_product;
+mod sm90_product_e4m3;
 mod sm90_recurrent;
 #[cfg(test)]
 mod sm90_recurrent_tests;
@@ -76,6 +78,7 @@ pub use loop_run::{LoopModule, LoopRun};
 use loops::Written;
 use mean::MeanProgram;
 use pack::Layout;
+pub use product_e4m3_run::{E4m3ProductOperands, E4m3ProductRun};
 pub use product_run::{ProductOperands, ProductRun};
 pub use row_norm_run::{RowNormOperands, RowNormRun};
 pub use s8_ends_run::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};
@@ -110,6 +113,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_conv2d_s8_halo::Sm90Conv2dS8Halo,
     &sm90_linear::Sm90Linear,
     &sm90_product::Sm90Product,
+    &sm90_product_e4m3::Sm90ProductE4m3,
     &sm90_row_norm::Sm90RowNorm,
     &sm90_recurrent::Sm90Recurrent,
     &sm90_squeeze_excite::Sm90SqueezeExcite,

@@ -258,6 +258,9 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     if let Some(of) = &packing.bytes {
         return fill_bytes(model, packing, of, target);
     }
+    if packing.dtype == Dtype::U8 {
+        return fill_codes(model, packing, target);
+    }
     let [k, c, taps] = packing.dims();
     let (filter, bias) = match packing.layer.weights {
         Weights::Conv(conv) => {
@@ -315,6 +318,20 @@ fn fill_bytes(
         let (biases, factors) = target[behind..packing.bytes()].split_at_mut(packing.k_stored() * size_of::<i32>());
         biases[..k * size_of::<i32>()].copy_from_slice(bytemuck::cast_slice(&bytes.bias));
         factors[..k * size_of::<f32>()].copy_from_slice(bytemuck::cast_slice(&bytes.scale));
+    }
+    Ok(Vec::new())
+}
+
+/// Writes the codes of a matrix, row by row. They have no bias.
+fn fill_codes(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
+    let Weights::Conv(conv) = packing.layer.weights else {
+        return Err(Error::Internal { what: format!("the codes of node `{}` as a layer", packing.layer.node) });
+    };
+    let codes = model.weights().read_codes(&conv.filter)?;
+    let [k, c, taps] = packing.dims();
+    for k in 0..k {
+        let first = packing.places(k)(0, 0);
+        target[first..][..c * taps].copy_from_slice(&codes[k * c * taps..][..c * taps]);
     }
     Ok(Vec::new())
 }

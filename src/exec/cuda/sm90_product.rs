@@ -28,6 +28,7 @@ kernel_args! {
         y: MapBytes,
         bias: u64,
         scale: u64,
+        unit: u64,
         residual_values: u64,
         y_values: u64,
         m: i32,
@@ -40,7 +41,9 @@ kernel_args! {
         activation_a: f32,
         activation_b: f32,
         by_n_tiles: FastDivide,
-        padding: [i32; 13],
+        factor: f32,
+        result_factor: f32,
+        padding: [i32; 9],
     }
 }
 
@@ -182,10 +185,10 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
     let residual_rows = if tile.is_split() { tile.m / parts } else { CHUNK_ROWS };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
-        boxes("w", Rows { address: w, pitch: k }, [k, n], tile.n)?,
-        boxes("x", x, [k, m], tile.m)?,
-        boxes("residual", residual.unwrap_or(y), [n, m], residual_rows)?,
-        boxes("y", y, [n, m], CHUNK_ROWS)?,
+        boxes("w", Rows { address: w, pitch: k }, [k, n], [SLAB, tile.n])?,
+        boxes("x", x, [k, m], [SLAB, tile.m])?,
+        boxes("residual", residual.unwrap_or(y), [n, m], [SLAB, residual_rows])?,
+        boxes("y", y, [n, m], [SLAB, CHUNK_ROWS])?,
     ];
     let grid =
         if tile.is_split() { product("blocks", &[tiles as usize, parts])? } else { tiles.min(units.max(1) as u32) };
@@ -214,15 +217,15 @@ fn entry(dtype: Dtype, tile: ProductTile, kind: ActivationKind) -> Result<&'stat
     names.map(of_kind).ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
 }
 
-/// The tensor map of a matrix of [columns, rows], with boxes of 64 columns and `box_rows` rows.
-fn boxes(what: &'static str, at: Rows, dims: [usize; 2], box_rows: usize) -> Result<TensorMap, Error> {
+/// The tensor map of a matrix of [columns, rows], with boxes of such dimensions.
+pub(super) fn boxes(what: &'static str, at: Rows, dims: [usize; 2], box_dims: [usize; 2]) -> Result<TensorMap, Error> {
     chunks_of("columns of an operand", dims[0])?;
     pitch(at.pitch, dims[0])?;
     Ok(TensorMap::Matrix {
         address: aligned(what, at.address, 16)?,
         dims: dims.map(|dim| dim as u64),
         pitch: at.pitch as u64,
-        box_dims: [SLAB as u32, box_rows as u32],
+        box_dims: box_dims.map(|dim| dim as u32),
     })
 }
 

@@ -4,7 +4,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::column::{Block, Column};
-use crate::graph::{Binary, Element, Unary};
+use crate::graph::{Binary, Element, Unary, e4m3};
 use crate::loops::scalar::{Convert, integers, typed};
 use crate::loops::{Isa, vectorized};
 use crate::tensor::Dtype;
@@ -87,7 +87,9 @@ macro_rules! float_functions {
                 Unary::Acosh => map(x, y, |x| if x < 1.0 { $T::NAN } else { libm::acosh(x.into()) as $T }),
                 Unary::Atanh => map(x, y, |x| libm::atanh(x.into()) as $T),
                 Unary::Erf => map(x, y, $erf),
-                Unary::Not | Unary::IsNan | Unary::IsInf => unreachable!("{op:?} of floats"),
+                Unary::Not | Unary::IsNan | Unary::IsInf | Unary::ToE4m3 | Unary::OfE4m3 => {
+                    unreachable!("{op:?} of floats")
+                }
             }
         }
 
@@ -263,6 +265,8 @@ fn compare<T: Copy + PartialOrd>(op: Binary, of: [&[T]; 2], y: &mut [u8]) {
 /// Computes a function of the first `n` elements, which have type `dtype`.
 pub(super) fn unary(op: Unary, dtype: Dtype, x: Block<'_>, y: &mut Column, n: usize) {
     match dtype {
+        Dtype::F32 if op == Unary::ToE4m3 => map(&x.elems::<f32>()[..n], y.elems_mut(), e4m3::encode),
+        Dtype::U8 if op == Unary::OfE4m3 => map(&x.elems::<u8>()[..n], y.elems_mut(), e4m3::decode),
         Dtype::F32 => unary_f32(Isa::detect(), op, &x.elems()[..n], y),
         Dtype::F64 => unary_f64(Isa::detect(), op, &x.elems()[..n], y),
         Dtype::Bool => map(&x.elems::<u8>()[..n], y.elems_mut(), |x| x ^ 1), // the only function of bools

@@ -2,7 +2,7 @@
 
 use super::number::{kind, wrap};
 use super::text::{Class, Reg, Text};
-use crate::graph::{Binary, Unary};
+use crate::graph::{Binary, Unary, e4m3};
 use crate::tensor::Dtype;
 
 /// Facts about the operands of a division.
@@ -21,6 +21,8 @@ pub(super) struct Known {
 /// A function of one number of type `dtype`.
 pub(super) fn unary(text: &mut Text, op: Unary, dtype: Dtype, x: Reg) -> Reg {
     match dtype {
+        Dtype::F32 if op == Unary::ToE4m3 => to_e4m3(text, x),
+        Dtype::U8 if op == Unary::OfE4m3 => of_e4m3(text, x),
         Dtype::Bool => text.op(Class::Pred, "not.pred", &[&x]), // the only function of bools
         Dtype::F32 | Dtype::F64 => unary_float(text, op, dtype, x),
         _ => unary_int(text, op, dtype, x),
@@ -98,6 +100,41 @@ fn unary_float(text: &mut Text, op: Unary, dtype: Dtype, x: Reg) -> Reg {
         _ => return text.function(&format!("trefoil_{}_{kind}", name(op)), class, &[x]),
     };
     text.op(class, &simple, &[&x])
+}
+
+/// The code of the nearest number of e4m3, as [`e4m3::encode`] computes it.
+fn to_e4m3(text: &mut Text, x: Reg) -> Reg {
+    let mut word = |name: &str, args: &[&dyn std::fmt::Display]| text.op(Class::Word, name, args);
+    let size = word("abs.f32", &[&x]);
+    let least = word("add.rn.f32", &[&size, &float(Dtype::F32, e4m3::TO_UNITS.into())]);
+    let least = word("sub.s32", &[&least, &e4m3::TO_UNITS.to_bits()]);
+    let bits = word("min.f32", &[&size, &float(Dtype::F32, e4m3::MOST_E4M3.into())]);
+    let last = word("shr.u32", &[&bits, &e4m3::DROPPED]);
+    let odd = word("and.b32", &[&last, &1]);
+    let bits = word("add.s32", &[&bits, &((1 << (e4m3::DROPPED - 1)) - 1)]);
+    let bits = word("add.s32", &[&bits, &odd]);
+    let code = word("shr.u32", &[&bits, &e4m3::DROPPED]);
+    let code = word("sub.s32", &[&code, &(e4m3::BIAS << 3)]);
+    let sign = word("shr.u32", &[&x, &24]);
+    let sign = word("and.b32", &[&sign, &0x80]);
+    let is_least = text.op(Class::Pred, "setp.lt.f32", &[&size, &float(Dtype::F32, e4m3::LEAST_NORMAL.into())]);
+    let code = text.op(Class::Word, "selp.b32", &[&least, &code, &is_least]);
+    let code = text.op(Class::Word, "or.b32", &[&code, &sign]);
+    let is_number = text.op(Class::Pred, "setp.num.f32", &[&x, &x]);
+    text.op(Class::Word, "selp.b32", &[&code, &e4m3::NAN, &is_number])
+}
+
+/// The number of a code of e4m3, as [`e4m3::decode`] computes it.
+fn of_e4m3(text: &mut Text, code: Reg) -> Reg {
+    let mut word = |name: &str, args: &[&dyn std::fmt::Display]| text.op(Class::Word, name, args);
+    let size = word("and.b32", &[&code, &e4m3::NAN]);
+    let bits = word("shl.b32", &[&size, &e4m3::DROPPED]);
+    let number = word("mul.rn.f32", &[&bits, &float(Dtype::F32, e4m3::UNBIASED.into())]);
+    let sign = word("and.b32", &[&code, &0x80]);
+    let sign = word("shl.b32", &[&sign, &24]);
+    let is_nan = text.op(Class::Pred, "setp.eq.s32", &[&size, &e4m3::NAN]);
+    let number = text.op(Class::Word, "selp.b32", &[&f32::NAN.to_bits(), &number, &is_nan]);
+    text.op(Class::Word, "or.b32", &[&number, &sign])
 }
 
 /// The name of a transcendental function in `math.cu`.

@@ -213,12 +213,16 @@ impl Nest {
 /// For each term, whether it is computed from transcendental functions or powers of floats. Terms that only select or
 /// find values by comparing such numbers do not count.
 fn rounded(of: &Loop) -> Vec<bool> {
-    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign, Sqrt};
+    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, OfE4m3, Round, Sign, Sqrt, ToE4m3};
     let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
     for term in &of.terms {
         let itself = match &term.kind {
             TermKind::Unary(op, _) => {
-                !matches!(op, Abs | Ceil | Floor | IsInf | IsNan | Neg | Not | Round | Sign | Sqrt)
+                let is_exact = matches!(
+                    op,
+                    Abs | Ceil | Floor | IsInf | IsNan | Neg | Not | OfE4m3 | Round | Sign | Sqrt | ToE4m3
+                );
+                !is_exact
             }
             TermKind::Binary(op, _) => *op == Binary::Pow && term.dtype.is_float(),
             _ => false,

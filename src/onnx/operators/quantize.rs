@@ -63,6 +63,11 @@ fn flat(c: &mut Context<'_>, value: ValueId, along: &Along) -> Outcome<ValueId> 
     if let Along::All = along { c.reshape(value, &[]) } else { Ok(value) }
 }
 
+/// Whether all codes of a zero point are known to be 0.
+fn is_zero(c: &Context<'_>, zero: ValueId) -> bool {
+    matches!(c.known(zero), Ok(Some(known)) if known.bytes().iter().all(|&byte| byte == 0))
+}
+
 fn plain_axis(along: &Along) -> Option<Option<usize>> {
     match along {
         Along::All => Some(None),
@@ -91,7 +96,7 @@ pub(super) fn dequantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     }
     let dims = c.dims(x);
     let mut numbers = decode(c, x, from, Dtype::F32)?;
-    if let Some(zero) = zero {
+    if let Some(zero) = zero.filter(|&zero| is_integer || !is_zero(c, zero)) {
         let zero = decode(c, zero, from, Dtype::F32)?;
         let zero = spread(c, zero, &dims, &along)?;
         numbers = c.binary(Binary::Sub, numbers, zero)?;
@@ -125,7 +130,7 @@ pub(super) fn quantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     if integer {
         scaled = c.map(Expr::arg(0).unary(Unary::Round), &[scaled])?;
     }
-    if let Some(zero) = zero {
+    if let Some(zero) = zero.filter(|&zero| integer || !is_zero(c, zero)) {
         let zero = decode(c, zero, to, Dtype::F32)?;
         let zero = spread(c, zero, &dims, &along)?;
         scaled = c.add(scaled, zero)?;

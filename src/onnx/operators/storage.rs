@@ -116,6 +116,10 @@ impl Format {
 
 /// The numbers that codes stand for, in a type that graphs have.
 pub(super) fn decode(c: &mut Context<'_>, x: ValueId, from: DataType, to: Dtype) -> Outcome<ValueId> {
+    if from == DataType::Float8E4M3Fn {
+        let value = c.map(Expr::arg(0).unary(Unary::OfE4m3), &[x])?;
+        return c.cast(value, to);
+    }
     let Some(format) = format(from) else { return c.cast(x, to) };
     let table = format.table();
     let table = c.constant(&Tensor::of(&[table.len()], &table));
@@ -132,6 +136,9 @@ pub(super) fn encode(c: &mut Context<'_>, x: ValueId, to: DataType, saturate: bo
     }
     let format = format(to).ok_or_else(|| format!("to {to}: no graph has this type"))?;
     let x = c.cast(x, Dtype::F32)?;
+    if to == DataType::Float8E4M3Fn && saturate {
+        return c.map(Expr::arg(0).unary(Unary::ToE4m3), &[x]);
+    }
     let size = c.map(Expr::arg(0).unary(Unary::Abs), &[x])?;
     let steps = format.steps();
     // The code of a number is found bit by bit.

@@ -13,6 +13,7 @@ mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_product;
+mod sm90_product_e4m3;
 mod sm90_recurrent;
 mod sm90_row_norm;
 mod sm90_squeeze_excite;
@@ -30,8 +31,8 @@ use super::context::{Context, Match};
 use super::packing::PackedSum;
 use super::work::{Operand, Work};
 use super::{
-    AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, QuantizedDepthwise, Request, S8Kernel,
-    StepOp, bytes,
+    AttentionKernel, Choices, Family, Limits, ProductKernel, ProductTile, QuantizedConv, QuantizedDepthwise, Request,
+    S8Kernel, StepOp, bytes,
 };
 use crate::error::Error;
 use crate::model::{ByteWork, NodeId};
@@ -147,6 +148,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_stem_s8::Sm90StemS8,
     &sm90_tail::Sm90Tail,
     &sm90_product::Sm90Product,
+    &sm90_product_e4m3::Sm90ProductE4m3,
     &sm90_attention::Sm90Attention,
     &sm90_row_norm::Sm90RowNorm,
     &sm90_recurrent::Sm90Recurrent,
@@ -298,6 +300,8 @@ pub enum Kernel {
     Sm90Tail(TailTile),
     /// An sm90 product of rows with a matrix.
     Sm90Product(ProductKernel),
+    /// An sm90 product of rows with a matrix, both of e4m3, with a tile.
+    Sm90ProductE4m3(ProductTile),
     /// An sm90 attention kernel.
     Sm90Attention(AttentionKernel),
     /// The sm90 norm of rows.
@@ -343,6 +347,7 @@ impl Kernel {
             | Self::Sm90Linear(_)
             | Self::Sm90Tail(_)
             | Self::Sm90Product(_)
+            | Self::Sm90ProductE4m3(_)
             | Self::Sm90Attention(_)
             | Self::Sm90RowNorm
             | Self::Sm90Recurrent(_)
@@ -381,6 +386,9 @@ impl fmt::Display for Kernel {
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
             Self::Sm90Product(kernel) => write!(f, "{kernel}"),
+            Self::Sm90ProductE4m3(tile) => {
+                write!(f, "sm90 e4m3 product {}x{}{}", tile.n, tile.m, if tile.adds_up() { ", long" } else { "" })
+            }
             Self::Sm90Attention(kernel) => write!(f, "{kernel}"),
             Self::Sm90RowNorm => write!(f, "sm90 row norm"),
             Self::Sm90Recurrent(tile) => write!(f, "sm90 recurrent {tile}"),

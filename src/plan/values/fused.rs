@@ -11,6 +11,10 @@ impl Split<'_> {
     pub fn push_found(&mut self, named: &Node, found: &Found) {
         let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
         self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
+        if found.writes_codes() {
+            self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
+            return self.push(Node { inputs, outputs: vec![found.writes], ..named.clone() });
+        }
         let dims = &self.from.value(found.writes).dims;
         let (channels, written) = (dims[dims.len() - 1], ValueType::new(self.dtype, dims));
         let written = self.add(written);

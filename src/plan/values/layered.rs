@@ -69,7 +69,9 @@ impl Layered {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
                 let named = &graph.nodes[found.named.0];
-                split.to.halves.written.insert(found.writes);
+                if !found.writes_codes() {
+                    split.to.halves.written.insert(found.writes);
+                }
                 match (&found.op, &found.reads[..]) {
                     (StepOp::Conv(conv), [Read::Half(x)]) => split.push_layer(named, conv, *x, found.writes),
                     _ => split.push_found(named, found),

@@ -3,6 +3,7 @@
 
 mod attention;
 mod convolution;
+mod e4m3;
 mod epilogue;
 mod expr;
 mod few;
@@ -80,6 +81,11 @@ impl Found {
     pub fn is_image(&self) -> bool {
         matches!(self.op, StepOp::Conv(_))
     }
+
+    /// Whether the step writes codes of e4m3, as they are in the graph.
+    pub fn writes_codes(&self) -> bool {
+        matches!(&self.op, StepOp::E4m3Product(of) if of.result.is_some())
+    }
 }
 
 impl Read {
@@ -144,11 +150,12 @@ pub(super) fn find(
         let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
         let found = found.or_else(|| recurrent::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        let found = found.or_else(|| e4m3::find(&context, at));
         let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
         let found = found.or_else(|| squeeze_excite::find(&context, at, &all));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
-            if !found.is_image() {
+            if !found.is_image() && !found.writes_codes() {
                 halves.insert(found.writes);
             }
             all.insert(last, found);

@@ -289,6 +289,69 @@ fn a_product_ends_where_somebody_else_reads_its_value() {
     assert_eq!(labels(&plan), ["product"], "{plan}");
 }
 
+impl Block {
+    /// A product of x in codes of e4m3 with a matrix of codes, and a bias.
+    fn product_of_codes(&mut self, name: &str, x: ValueId, n: usize) -> ValueId {
+        let (k, rank) = (*self.g.value(x).dims.last().unwrap(), self.g.value(x).rank());
+        let to_codes = (Expr::arg(0) / number(0.02)).unary(Unary::ToE4m3);
+        let codes = self.g.map(&format!("{name}.x"), to_codes, &[x]);
+        let x = self.g.map(&format!("{name}.of x"), Expr::arg(0).unary(Unary::OfE4m3) * number(0.02), &[codes]);
+        let codes = self.g.weight(&format!("{name}.codes"), Dtype::U8, &[k, n]);
+        let unit = self.weight(&format!("{name}.unit"), &[1, n]);
+        let w = self.g.map(&format!("{name}.of w"), Expr::arg(0).unary(Unary::OfE4m3) * Expr::arg(1), &[codes, unit]);
+        let y = self.g.node(name, Op::Contract(Contract::matmul(rank, 2)), &[x, w]);
+        let b = self.weight(&format!("{name}.b"), &[n]);
+        self.g.map(&format!("{name}.bias"), Expr::arg(0) + Expr::arg(1), &[y, b])
+    }
+}
+
+/// The first product writes the codes that the second one reads; a loop makes those of the norm.
+#[test]
+fn products_of_codes_are_steps_that_read_and_write_codes() {
+    let (mut block, x) = Block::new(SIZES);
+    let y = block.norm("norm", x);
+    let y = block.product_of_codes("fc1", y, 768);
+    let y = block.gelu(y);
+    let y = block.product_of_codes("fc2", y, 192);
+    let sum = block.sum("sum", x, y);
+    let plan = plan_of(&block.finish(sum), &Limits::h200(), 3);
+    assert_eq!(labels(&plan), ["layer-norm", "e4m3 product+gelu to e4m3", "e4m3 product+res"], "{plan}");
+    let StepOp::E4m3Product(of) = &plan.steps.iter().find(|step| step.name == "fc1").unwrap().op else {
+        panic!("{plan}")
+    };
+    assert!(of.has_units && (of.factor, of.result) == (0.02, Some(0.02)), "{of:?}");
+    assert_eq!(of.product.weights.filter, "fc1.codes (transposed, 1x1)");
+}
+
+/// A file's zero points and transposed matrices make no difference.
+#[test]
+fn products_of_a_file_in_codes_are_the_same_steps() {
+    let model = crate::model::Model::open("tests/data/onnx/e4m3.onnx").unwrap();
+    let plan = plan_of(&model.graph(3).unwrap(), &Limits::h200(), 3);
+    assert_eq!(labels(&plan), ["e4m3 product+gelu to e4m3", "e4m3 product+res"], "{plan}");
+    let filters = plan.steps.iter().filter_map(|step| match &step.op {
+        StepOp::E4m3Product(of) => Some((of.has_units, &*of.product.weights.filter)),
+        _ => None,
+    });
+    let expected = [(true, "w1.codes (transposed, 1x1)"), (true, "w2.codes (1x1)")];
+    assert_eq!(filters.collect::<Vec<_>>(), expected);
+}
+
+/// Codes that something else reads too are written by a loop, and so are those that no kernel multiplies.
+#[test]
+fn products_of_codes_end_where_somebody_else_reads_their_value() {
+    let (mut block, x) = Block::new(SIZES);
+    let y = block.product_of_codes("fc1", x, 192);
+    let z = block.product_of_codes("fc2", y, 192);
+    let sum = block.sum("sum", y, z);
+    let plan = plan_of(&block.finish(sum), &Limits::h200(), 3);
+    assert_eq!(labels(&plan), ["e4m3 product", "e4m3 product+res"], "{plan}");
+    let (mut block, x) = Block::new(SIZES);
+    let y = block.product_of_codes("fc", x, 72);
+    let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+    assert_eq!(labels(&plan), <[&str; 0]>::default(), "{plan}");
+}
+
 /// Rows of a value in f16 are read in place: the first token of each image.
 #[test]
 fn a_product_of_the_first_tokens_reads_rows_at_a_distance() {
