@@ -86,6 +86,11 @@ pub(super) fn in_bytes<'a>(work: &Work<'a>, order: FilterOrder) -> Vec<PackedSum
     vec![PackedSum { filters: layers.into_iter().enumerate().map(packing).collect(), bias: None }]
 }
 
+/// The place of output channel `k` where the even ones of each 16 come before the odd ones.
+pub(crate) fn even_first(k: usize) -> usize {
+    k / 16 * 16 + k % 2 * 8 + k % 16 / 2
+}
+
 impl Packing<'_> {
     /// The numbers of output channels, of input channels for each output channel, and of taps.
     pub(crate) fn dims(&self) -> [usize; 3] {
@@ -155,7 +160,7 @@ impl Packing<'_> {
         let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
         let first = match order {
             FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
-            FilterOrder::EvenFirst => (k / 16 * 16 + k % 2 * 8 + k % 16 / 2) * taps * stored[1],
+            FilterOrder::EvenFirst => even_first(k) * taps * stored[1],
             FilterOrder::Taps => k * taps * packed_channels(stored[1]),
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];

@@ -41,7 +41,7 @@ const STEP_K: usize = 128;
 const MOST_IN_CORE: usize = 1024;
 /// Rows and columns are multiples of 16 bytes.
 const ALIGN: usize = 16;
-/// The clocks of a block to store a value of its tile; with two warpgroups that compute a tile together.
+/// The clocks that a block takes to store a value of its tile.
 const STORE: f64 = 0.15;
 /// The factor of a step's clocks where its sums are added up outside the tensor core: with two warpgroups together, and
 /// with one.
@@ -53,12 +53,6 @@ impl E4m3ProductOp {
     pub(super) fn label(&self) -> String {
         let result = if self.result.is_some() { " to e4m3" } else { "" };
         format!("e4m3 {}{result}", self.product.label())
-    }
-
-    /// Whether a kernel can compute the product.
-    pub(super) fn is_possible(&self, sizes: ProductSizes, limits: &Limits) -> bool {
-        let is_written = self.result.is_none() || !self.product.residual;
-        is_written && !ProductTile::of_e4m3(sizes, limits).is_empty()
     }
 }
 

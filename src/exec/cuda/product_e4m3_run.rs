@@ -6,6 +6,7 @@ use super::alone::{Alone, check_lengths};
 use super::sm90_product_e4m3::{E4m3Problem, launch};
 use crate::device::Device;
 use crate::error::Error;
+use crate::plan::packing::even_first;
 use crate::plan::{ProductActivation, ProductSizes, ProductTile};
 
 /// A matrix product of codes of e4m3 and its operands, in host memory. Rows lie end to end.
@@ -55,7 +56,7 @@ impl E4m3ProductRun {
     ) -> Result<Self, Error> {
         operands.check()?;
         let E4m3ProductOperands { sizes, result_scale, .. } = *operands;
-        let w = if result_scale.is_some() { even_first(operands.w, sizes.k) } else { operands.w.to_vec() };
+        let w = if result_scale.is_some() { in_order(operands.w, sizes.k) } else { operands.w.to_vec() };
         let bytes = [
             operands.x,
             &w,
@@ -88,13 +89,13 @@ impl E4m3ProductRun {
     }
 }
 
-/// The rows of a matrix with the even ones of each 16 before the odd ones.
-fn even_first(w: &[u8], k: usize) -> Vec<u8> {
-    let of_sixteen = |rows: &[u8]| {
-        let order = (0..16).map(|place| place % 8 * 2 + place / 8);
-        order.flat_map(|row| rows[row * k..][..k].to_vec()).collect::<Vec<u8>>()
-    };
-    w.chunks_exact(16 * k).flat_map(of_sixteen).collect()
+/// The rows of a matrix in the order that kernels read for a result in codes.
+fn in_order(w: &[u8], k: usize) -> Vec<u8> {
+    let mut ordered = vec![0; w.len()];
+    for (row, codes) in w.chunks_exact(k.max(1)).enumerate() {
+        ordered[even_first(row) * k..][..k].copy_from_slice(codes);
+    }
+    ordered
 }
 
 impl E4m3ProductOperands<'_> {

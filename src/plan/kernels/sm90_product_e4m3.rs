@@ -25,10 +25,7 @@ impl KernelDef for Sm90ProductE4m3 {
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        let Some((of, sizes)) = of(work).filter(|(of, sizes)| of.is_possible(*sizes, limits)) else {
-            return Vec::new();
-        };
-        debug_assert!(of.factor.is_finite(), "of finite scales");
+        let Some((_, sizes)) = of(work) else { return Vec::new() };
         let variant =
             |tile: ProductTile| Variant::modelled((Kernel::Sm90ProductE4m3(tile), tile.e4m3_clocks(sizes, limits)));
         ProductTile::of_e4m3(sizes, limits).into_iter().map(variant).collect()
@@ -36,8 +33,8 @@ impl KernelDef for Sm90ProductE4m3 {
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
         match (kernel, of(work)) {
-            (Kernel::Sm90ProductE4m3(tile), Some((of, sizes)))
-                if of.is_possible(sizes, limits) && ProductTile::of_e4m3(sizes, limits).contains(&tile) =>
+            (Kernel::Sm90ProductE4m3(tile), Some((_, sizes)))
+                if ProductTile::of_e4m3(sizes, limits).contains(&tile) =>
             {
                 Ok(())
             }
@@ -57,13 +54,13 @@ impl KernelDef for Sm90ProductE4m3 {
     }
 }
 
-/// The operation and sizes of a step, if its operands have the types of the kernel.
+/// The operation and sizes of a step, if its operands have the types of the kernel, which adds no residual to codes.
 fn of<'a>(work: &Work<'a>) -> Option<(&'a E4m3ProductOp, ProductSizes)> {
     let StepOp::E4m3Product(of) = work.op else { return None };
     let written = if of.result.is_some() { Dtype::U8 } else { Dtype::F16 };
-    let residual = work.inputs.last().map(|residual| residual.dtype);
-    let fits = work.inputs.first()?.dtype == Dtype::U8
+    let residual = work.inputs.last()?.dtype;
+    let fits = work.inputs[0].dtype == Dtype::U8
         && work.writes(written)
-        && (!of.product.residual || residual == Some(Dtype::F16));
+        && (!of.product.residual || (residual == Dtype::F16 && of.result.is_none()));
     fits.then(|| (of, of.product.sizes(work.batch)))
 }

@@ -7,7 +7,7 @@ use super::{Context, Found, Read};
 use crate::graph::e4m3::Coded;
 use crate::graph::{Binary, Expr, Node, NodeId, Op, Unary, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
-use crate::plan::{E4m3ProductOp, ProductOp, ProductSizes, RowsAt, StepOp};
+use crate::plan::{E4m3ProductOp, ProductOp, ProductSizes, ProductTile, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
 /// The largest number of nodes between a product and the codes that its result is rounded to.
@@ -51,9 +51,9 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         residual: residual.is_some(),
     };
     let factor = (x.factor * w.factor) as f32;
-    let op = E4m3ProductOp { product, factor, has_units: units.is_some(), result };
-    let is_possible = factor.is_finite() && op.is_possible(sizes, context.limits);
-    is_possible.then_some((last, Found { op: StepOp::E4m3Product(op), named: at, reads, writes }))
+    let op = StepOp::E4m3Product(E4m3ProductOp { product, factor, has_units: units.is_some(), result });
+    let is_possible = factor.is_finite() && !ProductTile::of_e4m3(sizes, context.limits).is_empty();
+    is_possible.then_some((last, Found { op, named: at, reads, writes }))
 }
 
 /// The codes that a value is rounded to if nothing else reads it: the last node, the codes, and their scale.
