@@ -76,7 +76,7 @@ impl Beside {
             Ok(())
         });
         questions.ask("acquire", move || acquire.acquire_within(MOMENT).map(drop));
-        questions.ask("submit", move || submit.acquire_within(MOMENT)?.submit(1)?.wait_for(MOMENT).map(drop));
+        questions.ask("submit", move || submits(&submit));
         questions.ask("row", move || {
             let pixels = vec![7; batcher.input().row_bytes];
             batcher.request().deadline(MOMENT).submit(&pixels)?.wait_for(MOMENT).map(drop)
@@ -87,6 +87,17 @@ impl Beside {
         questions.ask("close", move || closed.close(MOMENT));
         questions.tell();
     }
+}
+
+/// Submits a batch, at most one for each ring until one is answered. In a fleet the first one may go to the ring that is
+/// held up, where it stays, so that the ring has more batches than the other one, to which the next batch goes.
+fn submits(built: &Built) -> Result<(), Error> {
+    let submit = || built.acquire_within(MOMENT)?.submit(1)?.wait_for(MOMENT).map(drop);
+    let mut answer = submit();
+    for _ in 1..built.engines().len() {
+        answer = answer.or_else(|_| submit());
+    }
+    answer
 }
 
 /// The operations, each on a thread of its own, which may never end.
