@@ -9,7 +9,7 @@
 
 use half::f16;
 use trefoil::model::images::Window;
-use trefoil::plan::{DepthwiseTile, Limits, S8Conv};
+use trefoil::plan::{DepthwiseTile, Kernel, Limits, S8Conv};
 use trefoil::{DepthwiseRun, Device, Error, HalfOperands, S8DepthwiseOperands, Shape, Target};
 
 /// Number of such layers, input height, channels, size of the window, stride.
@@ -121,7 +121,8 @@ impl Layer {
             relu: true,
         };
         let copies = (ROTATION_BYTES / (self.x.len() + result.len())).max(2);
-        let mut run = DepthwiseRun::of_bytes(device, &operands, &tiles, copies)?;
+        let kernels: Vec<Kernel> = tiles.iter().map(|&tile| Kernel::Sm90DepthwiseS8(tile)).collect();
+        let mut run = DepthwiseRun::of_bytes(device, &operands, &kernels, copies)?;
         let fastest = fastest(&mut run, &tiles, rounds)?;
         self.compare(&run.result()?);
         Ok(fastest)

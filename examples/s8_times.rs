@@ -93,6 +93,7 @@ fn main() -> Result<(), Error> {
             .map(|(kernel, micros)| match kernel {
                 S8Kernel::Tiled { tile, cluster } => format!("{tile} by {cluster} {micros:.1}"),
                 S8Kernel::Halo => format!("halo {micros:.1}"),
+                S8Kernel::Sm80Gemm(tile) => format!("sm80 {tile} {micros:.1}"),
             })
             .collect();
         println!("    {}", all.join("  "));

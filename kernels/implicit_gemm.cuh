@@ -1,29 +1,23 @@
-// Convolution as a matrix product that never materialises its left operand: the main loop of conv2d_fprop.cu.
+// Convolution as a matrix product that never materialises its left operand: the main loop of conv2d_fprop.cu and
+// conv2d_s8.cu.
 //
-//   Y[m][n] = act(sum over k of X[m][k] * F[n][k]  + bias[n] + residual[m][n])
+//   sum[m][n] = sum over k of X[m][k] * F[n][k]
 //
 // GEMM M = output pixels (image, p, q), N = output channels, K = (r, s, c). Both operands have K contiguous. The unit
-// of every copy is a chunk: 8 channels, 16 bytes. One thread copies the same chunk column of every k tile, so it
+// of every copy is a chunk: 16 bytes, 8 channels of halves or 16 of bytes. One thread copies the same chunk column of every k tile, so it
 // keeps one position (r, s, c) and advances it by mixed-radix addition: no division in the main loop, and a k tile
 // may straddle filter taps wherever it likes.
 #pragma once
 
 #include "common.cuh"
 
-// The one argument of every entry point that is built on this header. Mirrored in implicit_gemm.rs.
-struct ImplicitGemmArgs {
-  const uint4 *x;         // [images][height][width][c_chunks] chunks of halves
-  const uint4 *filter;    // [k_stored][filter_h][filter_w][c_chunks] chunks of halves
-  const float *bias;      // [k_stored]
-  const uint4 *residual;  // [m_pixels][k_stored / 8] chunks of halves, or null
-  uint4 *y;               // the same, pixels y_chunks apart
-  int32_t m_pixels;       // images * out_pixels
-  int32_t out_pixels;     // P * Q
-  int32_t out_width;      // Q
+// A convolution whose products go into the sums. Mirrored in implicit_gemm.rs.
+struct GemmSource {
+  const uint4 *x;         // [images][height][width][c_chunks] chunks
+  const uint4 *filter;    // [k_stored][filter_h][filter_w][c_chunks] chunks
   int32_t height;
   int32_t width;
   int32_t c_chunks;
-  int32_t k_stored;
   int32_t filter_h;
   int32_t filter_w;
   int32_t stride_h;
@@ -32,34 +26,53 @@ struct ImplicitGemmArgs {
   int32_t pad_left;
   int32_t dilation_h;
   int32_t dilation_w;
-  int32_t k_chunks;       // filter_h * filter_w * c_chunks
+  int32_t k_chunks;       // filter_h * filter_w * c_chunks; 0 if there is no such source
   int32_t step_r;         // one k tile as a mixed-radix number: step_r * (S * C) + step_s * C + step_c chunks
   int32_t step_s;
   int32_t step_c;
-  int32_t activation;
-  int32_t y_chunks;       // from one pixel of y to the next
+  int32_t reserved;
+};
+static_assert(sizeof(GemmSource) == 80, "mirrored in implicit_gemm.rs");
+
+// The pixels and channels of the result. Mirrored in implicit_gemm.rs.
+struct GemmResult {
+  int32_t m_pixels;       // images * out_pixels
+  int32_t out_pixels;     // P * Q
+  int32_t out_width;      // Q
+  int32_t k_stored;
   FastDivide by_out_pixels;
   FastDivide by_out_width;
   FastDivide by_n_tiles;
-  int32_t reserved;
 };
-static_assert(sizeof(ImplicitGemmArgs) == 152, "mirrored in implicit_gemm.rs");
-static_assert(offsetof(ImplicitGemmArgs, m_pixels) == 40, "mirrored in implicit_gemm.rs");
-static_assert(offsetof(ImplicitGemmArgs, by_out_pixels) == 124, "mirrored in implicit_gemm.rs");
+static_assert(sizeof(GemmResult) == 40, "mirrored in implicit_gemm.rs");
 
-// Everything that follows from a tile's shape. `kMinBlocks` is the occupancy that registers are limited for.
-template <int kTileM_, int kTileN_, int kTileK_, int kWarpsM, int kWarpsN, int kStages_, int kMinBlocks_>
+// Pixels and filters of halves, whose products are summed in floats.
+struct Halves {
+  using Sum = float;
+  static constexpr int kBytes = 2;
+  static __device__ __forceinline__ void multiply(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k16(d, a, b0, b1);
+  }
+};
+
+// Everything that follows from a tile's shape. `kMinBlocks` is the occupancy that registers are limited for, `Of` the type
+// of pixels and filters, and `kChannelBytes` what each output channel has in shared memory: its bias, for bytes its scale.
+template <int kTileM_, int kTileN_, int kTileK_, int kWarpsM, int kWarpsN, int kStages_, int kMinBlocks_,
+          class Of_ = Halves, int kChannelBytes = 4>
 struct GemmTile {
+  using Of = Of_;
+  using Sum = typename Of::Sum;
   static constexpr int kTileM = kTileM_, kTileN = kTileN_, kTileK = kTileK_;
   static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = kWarpsM;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
-  static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8, kSteps = kTileK / 16;
+  static constexpr int kRowBytes = kTileK * Of::kBytes;
+  static constexpr int kFragsM = kWarpM / 16, kFragsN = kWarpN / 8, kSteps = kRowBytes / 32;
 
   // Operands in shared memory: [row][k chunk], 16-byte chunks swizzled.
-  static constexpr int kRowChunks = kTileK / kChunkElems;
-  static constexpr int kRowBytes = kTileK * 2;
+  static constexpr int kChunkChannels = 16 / Of::kBytes;
+  static constexpr int kRowChunks = kRowBytes / 16;
   static constexpr int kRowsPerPass = kThreads / kRowChunks;
   static constexpr int kPassesX = kTileM / kRowsPerPass, kPassesF = kTileN / kRowsPerPass;
   static constexpr int kBytesX = kTileM * kRowBytes, kBytesF = kTileN * kRowBytes;
@@ -67,16 +80,16 @@ struct GemmTile {
 
   // The output tile, [row][channel chunk], swizzled: it takes over the stages that the main loop freed last but one
   // and earlier, `kOutRows` rows in each.
-  static constexpr int kOutRowChunks = kTileN / kChunkElems;
-  static constexpr int kOutRowBytes = kTileN * 2;
+  static constexpr int kOutRowChunks = kTileN / kChunkChannels;
+  static constexpr int kOutRowBytes = kTileN * Of::kBytes;
   static constexpr int kOutStages = kTileM * kOutRowBytes <= kStageBytes ? 1 : 2;
   static constexpr int kOutRows = kTileM / kOutStages;
   static constexpr int kOutRowsPerPass = kThreads / kOutRowChunks;
 
-  static constexpr int kSharedBytes = kStages * kStageBytes + kTileN * 4;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kTileN * kChannelBytes;
 
-  static_assert(kTileK == 32 || kTileK == 64, "the swizzles below");
-  static_assert(kTileN == 32 || kTileN % 64 == 0, "the swizzles below");
+  static_assert(kRowChunks == 4 || kRowChunks == 8, "the swizzles below");
+  static_assert(kOutRowChunks == 4 || kOutRowChunks % 8 == 0, "the swizzles below");
   static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0, "whole fragments");
   static_assert(kRowsPerPass % 8 == 0 && kTileM % kRowsPerPass == 0 && kTileN % kRowsPerPass == 0, "whole passes");
   static_assert(kOutRows * kOutRowBytes <= kStageBytes && kOutStages <= kStages - 1, "the output tile fits");
@@ -96,10 +109,10 @@ struct TileOrigin {
   int32_t m, n;
 };
 
-template <class Tile> TREFOIL_DEVICE TileOrigin tile_origin(const ImplicitGemmArgs &args) {
+template <class Tile> TREFOIL_DEVICE TileOrigin tile_origin(const GemmResult &result) {
   const uint32_t block = block_idx_x();
-  const uint32_t m_tile = divide(block, args.by_n_tiles);
-  const uint32_t n_tiles = (args.k_stored + Tile::kTileN - 1) / Tile::kTileN;
+  const uint32_t m_tile = divide(block, result.by_n_tiles);
+  const uint32_t n_tiles = (result.k_stored + Tile::kTileN - 1) / Tile::kTileN;
   return {static_cast<int32_t>(m_tile * Tile::kTileM), static_cast<int32_t>((block - m_tile * n_tiles) * Tile::kTileN)};
 }
 
@@ -140,68 +153,69 @@ template <class Tile> struct OperandLoader {
   int32_t r, s, c;                      // position of this thread's chunk column in the next k tile, c in chunks
   uint32_t shared_offset;               // of the first row's chunk in an operand tile
 
-  static __device__ __forceinline__ OperandLoader start(const ImplicitGemmArgs &args) {
+  static __device__ __forceinline__ OperandLoader start(const GemmSource &source, const GemmResult &result) {
     OperandLoader self;
-    const TileOrigin origin = tile_origin<Tile>(args);
+    const TileOrigin origin = tile_origin<Tile>(result);
     const int32_t row = threadIdx.x / Tile::kRowChunks;
     const int32_t column = threadIdx.x % Tile::kRowChunks;
     self.shared_offset = row * Tile::kRowBytes + swizzle<Tile::kRowChunks>(row, column) * 16;
 #pragma unroll
     for (int pass = 0; pass < Tile::kPassesX; ++pass)
-      self.locate_pixel(args, pass, origin.m + row + pass * Tile::kRowsPerPass);
-    self.c = column % args.c_chunks;
-    self.s = column / args.c_chunks % args.filter_w;
-    self.r = column / args.c_chunks / args.filter_w;
-    self.filter_rows_left = args.k_stored - (origin.n + row);
-    self.filter_chunk = (origin.n + row) * args.k_chunks + column;
+      self.locate_pixel(source, result, pass, origin.m + row + pass * Tile::kRowsPerPass);
+    self.c = column % source.c_chunks;
+    self.s = column / source.c_chunks % source.filter_w;
+    self.r = column / source.c_chunks / source.filter_w;
+    self.filter_rows_left = result.k_stored - (origin.n + row);
+    self.filter_chunk = (origin.n + row) * source.k_chunks + column;
     return self;
   }
 
-  __device__ __forceinline__ void locate_pixel(const ImplicitGemmArgs &args, int pass, int32_t m) {
-    const int32_t image = divide(m, args.by_out_pixels);
-    const int32_t in_image = m - image * args.out_pixels;
-    const int32_t p = divide(in_image, args.by_out_width);
-    const int32_t q = in_image - p * args.out_width;
-    const int32_t h = p * args.stride_h - args.pad_top;
-    const int32_t w = q * args.stride_w - args.pad_left;
-    const bool exists = m < args.m_pixels;
-    pixel_chunk[pass] = exists ? ((image * args.height + h) * args.width + w) * args.c_chunks : 0;
+  __device__ __forceinline__ void locate_pixel(const GemmSource &source, const GemmResult &result, int pass,
+                                               int32_t m) {
+    const int32_t image = divide(m, result.by_out_pixels);
+    const int32_t in_image = m - image * result.out_pixels;
+    const int32_t p = divide(in_image, result.by_out_width);
+    const int32_t q = in_image - p * result.out_width;
+    const int32_t h = p * source.stride_h - source.pad_top;
+    const int32_t w = q * source.stride_w - source.pad_left;
+    const bool exists = m < result.m_pixels;
+    pixel_chunk[pass] = exists ? ((image * source.height + h) * source.width + w) * source.c_chunks : 0;
     position[pass] = exists ? pack_position(h, w) : kNowhere;
   }
 
   // Copies this thread's chunks of the pixels; taps outside the image and k past the end become zeros.
-  __device__ __forceinline__ void load_x(const ImplicitGemmArgs &args, uint32_t smem_x) const {
-    const int32_t tap_h = r * args.dilation_h, tap_w = s * args.dilation_w;
-    const int32_t tap_chunk = (tap_h * args.width + tap_w) * args.c_chunks + c;
-    const InsideTest inside = InsideTest::make(args.height, args.width, tap_h, tap_w, r < args.filter_h);
+  __device__ __forceinline__ void load_x(const GemmSource &source, uint32_t smem_x) const {
+    const int32_t tap_h = r * source.dilation_h, tap_w = s * source.dilation_w;
+    const int32_t tap_chunk = (tap_h * source.width + tap_w) * source.c_chunks + c;
+    const InsideTest inside = InsideTest::make(source.height, source.width, tap_h, tap_w, r < source.filter_h);
 #pragma unroll
     for (int pass = 0; pass < Tile::kPassesX; ++pass) {
       const bool valid = inside(position[pass]);
       const uint32_t chunk = pixel_chunk[pass] + tap_chunk;  // meaningless and unused if not valid
-      cp_async_16(smem_x + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, args.x + chunk, valid);
+      cp_async_16(smem_x + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, source.x + chunk, valid);
     }
   }
 
   // Copies this thread's chunks of the filters; rows and k past the end become zeros.
-  __device__ __forceinline__ void load_filter(const ImplicitGemmArgs &args, uint32_t smem_f) const {
-    const bool in_filter = r < args.filter_h;
-    const int32_t pass_chunks = Tile::kRowsPerPass * args.k_chunks;
+  __device__ __forceinline__ void load_filter(const GemmSource &source, uint32_t smem_f) const {
+    const bool in_filter = r < source.filter_h;
+    const int32_t pass_chunks = Tile::kRowsPerPass * source.k_chunks;
 #pragma unroll
     for (int pass = 0; pass < Tile::kPassesF; ++pass) {
       const bool valid = in_filter && pass * Tile::kRowsPerPass < filter_rows_left;
       const uint32_t chunk = filter_chunk + pass * pass_chunks;
-      cp_async_16(smem_f + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, args.filter + chunk, valid);
+      cp_async_16(smem_f + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, source.filter + chunk, valid);
     }
   }
 
   // Moves to the next k tile.
-  __device__ __forceinline__ void advance(const ImplicitGemmArgs &args) {
+  __device__ __forceinline__ void advance(const GemmSource &source) {
     filter_chunk += Tile::kRowChunks;
-    c += args.step_c;
-    s += args.step_s;
-    r += args.step_r;
-    if (c >= args.c_chunks) c -= args.c_chunks, ++s;
-    if (s >= args.filter_w) s -= args.filter_w, ++r;
+    c += source.step_c;
+    s += source.step_s;
+    r += source.step_r;
+    if (c >= source.c_chunks) c -= source.c_chunks, ++s;
+    if (s >= source.filter_w) s -= source.filter_w, ++r;
   }
 };
 
@@ -221,16 +235,16 @@ template <class Tile> struct OutTile {
   // Calls `visit(shared address, chunk index)` for this thread's chunks of rows [first_row, first_row + rows) of a tensor
   // of y's shape whose pixels are `pitch` chunks apart, with whether the chunk exists.
   template <class Visit>
-  __device__ __forceinline__ void for_chunks(const ImplicitGemmArgs &args, TileOrigin origin, uint32_t first_row,
+  __device__ __forceinline__ void for_chunks(const GemmResult &result, TileOrigin origin, uint32_t first_row,
                                              int32_t pitch, Visit visit) const {
     const uint32_t chunk = threadIdx.x % Tile::kOutRowChunks;
-    const int32_t k_stored_chunks = args.k_stored / kChunkElems;
-    const int32_t n_chunk = (origin.n + static_cast<int32_t>(chunk) * kChunkElems) / kChunkElems;
+    const int32_t k_stored_chunks = result.k_stored / Tile::kChunkChannels;
+    const int32_t n_chunk = origin.n / Tile::kChunkChannels + static_cast<int32_t>(chunk);
 #pragma unroll
     for (int pass = 0; pass < Tile::kOutRows / Tile::kOutRowsPerPass; ++pass) {
       const uint32_t row = first_row + pass * Tile::kOutRowsPerPass + threadIdx.x / Tile::kOutRowChunks;
       const int32_t m = origin.m + static_cast<int32_t>(row);
-      const bool exists = m < args.m_pixels && n_chunk < k_stored_chunks;
+      const bool exists = m < result.m_pixels && n_chunk < k_stored_chunks;
       visit(chunk_address(row, chunk), static_cast<int64_t>(m) * pitch + n_chunk, exists);
     }
   }
@@ -253,12 +267,12 @@ template <class Tile> struct Fragments {
     for (int i = 0; i < Tile::kFragsN / 2; ++i) ldmatrix_x4(b[i], (smem_b ^ flip) + i * 16 * Tile::kRowBytes);
   }
 
-  __device__ __forceinline__ void multiply(float (&acc)[Tile::kFragsM][Tile::kFragsN][4]) const {
+  __device__ __forceinline__ void multiply(typename Tile::Sum (&acc)[Tile::kFragsM][Tile::kFragsN][4]) const {
 #pragma unroll
     for (int i = 0; i < Tile::kFragsM; ++i)
 #pragma unroll
       for (int j = 0; j < Tile::kFragsN; ++j)
-        mma_m16n8k16(acc[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        Tile::Of::multiply(acc[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
   }
 };
 
@@ -266,19 +280,26 @@ template <class Tile> TREFOIL_DEVICE int32_t next_stage(int32_t stage) {
   return stage + 1 == Tile::kStages ? 0 : stage + 1;
 }
 
-// The kernel body.
-template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &args) {
+// The kernel body. `Args` has sources, a result and the addresses of residual and y; `Epilogue` loads what each channel
+// has, and makes results of sums.
+template <class Tile, class Args, class Epilogue> TREFOIL_DEVICE void implicit_gemm(const Args &args) {
+  constexpr int kSources = sizeof(Args::source) / sizeof(GemmSource);
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   const uint32_t smem = shared_address(shared_bytes);
-  const uint32_t smem_bias = smem + Tile::kStages * Tile::kStageBytes;
+  const uint32_t smem_channels = smem + Tile::kStages * Tile::kStageBytes;
+  const auto k_tiles_of = [&](int source) {
+    return (args.source[source].k_chunks + Tile::kRowChunks - 1) / Tile::kRowChunks;
+  };
 
   // Setup: this thread's copies, this lane's fragments.
-  const int32_t k_tiles = (args.k_chunks + Tile::kRowChunks - 1) / Tile::kRowChunks;
+  const int32_t first_k_tiles = k_tiles_of(0);
+  const int32_t k_tiles = kSources == 1 ? first_k_tiles : first_k_tiles + k_tiles_of(kSources - 1);
   const uint32_t warp_idx = threadIdx.x / 32, lane_idx = threadIdx.x % 32;
   const uint32_t warp_row = warp_idx % Tile::kWarpRows * Tile::kWarpM;
   const uint32_t warp_col = warp_idx / Tile::kWarpRows * Tile::kWarpN;
 
-  auto loader = OperandLoader<Tile>::start(args);
+  auto loader = OperandLoader<Tile>::start(args.source[0], args.result);
+  int loads = 0;  // the source that is being loaded
   const bool has_residual = args.residual != nullptr;
 
   // ldmatrix rows. A: lanes 0-15 rows 0-15 of chunk 0, lanes 16-31 of chunk 1. B: lanes 0-7 rows 0-7 of chunk 0,
@@ -289,29 +310,34 @@ template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &
   const uint32_t lane_b =
       Tile::kBytesX + b_row * Tile::kRowBytes + swizzle<Tile::kRowChunks>(b_row, b_chunk) * 16;
 
-  float acc[Tile::kFragsM][Tile::kFragsN][4];  // [m fragment][n fragment][register]
+  typename Tile::Sum acc[Tile::kFragsM][Tile::kFragsN][4];  // [m fragment][n fragment][register]
 #pragma unroll
   for (int i = 0; i < Tile::kFragsM; ++i)
 #pragma unroll
     for (int j = 0; j < Tile::kFragsN; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+      for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
 
   // Load: after the last k tile come kOutStages more "tiles", the residual's, into the stages of the output tile.
   const auto load_x = [&](int32_t k_tile, int32_t stage) {
-    if (k_tile < k_tiles) loader.load_x(args, smem + stage * Tile::kStageBytes);
+    if (kSources > 1 && k_tile == first_k_tiles && k_tile < k_tiles) {
+      loads = kSources - 1;
+      loader = OperandLoader<Tile>::start(args.source[kSources - 1], args.result);
+    }
+    if (k_tile < k_tiles) loader.load_x(args.source[loads], smem + stage * Tile::kStageBytes);
   };
   const auto load_filter_and_commit = [&](int32_t k_tile, int32_t stage) {
     if (k_tile < k_tiles) {
-      loader.load_filter(args, smem + stage * Tile::kStageBytes + Tile::kBytesX);
-      loader.advance(args);
+      loader.load_filter(args.source[loads], smem + stage * Tile::kStageBytes + Tile::kBytesX);
+      loader.advance(args.source[loads]);
     } else if (has_residual && k_tile < k_tiles + Tile::kOutStages) {
       const uint32_t first_row = (k_tile - k_tiles) * Tile::kOutRows;
       const OutTile<Tile> out{smem, static_cast<uint32_t>(k_tiles) % Tile::kStages};
       const auto load = [&](uint32_t address, int64_t chunk, bool exists) {
         cp_async_16(address, args.residual + (exists ? chunk : 0), exists);
       };
-      out.for_chunks(args, tile_origin<Tile>(args), first_row, args.k_stored / kChunkElems, load);
+      const int32_t pitch = args.result.k_stored / Tile::kChunkChannels;
+      out.for_chunks(args.result, tile_origin<Tile>(args.result), first_row, pitch, load);
     }
     cp_async_commit();
   };
@@ -319,8 +345,8 @@ template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &
 #pragma unroll
   for (int i = 0; i < Tile::kStages - 1; ++i) load_x(i, i), load_filter_and_commit(i, i);
   for (int32_t i = threadIdx.x; i < Tile::kTileN; i += Tile::kThreads) {
-    const int32_t n = tile_origin<Tile>(args).n + i;
-    store_shared_u32(smem_bias + i * 4, __float_as_uint(n < args.k_stored ? __ldg(args.bias + n) : 0.0f));
+    const int32_t n = tile_origin<Tile>(args.result).n + i;
+    Epilogue::template load_channel<Tile>(args, smem_channels, i, n, n < args.result.k_stored);
   }
 
   // Main loop: fragments of the next step are read while the tensor cores work on this one. The barrier before the
@@ -350,33 +376,15 @@ template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &
   cp_async_wait<0>();
   __syncthreads();
 
-  const TileOrigin origin = tile_origin<Tile>(args);
+  // Epilogue: results take the place of the residual in shared memory.
   const OutTile<Tile> out{smem, static_cast<uint32_t>(k_tiles) % Tile::kStages};
-
-  // Epilogue: a lane holds channels col, col + 1 of rows row and row + 8.
-  const uint32_t lane_row = warp_row + lane_idx / 4, lane_col = warp_col + lane_idx % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < Tile::kFragsN; ++j) {
-    const uint32_t col = lane_col + j * 8;
-    const float2 bias = load_shared_f32x2(smem_bias + col * 4);
-#pragma unroll
-    for (int i = 0; i < Tile::kFragsM * 2; ++i) {
-      const uint32_t row = lane_row + i * 8;
-      float2 sum = make_float2(acc[i / 2][j][i % 2 * 2] + bias.x, acc[i / 2][j][i % 2 * 2 + 1] + bias.y);
-      const uint32_t address = out.chunk_address(row, col / kChunkElems) + col % kChunkElems * 2;
-      if (has_residual) {
-        const float2 residual = unpack_half2(load_shared_u32(address));
-        sum.x += residual.x, sum.y += residual.y;
-      }
-      store_shared_u32(address, pack_half2(activate(sum.x, args.activation), activate(sum.y, args.activation)));
-    }
-  }
+  Epilogue::template finish<Tile>(args, acc, out, smem_channels, warp_row + lane_idx / 4, warp_col);
   __syncthreads();
 #pragma unroll
   for (int part = 0; part < Tile::kOutStages; ++part) {
     const auto store = [&](uint32_t address, int64_t chunk, bool exists) {
       if (exists) args.y[chunk] = load_shared_u32x4(address);
     };
-    out.for_chunks(args, origin, part * Tile::kOutRows, args.y_chunks, store);
+    out.for_chunks(args.result, tile_origin<Tile>(args.result), part * Tile::kOutRows, args.y_chunks, store);
   }
 }

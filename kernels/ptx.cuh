@@ -67,6 +67,20 @@ TREFOIL_DEVICE void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d[16][8] += a[16][32] * b[32][8], bytes in, of which those of b are signed, sums of 32 bits out, which wrap. The fragments
+// are those of mma_m16n8k16 with two bytes in the place of each half.
+template <bool kSigned>
+TREFOIL_DEVICE void mma_m16n8k32(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if (kSigned)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Two floats as bf16, rounded to nearest, ties to even; what overflows becomes infinity.
 TREFOIL_DEVICE uint32_t convert_bf16x2(float low, float high) {
   uint32_t pair;
@@ -192,6 +206,14 @@ TREFOIL_DEVICE uint4 load_shared_u32x4(uint32_t shared_src) {
 TREFOIL_DEVICE void store_shared_u32x4(uint32_t shared_dst, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                :: "r"(shared_dst), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
+// Four bytes of `low` and `high`, each named by a digit of `selector`: 0 to 3 are those of `low`, 4 to 7 those of `high`;
+// with 8 added, eight copies of the byte's highest bit.
+TREFOIL_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
 }
 
 // The larger and the smaller of two floats; NaN if either is.

@@ -25,7 +25,7 @@ use support::random::Random;
 use trefoil::Tuning;
 use trefoil::graph::{GraphBuilder, Window};
 use trefoil::model::{Model, Preprocessing, Weights};
-use trefoil::plan::{Choices, Limits};
+use trefoil::plan::{Choices, Kernel, Limits};
 use trefoil::trace::{TraceInterval, TraceStage};
 use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Precision, Shape, Target};
 
@@ -95,9 +95,13 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             Ok(())
         })
     }));
-    trials.extend(support::quantized::all().into_iter().map(|problem| {
-        on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
-    }));
+    for on_any_gpu in [false, true] {
+        let kernels = if on_any_gpu { ", kernels of any GPU" } else { "" };
+        trials.extend(support::quantized::all().into_iter().map(|problem| {
+            let name = format!("network of bytes, {}{kernels}", problem.name);
+            on_device(name, device, move |device| problem.run(device, on_any_gpu))
+        }));
+    }
     trials.extend(in_other_types(device));
     trials.extend(in_e4m3(device));
     for of in [Precision::F16, Precision::Bf16] {
@@ -271,11 +275,12 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         of_kernels.entry("mean of bytes".into()).or_default().push((problem.values(), trial));
     }
     for problem in support::depthwise_s8::all() {
-        for tile in problem.tiles(limits) {
+        for kernel in problem.kernels(limits) {
             let (problem, values) = (problem.clone(), problem.values());
-            let name = format!("bytes, depthwise, {}, {tile}", problem.describe());
-            let trial = on_device(name, device, move |device| problem.run(device, tile));
-            of_kernels.entry("depthwise of bytes".into()).or_default().push((values, trial));
+            let name = format!("bytes, depthwise, {}, {kernel}", problem.describe());
+            let of = if kernel == Kernel::Sm80 { "depthwise of bytes on any GPU" } else { "depthwise of bytes" };
+            let trial = on_device(name, device, move |device| problem.run(device, kernel));
+            of_kernels.entry(of.into()).or_default().push((values, trial));
         }
     }
     for problem in support::conv_s8::all() {

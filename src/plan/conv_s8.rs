@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::Limits;
-use super::kernels::{ConvShape, HaloTile, check_sm90};
+use super::kernels::{ConvShape, ConvTile, HaloTile, check_sm90};
+use super::{Family, Limits};
 use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -16,7 +16,7 @@ use crate::tensor::Shape;
 /// let conv = S8Conv { batch: 8, input: shape, output: shape, window: Window::square(3, 1, 1) };
 /// let kernels = conv.kernels(&Limits::h200());
 /// assert_eq!(kernels[0].to_string(), "sm90 s8 conv 192x256/128");
-/// assert!(conv.kernels(&Limits::a100()).is_empty());
+/// assert_eq!(conv.kernels(&Limits::a100())[0].to_string(), "sm80 s8 conv 256x128");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S8Conv {
@@ -64,6 +64,8 @@ pub enum S8Kernel {
         /// The number of blocks of a cluster, one of [`S8Tile::clusters`].
         cluster: usize,
     },
+    /// The kernel in `kernels/conv2d_s8.cu`, for any GPU, with one of [`ConvTile::OF_BYTES`].
+    Sm80Gemm(ConvTile),
     /// The kernel in `kernels/sm90_conv2d_s8_halo.cu`, for 3x3 windows of up to 64 channels.
     Halo,
 }
@@ -209,6 +211,7 @@ impl fmt::Display for S8Kernel {
             Self::Tiled { tile, cluster: 1 } => write!(f, "sm90 s8 conv {tile}"),
             Self::Tiled { tile, cluster } if tile.shares() => write!(f, "sm90 s8 conv {tile}, {cluster} blocks"),
             Self::Tiled { tile, .. } => write!(f, "sm90 s8 conv {tile}, pairs"),
+            Self::Sm80Gemm(tile) => write!(f, "sm80 s8 conv {tile}"),
             Self::Halo => f.write_str("sm90 s8 conv halo"),
         }
     }
@@ -217,14 +220,29 @@ impl fmt::Display for S8Kernel {
 impl S8Conv {
     /// Every kernel that computes this convolution.
     pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
-        let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(|bytes| bytes <= limits.shared_bytes);
-        let is_one = limits.has_sm90_kernels() && self.check().is_ok();
-        let tiles = S8Tile::ALL.into_iter().filter(|tile| is_one && fits(tile));
+        let is_granted = |bytes: usize| bytes <= limits.shared_bytes;
+        let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(is_granted);
+        let on_sm90 = limits.has_sm90_kernels() && self.check().is_ok();
+        let tiles = S8Tile::ALL.into_iter().filter(|tile| on_sm90 && fits(tile));
         let clusters =
             |tile: S8Tile| tile.clusters().iter().filter(move |&&blocks| tile.takes(blocks, self.steps(tile)));
         let tiled = tiles.flat_map(|tile| clusters(tile).map(move |&cluster| S8Kernel::Tiled { tile, cluster }));
-        let halo = HaloTile::of_bytes(&self.shape(), limits).filter(|_| is_one).map(|_| S8Kernel::Halo);
-        tiled.chain(halo).collect()
+        let on_sm80 = limits.family == Family::Sm80 && self.check_sizes().is_ok();
+        let gemm = ConvTile::OF_BYTES.into_iter().filter(|tile| {
+            on_sm80 && tile.pipeline_of_bytes().is_some_and(|pipeline| is_granted(pipeline.shared_bytes))
+        });
+        let halo = HaloTile::of_bytes(&self.shape(), limits).filter(|_| on_sm90).map(|_| S8Kernel::Halo);
+        tiled.chain(gemm.map(S8Kernel::Sm80Gemm)).chain(halo).collect()
+    }
+
+    /// Whether a kernel that computes this convolution can also add the sums of `second`.
+    pub(crate) fn adds(&self, second: &Self, kernel: S8Kernel) -> bool {
+        self.check_sum(second).is_ok()
+            && match kernel {
+                S8Kernel::Tiled { .. } => second.check().is_ok(),
+                S8Kernel::Sm80Gemm(_) => second.check_sizes().is_ok(),
+                S8Kernel::Halo => false,
+            }
     }
 
     /// The number of products that an output value sums.
@@ -248,10 +266,8 @@ impl S8Conv {
         ConvShape { batch, input, output, window }
     }
 
-    /// An error unless a kernel can add the sums of `second` to its own: both have the same outputs, and the sums fit
-    /// 32 bits.
+    /// An error unless the sums of `second` can be added to these: both have the same outputs, and the sums fit 32 bits.
     pub(crate) fn check_sum(&self, second: &Self) -> Result<(), Error> {
-        second.check()?;
         if (self.batch, self.output) != (second.batch, second.output) {
             let what = format!("sum of {} x {} and {} x {}", self.batch, self.output, second.batch, second.output);
             return Err(Error::Unsupported { what, instead: "both convolutions have the same outputs".into() });
@@ -259,14 +275,19 @@ impl S8Conv {
         let products = self.products() + second.products();
         if products > MOST_PRODUCTS {
             let what = format!("products of a value of two convolutions = {products}");
-            return Err(Error::Unsupported { what, instead: "the sm90 kernel of bytes takes up to 65536".into() });
+            return Err(Error::Unsupported { what, instead: "the kernels of bytes take up to 65536".into() });
         }
         Ok(())
     }
 
-    /// An error that names what the kernel cannot do, if there is anything.
+    /// An error that names what the sm90 kernels cannot do, if there is anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_sm90(&self.shape())?;
+        self.check_sizes()
+    }
+
+    /// An error that names the size that no kernel takes, if there is one.
+    pub(crate) fn check_sizes(&self) -> Result<(), Error> {
         let sizes = [
             ("input channels", self.input.channels, self.input.channels.is_multiple_of(16), "a multiple of 16"),
             ("output channels", self.output.channels, self.output.channels.is_multiple_of(16), "a multiple of 16"),
@@ -275,7 +296,7 @@ impl S8Conv {
         match sizes.into_iter().find(|(_, _, takes, _)| !takes) {
             Some((what, value, _, takes)) => Err(Error::Unsupported {
                 what: format!("{what} = {value}"),
-                instead: format!("the sm90 kernel of bytes takes {takes}"),
+                instead: format!("the kernels of bytes take {takes}"),
             }),
             None => Ok(()),
         }
@@ -336,7 +357,7 @@ mod tests {
         };
         let channels = |channels| Shape { channels, ..shape };
         let clusters = S8Tile::ALL.iter().map(|tile| tile.clusters().len()).sum::<usize>();
-        assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == clusters);
+        assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == clusters + ConvTile::OF_BYTES.len());
         let few = S8Conv { input: channels(64), ..conv };
         assert_eq!(few.kernels(&Limits::h200()).last(), Some(&S8Kernel::Halo));
         assert!(refused(S8Conv { input: channels(24), ..conv }) && refused(S8Conv { output: channels(24), ..conv }));

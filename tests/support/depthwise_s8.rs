@@ -1,9 +1,10 @@
-//! Depthwise convolutions of bytes by plain loops, with which the kernel has to agree in every byte, and problems for it.
+//! Depthwise convolutions of bytes by plain loops, with which each kernel has to agree in every byte, and problems for
+//! them.
 
 use std::sync::{Arc, OnceLock};
 
 use trefoil::model::images::{Pad, Window};
-use trefoil::plan::{DepthwiseTile, Limits, S8Conv};
+use trefoil::plan::{DepthwiseTile, Kernel, Limits, S8Conv};
 use trefoil::{DepthwiseRun, Device, S8DepthwiseOperands, Shape};
 
 use super::conv_s8::{GUARD, POISON, Range, equal_between_guards, output, requantised, value_of};
@@ -75,6 +76,11 @@ pub fn all() -> Vec<Problem> {
             }
         }
     }
+    let (odd, dilated) = ([7, 4], Window { dilation: [2, 3], ..Window::square(3, 1, 2) });
+    let odd = Window { size: odd, stride: [3, 2], pad: Pad { top: 3, left: 2, bottom: 1, right: 4 }, dilation: [1, 1] };
+    for (x_signed, window) in [(false, odd), (true, odd), (false, dilated), (true, Window::square(7, 1, 3))] {
+        all.push(Problem { x_signed, y_signed: x_signed, relu: false, ..of("any window", 2, [19, 23, 48], window) });
+    }
     all
 }
 
@@ -87,9 +93,9 @@ struct Operands {
 }
 
 impl Problem {
-    /// Tiles in which the problem is computed: for each unit the one with the shortest predicted time, a single unit, and
-    /// several units in both directions.
-    pub fn tiles(&self, limits: &Limits) -> Vec<DepthwiseTile> {
+    /// The kernels that compute the problem: that of any GPU, and for each unit of tiles the tile with the shortest
+    /// predicted time, a single unit, and several units in both directions.
+    pub fn kernels(&self, limits: &Limits) -> Vec<Kernel> {
         let all = DepthwiseTile::of(&self.conv, true, limits);
         let mut some: Vec<DepthwiseTile> = Vec::new();
         for unit in DepthwiseTile::UNITS {
@@ -100,7 +106,7 @@ impl Problem {
         }
         some.sort_unstable();
         some.dedup();
-        some
+        [Kernel::Sm80].into_iter().chain(some.into_iter().map(Kernel::Sm90DepthwiseS8)).collect()
     }
 
     /// Number of values of the result.
@@ -112,13 +118,13 @@ impl Problem {
     pub fn describe(&self) -> String {
         let S8Conv { batch, input, output, window } = self.conv;
         let [x, y] = [self.x_signed, self.y_signed].map(|signed| if signed { "s8" } else { "u8" });
-        let (relu, [size, _], [stride, _]) = (if self.relu { ", ReLU" } else { "" }, window.size, window.stride);
+        let (relu, [r, s], [down, right]) = (if self.relu { ", ReLU" } else { "" }, window.size, window.stride);
         let (name, values) = (self.name, self.values);
-        format!("{name}, {batch} x {input} {x} {size}x{size}/{stride} -> {output} {y}{relu}, {values:?}")
+        format!("{name}, {batch} x {input} {x} {r}x{s}/{down}x{right} -> {output} {y}{relu}, {values:?}")
     }
 
     /// Runs the problem, into a longer buffer with other bytes, and compares.
-    pub fn run(&self, device: &Device, tile: DepthwiseTile) -> Result<(), String> {
+    pub fn run(&self, device: &Device, kernel: Kernel) -> Result<(), String> {
         let operands = self.operands();
         let poisoned = vec![POISON; self.values() + 2 * GUARD];
         let brought = S8DepthwiseOperands {
@@ -131,7 +137,7 @@ impl Problem {
             result_at: GUARD,
             relu: self.relu,
         };
-        let mut run = DepthwiseRun::of_bytes(device, &brought, &[tile], 1).map_err(|error| error.to_string())?;
+        let mut run = DepthwiseRun::of_bytes(device, &brought, &[kernel], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
         let expected = self.expected.get_or_init(|| self.expected(&operands));
@@ -179,8 +185,9 @@ impl Problem {
         for pixel in 0..batch * output.pixels() {
             let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
             let taps = (0..window.size[0] * window.size[1]).filter_map(|tap| {
-                let h = (p * window.stride[0] + tap / window.size[1]).checked_sub(window.pad.top)?;
-                let w = (q * window.stride[1] + tap % window.size[1]).checked_sub(window.pad.left)?;
+                let [r, s] = [tap / window.size[1] * window.dilation[0], tap % window.size[1] * window.dilation[1]];
+                let h = (p * window.stride[0] + r).checked_sub(window.pad.top)?;
+                let w = (q * window.stride[1] + s).checked_sub(window.pad.left)?;
                 let at = ((image * input.height + h) * input.width + w) * channels;
                 (h < input.height && w < input.width).then_some((tap * channels, at))
             });

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use trefoil::graph::{Conv2d, Graph, GraphBuilder, ValueId, ValueType};
 use trefoil::model::images::{Linear, Network, NodeId, Op, Pad, Window, infer, optimize};
 use trefoil::model::{Model, Preprocessing, Quantization, Weights};
+use trefoil::plan::{ConvTile, Kernel, Limits, S8Kernel, Step, StepOp};
 use trefoil::{Activation, Device, Engine, Error, InputFormat, OutputKind, Shape, Tuning};
 
 use super::byte_rules::{Value, convolved, maxima, mean};
@@ -219,8 +220,9 @@ fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, ValueId
 }
 
 impl Problem {
-    /// Runs the network on a device, cut at each of its values in bytes and at its last node, and compares all values.
-    pub fn run(&self, device: &Device) -> Result<(), String> {
+    /// Runs the network on a device, cut at each of its values in bytes and at its last node, and compares all values:
+    /// with the kernels of the plan, or its convolutions with those of any GPU.
+    pub fn run(&self, device: &Device, on_any_gpu: bool) -> Result<(), String> {
         let model = self.model().map_err(|error| error.to_string())?;
         let network = model.image_network().map_err(|error| error.to_string())?;
         for (index, node) in network.nodes.iter().enumerate().skip(1) {
@@ -233,8 +235,9 @@ impl Problem {
                 _ => (model.features_at(&node.name), OutputKind::Features, ROWS),
             };
             let cut = cut.map_err(|error| error.to_string())?;
-            let results =
-                self.results(&cut, output, batch, device).map_err(|error| format!("at `{}`: {error}", node.name))?;
+            let results = self
+                .results(&cut, output, batch, (device, on_any_gpu))
+                .map_err(|error| format!("at `{}`: {error}", node.name))?;
             for (row, found) in self.rows.iter().zip(&results) {
                 let expected = self.evaluate(&network.cut(NodeId(index)), row);
                 compare(found, &expected).map_err(|error| format!("at `{}`: {error}", node.name))?;
@@ -274,10 +277,18 @@ impl Problem {
         model: &Model,
         output: OutputKind,
         batch: usize,
-        device: &Device,
+        (device, on_any_gpu): (&Device, bool),
     ) -> Result<Vec<Vec<f32>>, Error> {
-        let engine = Engine::builder(model).on(device).input(self.input).output(output);
-        let engine = engine.tuning(Tuning::Off).batch(batch).build()?;
+        let builder = || Engine::builder(model).on(device).input(self.input).output(output).tuning(Tuning::Off);
+        let mut engine = builder().batch(batch);
+        if on_any_gpu {
+            let info = device.info();
+            let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
+            let plans = builder().batch(batch).plans_for(&limits)?;
+            let chosen = |step: &Step| of_any_gpu(&step.op).map(|kernel| (step.name.clone(), kernel));
+            engine = engine.choices(plans.iter().flat_map(|plan| &plan.steps).filter_map(chosen).collect());
+        }
+        let engine = engine.build()?;
         let mut results = Vec::new();
         for rows in self.rows.chunks(batch) {
             let mut batch = engine.acquire()?;
@@ -338,6 +349,15 @@ impl Problem {
         let channels = mean.iter().zip(&std).map(channel).collect();
         let bytes = row.iter().map(|x| *x as i32).collect();
         Value { channels, ..Value::new(self.image(), bytes, 1.0, false) }
+    }
+}
+
+/// The kernel of any GPU for a convolution of bytes.
+fn of_any_gpu(op: &StepOp) -> Option<Kernel> {
+    match op {
+        StepOp::QuantizedConv(_) => Some(Kernel::S8(S8Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))),
+        StepOp::QuantizedDepthwise(_) => Some(Kernel::Sm80),
+        _ => None,
     }
 }
 

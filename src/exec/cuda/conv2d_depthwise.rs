@@ -13,12 +13,8 @@ use crate::plan::StepOp;
 use crate::tensor::{Activation, Shape};
 
 kernel_args! {
-    /// `DepthwiseArgs`.
-    DepthwiseArgs, 120 bytes {
-        x: u64,
-        filter: u64,
-        bias: u64,
-        y: u64,
+    /// `DepthwiseGeometry`.
+    DepthwiseGeometry, 84 bytes {
         threads: u32,
         height: i32,
         width: i32,
@@ -34,10 +30,21 @@ kernel_args! {
         out_height: i32,
         out_width: i32,
         q_groups: i32,
-        activation: i32,
         by_c_chunks: FastDivide,
         by_q_groups: FastDivide,
         by_out_height: FastDivide,
+    }
+}
+
+kernel_args! {
+    /// `DepthwiseArgs`.
+    DepthwiseArgs, 120 bytes {
+        x: u64,
+        filter: u64,
+        bias: u64,
+        y: u64,
+        sizes: DepthwiseGeometry,
+        activation: i32,
     }
 }
 
@@ -60,7 +67,11 @@ impl Launcher for Conv2dDepthwise {
 
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
-        vec![Arguments::of::<DepthwiseArgs>("conv2d_depthwise.cu", "DepthwiseArgs", DepthwiseArgs::FIELDS)]
+        let (part, fields) = ("DepthwiseGeometry", DepthwiseGeometry::FIELDS);
+        vec![
+            Arguments::of::<DepthwiseGeometry>("conv2d_depthwise.cuh", part, fields).part(),
+            Arguments::of::<DepthwiseArgs>("conv2d_depthwise.cu", "DepthwiseArgs", DepthwiseArgs::FIELDS),
+        ]
     }
 }
 
@@ -117,62 +128,77 @@ impl DepthwisePointers {
 const GROUP: usize = 4;
 /// Threads of a block: `kThreads`.
 pub(super) const THREADS: u32 = 128;
-/// The kernel for any window.
-const ANY: &str = "sm80_conv2d_depthwise_any";
-/// The kernels for square windows without dilation: size, stride along the row, name.
-const SQUARE: [(usize, usize, &str); 4] = [
-    (3, 1, "sm80_conv2d_depthwise_3x3_stride1"),
-    (3, 2, "sm80_conv2d_depthwise_3x3_stride2"),
-    (5, 1, "sm80_conv2d_depthwise_5x5_stride1"),
-    (5, 2, "sm80_conv2d_depthwise_5x5_stride2"),
+/// The windows for which a kernel is compiled: square, without dilation, with this size and stride along the row. The last
+/// kernel of each kind is for any window.
+const SQUARE: [(usize, usize); 4] = [(3, 1), (3, 2), (5, 1), (5, 2)];
+/// All kernels: for each window of `SQUARE`, then for any window.
+const ENTRIES: [&str; SQUARE.len() + 1] = [
+    "sm80_conv2d_depthwise_3x3_stride1",
+    "sm80_conv2d_depthwise_3x3_stride2",
+    "sm80_conv2d_depthwise_5x5_stride1",
+    "sm80_conv2d_depthwise_5x5_stride2",
+    "sm80_conv2d_depthwise_any",
 ];
-/// All kernels.
-pub(super) const ENTRIES: [&str; 5] = [SQUARE[0].2, SQUARE[1].2, SQUARE[2].2, SQUARE[3].2, ANY];
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &DepthwiseProblem, pointers: &DepthwisePointers) -> Result<Launch, Error> {
-    let DepthwiseProblem { batch, input, output: [p, q], window, activation } = *problem;
-    let c_chunks = chunks_of("channels", input.channels)?;
-    let limit = 1 << 14;
-    let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, limit);
-    let q_groups = q.div_ceil(GROUP);
-    let threads = product("threads", &[batch, p, q_groups, c_chunks])?;
+    let DepthwiseProblem { batch, input, output, window, activation } = *problem;
+    let sizes = DepthwiseGeometry::of(batch, input, output, &window)?;
     let args = DepthwiseArgs {
         x: aligned("x", pointers.x, 16)?,
         filter: aligned("filter", pointers.filter, 16)?,
         bias: aligned("bias", pointers.bias, 16)?,
         y: aligned("y", pointers.y, 16)?,
-        threads,
-        height: extent("height", input.height, 1)?,
-        width: extent("width", input.width, 1)?,
-        c_chunks: in_range("channels / 8", c_chunks, 1, INDEX_LIMIT)?,
-        filter_h: extent("filter height", window.size[0], 1)?,
-        filter_w: extent("filter width", window.size[1], 1)?,
-        stride_h: extent("vertical stride", window.stride[0], 1)?,
-        stride_w: extent("horizontal stride", window.stride[1], 1)?,
-        pad_top: extent("top padding", window.pad.top, 0)?,
-        pad_left: extent("left padding", window.pad.left, 0)?,
-        dilation_h: extent("vertical dilation", window.dilation[0], 1)?,
-        dilation_w: extent("horizontal dilation", window.dilation[1], 1)?,
-        out_height: extent("output height", p, 1)?,
-        out_width: extent("output width", q, 1)?,
-        q_groups: q_groups as i32, // fewer than out_width
+        sizes,
         activation: activation_code(activation)?,
-        by_c_chunks: FastDivide::by(c_chunks as u32),
-        by_q_groups: FastDivide::by(q_groups as u32),
-        by_out_height: FastDivide::by(p as u32),
     };
-    product("filter chunks", &[window.size[0], window.size[1], c_chunks])?;
-    Ok(Launch::flat(entry(&window), threads.div_ceil(THREADS), THREADS, &args))
+    Ok(Launch::flat(ENTRIES[kernel_of(&window)], sizes.blocks(), THREADS, &args))
 }
 
-/// The kernel for `window`.
-fn entry(window: &Window) -> &'static str {
+impl DepthwiseGeometry {
+    /// The sizes of a convolution of so many images with these stored channels to `[P, Q]` pixels each.
+    pub(super) fn of(batch: usize, input: Shape, [p, q]: [usize; 2], window: &Window) -> Result<Self, Error> {
+        let c_chunks = chunks_of("channels", input.channels)?;
+        let limit = 1 << 14;
+        let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, limit);
+        let q_groups = q.div_ceil(GROUP);
+        let threads = product("threads", &[batch, p, q_groups, c_chunks])?;
+        product("filter chunks", &[window.size[0], window.size[1], c_chunks])?;
+        Ok(Self {
+            threads,
+            height: extent("height", input.height, 1)?,
+            width: extent("width", input.width, 1)?,
+            c_chunks: in_range("channels / 8", c_chunks, 1, INDEX_LIMIT)?,
+            filter_h: extent("filter height", window.size[0], 1)?,
+            filter_w: extent("filter width", window.size[1], 1)?,
+            stride_h: extent("vertical stride", window.stride[0], 1)?,
+            stride_w: extent("horizontal stride", window.stride[1], 1)?,
+            pad_top: extent("top padding", window.pad.top, 0)?,
+            pad_left: extent("left padding", window.pad.left, 0)?,
+            dilation_h: extent("vertical dilation", window.dilation[0], 1)?,
+            dilation_w: extent("horizontal dilation", window.dilation[1], 1)?,
+            out_height: extent("output height", p, 1)?,
+            out_width: extent("output width", q, 1)?,
+            q_groups: q_groups as i32, // fewer than out_width
+            by_c_chunks: FastDivide::by(c_chunks as u32),
+            by_q_groups: FastDivide::by(q_groups as u32),
+            by_out_height: FastDivide::by(p as u32),
+        })
+    }
+
+    /// The number of blocks that have these threads.
+    pub(super) const fn blocks(&self) -> u32 {
+        self.threads.div_ceil(THREADS)
+    }
+}
+
+/// The index of the kernel for `window` in `ENTRIES`.
+pub(super) fn kernel_of(window: &Window) -> usize {
     let [r, s] = window.size;
-    let fits = |&&(size, stride, _): &&(usize, usize, &str)| {
-        r == size && s == size && window.stride[1] == stride && window.dilation == [1; 2]
+    let fits = |&(size, stride): &(usize, usize)| {
+        [r, s] == [size; 2] && window.stride[1] == stride && window.dilation == [1; 2]
     };
-    SQUARE.iter().find(fits).map_or(ANY, |&(_, _, entry)| entry)
+    SQUARE.iter().position(fits).unwrap_or(SQUARE.len())
 }
 
 #[cfg(test)]
@@ -198,23 +224,28 @@ mod tests {
         let launch = launch(&problem(), &POINTERS).unwrap();
         let args: DepthwiseArgs = launch.args.read();
         assert_eq!([args.x, args.filter, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
-        assert_eq!(args.threads, 7 * 11 * 5 * 3);
-        assert_eq!([args.height, args.width, args.c_chunks], [30, 40, 3]);
-        assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [8, 9, 12, 13]);
-        assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
-        assert_eq!([args.out_height, args.out_width, args.q_groups, args.activation], [11, 18, 5, 1]);
-        assert_eq!([args.by_c_chunks, args.by_q_groups, args.by_out_height].map(|d| d.divide(100)), [33, 20, 9]);
+        let sizes = args.sizes;
+        assert_eq!(sizes.threads, 7 * 11 * 5 * 3);
+        assert_eq!([sizes.height, sizes.width, sizes.c_chunks], [30, 40, 3]);
+        assert_eq!([sizes.filter_h, sizes.filter_w, sizes.stride_h, sizes.stride_w], [8, 9, 12, 13]);
+        assert_eq!([sizes.pad_top, sizes.pad_left, sizes.dilation_h, sizes.dilation_w], [2, 1, 4, 6]);
+        assert_eq!([sizes.out_height, sizes.out_width, sizes.q_groups, args.activation], [11, 18, 5, 1]);
+        assert_eq!([sizes.by_c_chunks, sizes.by_q_groups, sizes.by_out_height].map(|d| d.divide(100)), [33, 20, 9]);
         assert_eq!((launch.grid, launch.block), ([10, 1, 1], [128, 1, 1]));
-        assert_eq!(launch.entry, ANY);
+        assert_eq!(launch.entry, "sm80_conv2d_depthwise_any");
     }
 
     #[test]
     fn common_windows_have_their_own_kernels() {
-        assert_eq!(entry(&Window::square(3, 1, 1)), "sm80_conv2d_depthwise_3x3_stride1");
-        assert_eq!(entry(&Window::square(5, 2, 2)), "sm80_conv2d_depthwise_5x5_stride2");
-        assert_eq!(entry(&Window::square(3, 3, 1)), ANY);
-        assert_eq!(entry(&Window { dilation: [2, 1], ..Window::square(3, 1, 1) }), ANY);
-        assert_eq!(entry(&Window { stride: [2, 1], ..Window::square(3, 1, 1) }), "sm80_conv2d_depthwise_3x3_stride1");
+        let entry = |window: Window| ENTRIES[kernel_of(&window)].trim_start_matches("sm80_conv2d_depthwise_");
+        assert_eq!(entry(Window::square(3, 1, 1)), "3x3_stride1");
+        assert_eq!(entry(Window::square(5, 2, 2)), "5x5_stride2");
+        assert_eq!(entry(Window::square(3, 3, 1)), "any");
+        assert_eq!(entry(Window { dilation: [2, 1], ..Window::square(3, 1, 1) }), "any");
+        assert_eq!(entry(Window { stride: [2, 1], ..Window::square(3, 1, 1) }), "3x3_stride1");
+        for ((size, stride), name) in SQUARE.iter().zip(ENTRIES) {
+            assert_eq!(name, format!("sm80_conv2d_depthwise_{size}x{size}_stride{stride}"));
+        }
     }
 
     #[test]

@@ -3,15 +3,26 @@
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
-#[cfg(test)]
-use super::implicit_gemm::ImplicitGemmArgs;
-use super::implicit_gemm::{self, GemmPointers, GemmProblem};
-use super::launch::{Launch, unsupported};
+use super::implicit_gemm::{GemmProblem, GemmResult, GemmSource};
+use super::launch::{ArgBytes, CHUNK, Launch, activation_code, aligned, kernel_args, pitch, unsupported};
 use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::model::{Conv2d, Window};
 use crate::plan::{ConvTile, Kernel, StepOp};
 use crate::tensor::{Activation, Shape};
+
+kernel_args! {
+    /// `ImplicitGemmArgs`.
+    ImplicitGemmArgs, 152 bytes {
+        source: [GemmSource; 1],
+        result: GemmResult,
+        bias: u64,
+        residual: u64,
+        y: u64,
+        activation: i32,
+        y_chunks: i32,
+    }
+}
 
 /// Dense convolutions on any GPU.
 pub(super) struct Conv2dFprop;
@@ -42,7 +53,11 @@ impl Launcher for Conv2dFprop {
 
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
-        vec![Arguments::of::<ImplicitGemmArgs>("implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS)]
+        vec![
+            Arguments::of::<GemmSource>("implicit_gemm.cuh", "GemmSource", GemmSource::FIELDS).part(),
+            Arguments::of::<GemmResult>("implicit_gemm.cuh", "GemmResult", GemmResult::FIELDS).part(),
+            Arguments::of::<ImplicitGemmArgs>("conv2d_fprop.cu", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        ]
     }
 }
 
@@ -110,15 +125,32 @@ pub(super) const ENTRIES: [(ConvTile, &str); ConvTile::ALL.len()] = [
 /// The launch of `problem` in tiles of `tile`.
 pub(crate) fn launch(problem: &ConvProblem, tile: ConvTile, pointers: &ConvPointers) -> Result<Launch, Error> {
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
-    let entry = entry.ok_or_else(|| unsupported("convolution tile", tile, "use one of ConvTile::ALL"))?;
+    let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
+        return Err(unsupported("convolution tile", tile, "use one of ConvTile::ALL"));
+    };
     let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
-    implicit_gemm::launch(
-        entry,
-        tile,
-        &GemmProblem { batch, input, output, y_pitch, window, activation },
-        &GemmPointers { x, filter, bias, residual: residual.unwrap_or(0), y },
-    )
+    let gemm = GemmProblem { batch, input, output, window, chunk: CHUNK };
+    let (result, blocks) = gemm.result(tile)?;
+    let args = ImplicitGemmArgs {
+        source: [gemm.source(tile, pipeline, [x, filter])?],
+        result,
+        bias: aligned("bias", bias, 16)?,
+        residual: residual.map_or(Ok(0), |residual| aligned("residual", residual, 16))?,
+        y: aligned("y", y, 16)?,
+        activation: activation_code(activation)?,
+        y_chunks: pitch(y_pitch, output.channels)? / CHUNK as i32,
+    };
+    Ok(Launch {
+        entry: entry.into(),
+        grid: [blocks, 1, 1],
+        cluster: 1,
+        block: [pipeline.threads as u32, 1, 1],
+        shared_bytes: pipeline.shared_bytes as u32,
+        args: ArgBytes::new(&args),
+        maps: Vec::new(),
+        waits_itself: false,
+    })
 }
 
 #[cfg(test)]
@@ -146,17 +178,18 @@ mod tests {
     fn every_field_gets_its_own_value() {
         let launch = launch(&problem(), ConvTile { m: 128, n: 64 }, &POINTERS).unwrap();
         let args: ImplicitGemmArgs = launch.args.read();
-        assert_eq!([args.x, args.filter, args.bias, args.residual, args.y], [0x100, 0x200, 0x300, 0x400, 0x500]);
-        assert_eq!([args.m_pixels, args.out_pixels, args.out_width], [627, 209, 19]);
-        assert_eq!([args.height, args.width, args.c_chunks, args.k_stored], [30, 40, 3, 72]);
-        assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [5, 7, 3, 2]);
-        assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
-        assert_eq!([args.k_chunks, args.activation, args.y_chunks], [105, 2, 12]);
+        let ([source], result) = (args.source, args.result);
+        assert_eq!([source.x, source.filter, args.bias, args.residual, args.y], [0x100, 0x200, 0x300, 0x400, 0x500]);
+        assert_eq!([result.m_pixels, result.out_pixels, result.out_width, result.k_stored], [627, 209, 19, 72]);
+        assert_eq!([source.height, source.width, source.c_chunks], [30, 40, 3]);
+        assert_eq!([source.filter_h, source.filter_w, source.stride_h, source.stride_w], [5, 7, 3, 2]);
+        assert_eq!([source.pad_top, source.pad_left, source.dilation_h, source.dilation_w], [2, 1, 4, 6]);
+        assert_eq!([source.k_chunks, args.activation, args.y_chunks], [105, 2, 12]);
         // 8 chunks = 0 rows + 2 taps of 3 chunks + 2 chunks.
-        assert_eq!([args.step_r, args.step_s, args.step_c], [0, 2, 2]);
-        assert_eq!(args.by_out_pixels.divide(627), 3);
-        assert_eq!(args.by_out_width.divide(208), 10);
-        assert_eq!(args.by_n_tiles.divide(5), 2);
+        assert_eq!([source.step_r, source.step_s, source.step_c], [0, 2, 2]);
+        assert_eq!(result.by_out_pixels.divide(627), 3);
+        assert_eq!(result.by_out_width.divide(208), 10);
+        assert_eq!(result.by_n_tiles.divide(5), 2);
         assert_eq!(launch.grid, [5 * 2, 1, 1]);
         assert_eq!(launch.block, [128, 1, 1]);
         assert_eq!(launch.shared_bytes, 3 * (128 + 64) * 64 * 2 + 64 * 4);

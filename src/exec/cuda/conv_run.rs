@@ -5,6 +5,7 @@ use half::f16;
 
 use super::alone::Alone;
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
+use super::conv2d_s8;
 use super::launch::Launch;
 use super::sm90_conv2d_fprop::{self, Tiling};
 use super::sm90_conv2d_s8::{self, S8Problem, S8Residual, S8Second, packed};
@@ -78,7 +79,7 @@ impl ConvRun {
         copies: usize,
     ) -> Result<Self, Error> {
         let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu } = *operands;
-        conv.check()?;
+        conv.check_sizes()?;
         let residual_values = residual.map(|(values, _, _)| values);
         check(
             &conv,
@@ -122,6 +123,7 @@ impl ConvRun {
             let launch = |&kernel: &S8Kernel| match kernel {
                 S8Kernel::Tiled { tile, cluster } => sm90_conv2d_s8::launch(&problem, tile, cluster, limits.units),
                 S8Kernel::Halo => sm90_conv2d_s8_halo::launch(&problem, &limits),
+                S8Kernel::Sm80Gemm(tile) => conv2d_s8::launch(&problem, tile),
             };
             kernels.iter().map(launch).collect()
         };

@@ -4,13 +4,14 @@
 use super::alone::{Alone, check_lengths};
 use super::conv_run::HalfOperands;
 use super::conv2d_depthwise::{DepthwisePointers, DepthwiseProblem};
-use super::launch::Launch;
+use super::conv2d_depthwise_s8;
+use super::launch::{Launch, unsupported};
 use super::sm90_conv2d_depthwise;
 use super::sm90_conv2d_depthwise_s8::{self, DepthwiseS8Problem};
 use crate::device::Device;
 use crate::error::Error;
 use crate::exec::Hardware;
-use crate::plan::{DepthwiseTile, S8Conv};
+use crate::plan::{DepthwiseTile, Kernel, S8Conv};
 use crate::tensor::Activation;
 
 /// A depthwise convolution of bytes and its operands, in host memory.
@@ -34,20 +35,21 @@ pub struct S8DepthwiseOperands<'a> {
     pub relu: bool,
 }
 
-/// A depthwise convolution on a GPU, ready to run in some tiles: several copies of its operands in turns, so that none
+/// A depthwise convolution on a GPU, ready to run by some kernels: several copies of its operands in turns, so that none
 /// stays in a cache.
 pub struct DepthwiseRun(Alone);
 
 impl DepthwiseRun {
-    /// Uploads `copies` of the operands, one or more, and loads the kernels.
+    /// Uploads `copies` of the operands, one or more, and loads the kernels, each [`Kernel::Sm80`] or a
+    /// [`Kernel::Sm90DepthwiseS8`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as long as
+    /// [`Error::Unsupported`] where the device or a kernel cannot; [`Error::Option`] where an operand is not as long as
     /// its sizes; any of the device.
     pub fn of_bytes(
         device: &Device,
         operands: &S8DepthwiseOperands<'_>,
-        tiles: &[DepthwiseTile],
+        kernels: &[Kernel],
         copies: usize,
     ) -> Result<Self, Error> {
         let S8DepthwiseOperands { conv, x: (x, x_signed), filter, bias, scale, result, result_at, relu } = *operands;
@@ -65,7 +67,12 @@ impl DepthwiseRun {
         let launches = |[x, filter, bias, scale, y]: [u64; 5]| -> Result<Vec<Launch>, Error> {
             let (y, y_signed) = (y + result_at as u64, result.1);
             let problem = DepthwiseS8Problem { conv, x, x_signed, filter, bias, scale, y, y_signed, relu };
-            tiles.iter().map(|&tile| sm90_conv2d_depthwise_s8::launch(&problem, tile, &limits)).collect()
+            let launch = |&kernel: &Kernel| match kernel {
+                Kernel::Sm80 => conv2d_depthwise_s8::launch(&problem),
+                Kernel::Sm90DepthwiseS8(tile) => sm90_conv2d_depthwise_s8::launch(&problem, tile, &limits),
+                _ => Err(unsupported("kernel", kernel, "one of a depthwise convolution of bytes")),
+            };
+            kernels.iter().map(launch).collect()
         };
         Alone::new(device, "a depthwise convolution of bytes", bytes, copies, launches).map(Self)
     }
@@ -105,13 +112,13 @@ impl DepthwiseRun {
         Alone::new(device, "a depthwise convolution of halves", bytes, copies, launches).map(Self)
     }
 
-    /// Runs a tile `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
+    /// Runs a kernel `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
     ///
     /// # Errors
     /// Any of the device.
-    pub fn run(&mut self, tile: usize, times: usize) -> Result<f64, Error> {
+    pub fn run(&mut self, kernel: usize, times: usize) -> Result<f64, Error> {
         // SAFETY: the lengths of all operands were checked against the sizes that the launchers keep to.
-        unsafe { self.0.run(tile, times) }
+        unsafe { self.0.run(kernel, times) }
     }
 
     /// The bytes of the buffer that the first copy's result is written into.

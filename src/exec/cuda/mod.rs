@@ -7,7 +7,9 @@ mod attention_run;
 mod bytes_tests;
 mod capture;
 mod conv2d_depthwise;
+mod conv2d_depthwise_s8;
 mod conv2d_fprop;
+mod conv2d_s8;
 mod conv_run;
 mod convert;
 mod depthwise_run;
@@ -26,6 +28,7 @@ mod pack;
 mod pool2d;
 mod product_e4m3_run;
 mod product_run;
+mod requantise;
 mod row_norm_run;
 mod s8_ends_run;
 mod sm90_attention;
@@ -93,7 +96,9 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 static LAUNCHERS: &[&dyn Launcher] = &[
     &add::Add,
     &conv2d_depthwise::Conv2dDepthwise,
+    &conv2d_depthwise_s8::Conv2dDepthwiseS8,
     &conv2d_fprop::Conv2dFprop,
+    &conv2d_s8::Conv2dS8,
     &convert::Convert,
     &emit::Emit,
     &global_avg_pool::GlobalAvgPool,

@@ -66,26 +66,8 @@ impl Launcher for Sm90Conv2dDepthwiseS8 {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let (StepOp::QuantizedDepthwise(of), Kernel::Sm90DepthwiseS8(tile)) = (step.op(), step.kernel()) else {
-            return Err(step.wrong_kernel());
-        };
-        let (input, output, window) = (stored(step.x()), stored(step.y()), of.conv.window);
-        let conv = S8Conv { batch: step.batch(), input, output, window };
-        let (x, _, y) = step.pointers();
-        let filter = step.filter(step.name());
-        let bias = filter + (output.channels * conv.taps()) as u64;
-        let problem = DepthwiseS8Problem {
-            conv,
-            x,
-            x_signed: step.x().dtype == Dtype::I8,
-            filter,
-            bias,
-            scale: bias + (output.channels * size_of::<i32>()) as u64,
-            y,
-            y_signed: step.y().dtype == Dtype::I8,
-            relu: of.conv.activation != Activation::None,
-        };
-        launch(&problem, tile, step.limits())
+        let Kernel::Sm90DepthwiseS8(tile) = step.kernel() else { return Err(step.wrong_kernel()) };
+        launch(&DepthwiseS8Problem::of(step)?, tile, step.limits())
     }
 
     #[cfg(test)]
@@ -140,14 +122,44 @@ pub(crate) struct DepthwiseS8Problem {
     pub(crate) relu: bool,
 }
 
+impl DepthwiseS8Problem {
+    /// The problem of a step. The step's biases and scales lie behind its filter.
+    pub(super) fn of(step: &Operands<'_>) -> Result<Self, Error> {
+        let StepOp::QuantizedDepthwise(of) = step.op() else { return Err(step.wrong_kernel()) };
+        let (input, output, window) = (stored(step.x()), stored(step.y()), of.conv.window);
+        let conv = S8Conv { batch: step.batch(), input, output, window };
+        let (x, _, y) = step.pointers();
+        let filter = step.filter(step.name());
+        let bias = filter + (output.channels * conv.taps()) as u64;
+        Ok(Self {
+            conv,
+            x,
+            x_signed: step.x().dtype == Dtype::I8,
+            filter,
+            bias,
+            scale: bias + (output.channels * size_of::<i32>()) as u64,
+            y,
+            y_signed: step.y().dtype == Dtype::I8,
+            relu: of.conv.activation != Activation::None,
+        })
+    }
+
+    /// An error unless the channels are as many on both sides, and a multiple of 16.
+    pub(super) fn check_channels(&self) -> Result<(), Error> {
+        let [from, to] = [self.conv.input.channels, self.conv.output.channels];
+        if from != to || to == 0 || !to.is_multiple_of(16) {
+            let found = format!("{from} to {to}");
+            return Err(unsupported("channels", found, "the kernel takes a multiple of 16, the same on both sides"));
+        }
+        Ok(())
+    }
+}
+
 /// The launch of `problem` in tiles of `tile` on a device with these limits.
 pub(crate) fn launch(problem: &DepthwiseS8Problem, tile: DepthwiseTile, limits: &Limits) -> Result<Launch, Error> {
     let S8Conv { batch, input, output, window } = problem.conv;
+    problem.check_channels()?;
     let channels = output.channels;
-    if input.channels != channels || !channels.is_multiple_of(16) {
-        let found = format!("{} to {channels}", input.channels);
-        return Err(unsupported("channels", found, "the kernel takes a multiple of 16, the same on both sides"));
-    }
     let shape = DepthwiseShape { batch, input, output, window, expands: false, silu: false, in_bytes: true };
     let ([size, _], [stride, _]) = (window.size, window.stride);
     let entry = ENTRIES.iter().find(|entry| (entry.0, entry.1, entry.2) == (size, stride, tile.unit));

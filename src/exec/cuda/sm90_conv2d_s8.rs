@@ -110,7 +110,7 @@ impl Launcher for Sm90Conv2dS8 {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let Kernel::Sm90S8(S8Kernel::Tiled { tile, cluster }) = step.kernel() else {
+        let Kernel::S8(S8Kernel::Tiled { tile, cluster }) = step.kernel() else {
             return Err(step.wrong_kernel());
         };
         launch(&S8Problem::of(step)?, tile, cluster, step.limits().units)
@@ -228,10 +228,11 @@ pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
 /// The launch of `problem` in tiles of `tile` on a GPU of `units` multiprocessors, in clusters of `cluster` blocks.
 pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: usize) -> Result<Launch, Error> {
     let S8Problem { conv, x, filter, second, residual, .. } = *problem;
+    conv.check()?;
     if let Some(second) = second {
+        second.conv.check()?;
         conv.check_sum(&second.conv)?;
     }
-    conv.check()?;
     let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[problem.way()]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));

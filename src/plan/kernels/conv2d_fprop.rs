@@ -67,6 +67,16 @@ impl ConvTile {
         Self { m: 32, n: 64 },
     ];
 
+    /// The tiles that the kernels of bytes are compiled for, largest first.
+    pub const OF_BYTES: [Self; 6] = [
+        Self { m: 256, n: 128 },
+        Self { m: 128, n: 128 },
+        Self { m: 256, n: 64 },
+        Self { m: 128, n: 64 },
+        Self { m: 64, n: 64 },
+        Self { m: 32, n: 64 },
+    ];
+
     /// The tiles of the linear layer's kernels, images x outputs, largest first.
     pub const LINEAR: [Self; 5] = [
         Self { m: 64, n: 32 },
@@ -88,6 +98,17 @@ impl ConvTile {
         // Halves of both operands in every stage, then a float of bias for each channel.
         let shared_bytes = stages * (self.m + self.n) * k * 2 + self.n * 4;
         Some(Pipeline { k, stages, threads, shared_bytes })
+    }
+
+    /// The pipeline of the kernels of bytes for this tile: the stages have as many bytes, and behind them each channel
+    /// has a scale too. `None` if they are not compiled for it.
+    pub(crate) const fn pipeline_of_bytes(self) -> Option<Pipeline> {
+        match self.pipeline() {
+            Some(Pipeline { k, stages, threads, shared_bytes }) if self.n != 32 => {
+                Some(Pipeline { k: 2 * k, stages, threads, shared_bytes: shared_bytes + self.n * 4 })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -113,17 +134,19 @@ impl fmt::Display for ConvTile {
 /// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
 /// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need
 /// more shared memory than a block may have are left out, unless all do.
-fn tiles(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
-    let cost = |tile: &ConvTile| {
-        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
-        let rounds = blocks.div_ceil(limits.units.max(1));
-        rounds as f64 * ((tile.m * tile.n) as f64 * k as f64 / rate(*tile) + FIXED_COST)
-    };
+fn tiles(tiles: &[ConvTile], limits: &Limits, mnk: [usize; 3]) -> Vec<(Kernel, f64)> {
     let fits = |tile: &&ConvTile| tile.pipeline().is_some_and(|p| p.shared_bytes <= limits.shared_bytes);
     let least = tiles.last().filter(|_| !tiles.iter().any(|tile| fits(&tile)));
-    let products = products_a_clock(limits);
-    let kernel = |tile: &ConvTile| (Kernel::Sm80Gemm(*tile), cost(tile) / products);
+    let kernel = |tile: &ConvTile| (Kernel::Sm80Gemm(*tile), clocks(*tile, limits, mnk));
     tiles.iter().filter(fits).chain(least).map(kernel).collect()
+}
+
+/// Clocks of a tile of halves.
+pub(super) fn clocks(tile: ConvTile, limits: &Limits, [m, n, k]: [usize; 3]) -> f64 {
+    let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
+    let rounds = blocks.div_ceil(limits.units.max(1));
+    let cost = (tile.m * tile.n) as f64 * k as f64 / rate(tile) + FIXED_COST;
+    rounds as f64 * cost / products_a_clock(limits)
 }
 
 /// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor.

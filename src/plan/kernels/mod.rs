@@ -1,6 +1,7 @@
 //! Kernels as the planner sees them, each in a file of its own, and the list of them. Pure: no device, no file.
 
 mod conv2d_fprop;
+mod conv2d_s8;
 mod conv_shape;
 mod linear;
 mod sm90_attention;
@@ -42,6 +43,8 @@ pub(crate) use conv_shape::{ConvShape, check as check_sm90};
 #[cfg(feature = "cuda")]
 pub(crate) use conv_shape::{packed_channel, packed_channels};
 pub use conv2d_fprop::ConvTile;
+#[cfg(feature = "cuda")]
+pub(crate) use conv2d_fprop::Pipeline;
 pub use sm90_conv2d_chain::ChainTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_conv2d_chain::{ChainLayout, ChainShape};
@@ -132,6 +135,7 @@ pub(crate) trait KernelDef: Sync {
 pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::Cpu,
     &conv2d_fprop::Conv2dFprop,
+    &conv2d_s8::Conv2dS8,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,
     &sm90_conv2d_s8::TILED,
@@ -142,6 +146,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_conv2d_expand::Sm90Conv2dExpand,
     &sm90_conv2d_few::Sm90Conv2dFew,
     &without_tiles::CONV2D_DEPTHWISE,
+    &without_tiles::CONV2D_DEPTHWISE_S8,
     &linear::Linear,
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
@@ -275,8 +280,8 @@ pub enum Kernel {
     /// The sm90 convolution with 3x3 windows and up to 64 channels, which copies pixels to shared memory once for all
     /// taps.
     Sm90Halo,
-    /// The sm90 convolution of bytes.
-    Sm90S8(S8Kernel),
+    /// A convolution of bytes.
+    S8(S8Kernel),
     /// No kernel of its own. As a choice for a node: the convolution of a shortcut becomes part of the step of the
     /// convolution that adds its result.
     Joined,
@@ -336,7 +341,7 @@ impl Kernel {
         let says = match self {
             Self::Cpu | Self::Sm80 | Self::Sm80Gemm(_) | Self::Sm90Conv { .. } | Self::Sm90Halo | Self::Joined => false,
             Self::Loop | Self::Hand => true,
-            Self::Sm90S8(_)
+            Self::S8(_)
             | Self::Sm90Chain(_)
             | Self::Sm90Stem(_)
             | Self::Sm90StemS8(_)
@@ -372,7 +377,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Sm90Halo => write!(f, "sm90 halo"),
-            Self::Sm90S8(kernel) => write!(f, "{kernel}"),
+            Self::S8(kernel) => write!(f, "{kernel}"),
             Self::Joined => write!(f, "joined"),
             Self::Loop => write!(f, "loop"),
             Self::Hand => write!(f, "by hand"),

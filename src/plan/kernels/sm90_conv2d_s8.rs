@@ -1,16 +1,14 @@
 //! The sm90 convolutions of bytes as the planner sees them: the layers that they compute, and the predicted times.
 
+use super::conv2d_s8::{kernels, sum};
 use super::sm90_conv2d_halo::CHANNELS as HALO_CHANNELS;
 use super::{HaloTile, Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
-use crate::model::{Conv2d, NodeId};
-use crate::plan::context::{Context, Match};
 use crate::plan::conv_s8::S8Pipeline;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{self, FilterOrder, PackedSum};
-use crate::plan::work::{Operand, Work};
-use crate::plan::{Limits, S8Conv, S8Kernel, S8Tile, StepOp, bytes};
-use crate::tensor::Dtype;
+use crate::plan::work::Work;
+use crate::plan::{Limits, S8Conv, S8Kernel, S8Tile};
 
 /// A kernel for convolutions of bytes.
 pub(super) struct Sm90Conv2dS8 {
@@ -35,50 +33,30 @@ impl KernelDef for Sm90Conv2dS8 {
     }
 
     fn has(&self, kernel: Kernel) -> bool {
-        matches!(kernel, Kernel::Sm90S8(of) if (of == S8Kernel::Halo) == self.is_halo)
+        match kernel {
+            Kernel::S8(S8Kernel::Tiled { .. }) => !self.is_halo,
+            Kernel::S8(S8Kernel::Halo) => self.is_halo,
+            _ => false,
+        }
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
         let Some(sum) = sum(work) else { return Vec::new() };
-        let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&sum, kernel, limits)) };
+        let of = |kernel| Variant { kernel: Kernel::S8(kernel), clocks: Some(clocks(&sum, kernel, limits)) };
         kernels(&sum, limits).map(of).filter(|variant| self.has(variant.kernel)).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
         let sum = sum(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
         sum[0].check()?;
-        let is_one = kernels(&sum, limits).any(|of| Kernel::Sm90S8(of) == kernel);
+        let is_one = kernels(&sum, limits).any(|of| Kernel::S8(of) == kernel);
         if is_one { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
-    }
-
-    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
-        if self.is_halo { Ok(Vec::new()) } else { Ok(bytes::joined(context, at)?.into_iter().collect()) }
     }
 
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
         packing::in_bytes(work, FilterOrder::Bytes)
     }
-}
-
-/// The convolutions of bytes whose products a step sums; `None` for any other step.
-fn sum(work: &Work<'_>) -> Option<Vec<S8Conv>> {
-    let StepOp::QuantizedConv(of) = work.op else { return None };
-    let mut operands = work.inputs.iter().chain(&work.outputs);
-    let is_in_bytes = operands.all(|operand| matches!(operand.dtype, Dtype::U8 | Dtype::I8));
-    let (batch, output) = (work.batch, work.outputs[0].stored());
-    let conv = |((conv, _), input): ((&Conv2d, _), &Operand)| {
-        let (input, window) = (input.stored(), conv.window);
-        S8Conv { batch, input, output, window }
-    };
-    is_in_bytes.then(|| of.convs().zip(&work.inputs).map(conv).collect())
-}
-
-/// The kernels that compute a sum of convolutions.
-fn kernels(sum: &[S8Conv], limits: &Limits) -> impl Iterator<Item = S8Kernel> {
-    let (first, others) = sum.split_first().expect("a step has a convolution");
-    let (is_alone, fits) = (others.is_empty(), others.iter().all(|other| first.check_sum(other).is_ok()));
-    first.kernels(limits).into_iter().filter(move |kernel| is_alone || (fits && *kernel != S8Kernel::Halo))
 }
 
 /// Predicted clocks of the busiest multiprocessor.
@@ -90,6 +68,7 @@ fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
             None => f64::INFINITY,
         },
         S8Kernel::Halo => halo_clocks(&sum[0], limits),
+        S8Kernel::Sm80Gemm(_) => f64::INFINITY,
     }
 }
 

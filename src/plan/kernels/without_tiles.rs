@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::model::NodeId;
 use crate::plan::context::{Context, Match};
 #[cfg(feature = "cuda")]
-use crate::plan::packing::PackedSum;
-use crate::plan::work::Work;
+use crate::plan::packing::{self, FilterOrder, PackedSum};
+use crate::plan::work::{Operand, Work};
 use crate::plan::{Family, Limits, StepOp, bytes};
 use crate::tensor::Dtype;
 
@@ -82,6 +82,13 @@ pub(super) const CONV2D_DEPTHWISE: AnyGpu = AnyGpu {
     name: "conv2d_depthwise",
     takes: |work| matches!(work.op, StepOp::Depthwise(_)) && work.is_in(Dtype::F16, Dtype::F16),
 };
+pub(super) const CONV2D_DEPTHWISE_S8: AnyGpu = AnyGpu {
+    name: "conv2d_depthwise_s8",
+    takes: |work| {
+        let is_in_bytes = |operand: &Operand| matches!(operand.dtype, Dtype::U8 | Dtype::I8);
+        matches!(work.op, StepOp::QuantizedDepthwise(_)) && work.inputs.iter().chain(&work.outputs).all(is_in_bytes)
+    },
+};
 pub(super) const POOL2D: AnyGpu = AnyGpu {
     name: "pool2d",
     takes: |work| matches!(work.op, StepOp::MaxPool(_) | StepOp::AvgPool(_)) && work.is_in(Dtype::F16, Dtype::F16),
@@ -129,5 +136,13 @@ impl KernelDef for AnyGpu {
 
     fn variants(&self, _work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
         vec![Variant { kernel: Kernel::Sm80, clocks: None }]
+    }
+
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        match work.op {
+            StepOp::QuantizedDepthwise(_) => packing::in_bytes(work, FilterOrder::DepthwiseBytes),
+            _ => packing::usual(work),
+        }
     }
 }
