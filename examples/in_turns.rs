@@ -1,8 +1,9 @@
 //! Times a model on demand, so that another program can measure in equal turns with it.
 //!
-//! usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [NAME=N...]
+//! usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [e4m3=FILE] [NAME=N...]
 //!
-//! NAME=N gives a size to a free dimension of MODEL. When the engine is built the program prints `{"ready": SECONDS,
+//! NAME=N gives a size to a free dimension of MODEL. With `e4m3` the products of tokens are in e4m3, and the rows of FILE,
+//! the bytes of one record after the other, give their scales. When the engine is built the program prints `{"ready": SECONDS,
 //! "input": ..., "output": ...}`, with the ports of both and the bytes of a row. It then reads commands, one a line,
 //! and answers each with a line of JSON:
 //!
@@ -34,7 +35,13 @@ fn main() -> Fallible<()> {
     let began = Instant::now();
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let device = Device::open(arguments.device)?;
-    let model = Model::open_at(&arguments.model, &arguments.sizes)?;
+    let mut model = Model::open_at(&arguments.model, &arguments.sizes)?;
+    if let Some(file) = &arguments.e4m3 {
+        let row_bytes = Engine::builder(&model).on(&Device::cpu(1)).build()?.input().row_bytes;
+        let records = fs::read(file)?;
+        let rows: Vec<&[u8]> = records.chunks_exact(row_bytes).collect();
+        model = model.in_e4m3(&model.e4m3_scales(&rows)?)?;
+    }
     let builder = || {
         let builder = Engine::builder(&model).on(&device);
         arguments.precision.into_iter().fold(builder, EngineBuilder::precision)
@@ -79,20 +86,24 @@ struct Arguments {
     rows: Vec<usize>,
     device: Target,
     precision: Option<Precision>,
+    e4m3: Option<String>,
     sizes: Sizes,
 }
 
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Fallible<Self> {
         let (Some(model), Some(rows)) = (words.next(), words.next()) else {
-            return Err("usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [NAME=N...]".into());
+            return Err(
+                "usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [e4m3=FILE] [NAME=N...]".into()
+            );
         };
         let rows = rows.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        let mut this = Self { model, rows, device: Target::Auto, precision: None, sizes: Sizes::new() };
+        let mut this = Self { model, rows, device: Target::Auto, precision: None, e4m3: None, sizes: Sizes::new() };
         for word in words {
             match word.split_once('=').ok_or("options are NAME=VALUE")? {
                 ("device", name) => this.device = name.parse()?,
                 ("precision", "f32") => this.precision = Some(Precision::F32),
+                ("e4m3", file) => this.e4m3 = Some(file.to_owned()),
                 (name, size) => this.sizes = this.sizes.dim(name, size.parse()?),
             }
         }

@@ -5,7 +5,7 @@
     python3 benches/peers/beside.py --only YOLO EfficientNet --rows 1
 
 torch's sides are the module in a CUDA graph (`eager`), torch.compile with frozen weights in a CUDA graph (`inductor`), and,
-if asked for, the same with max-autotune (`autotuned`). Each network at each number of rows has a process that makes its
+if asked for, the same with max-autotune (`autotuned`); for networks in e4m3 also `inductor` with linear layers in e4m3. Each network at each number of rows has a process that makes its
 sides; all of them compile at once, for at most --limit seconds, and a lock gives the GPU to one at a time where kernels
 are timed. Then nothing compiles any more, and the sides are timed one after the other, --rounds times. trefoil stays open
 meanwhile (`examples/in_turns.rs`). Answers are compared with torch in f32.
@@ -142,7 +142,8 @@ def start(networks, options, work):
         folder = work / str(index)
         folder.mkdir()
         dtype = torch.float32 if network.is_f32 or options.device == "cpu" else torch.float16
-        given = Given(tuple(options.sides), dtype, options.device.split(":")[0], folder, work / "lock")
+        sides = (*options.sides, *[workers.FP8] * network.is_e4m3)
+        given = Given(sides, dtype, options.device.split(":")[0], folder, work / "lock")
         rows = options.rows or list(network.asked)
         started[network.name] = [Worker(network, n, replace(given, writes=n == rows[0])) for n in rows]
     return started
@@ -172,6 +173,8 @@ def compare(network, started, trefoil, watch, options):
     path, sizes, port = files
     given = [f"{name}={size}" for name, size in sizes.items()] + ["precision=f32"] * network.is_f32
     try:
+        if network.is_e4m3:
+            given.append(f"e4m3={scaling_rows(path, started, trefoil, given)}")
         with InTurns(trefoil, path, [worker.rows for worker in started], *given) as ours:
             for worker in started:
                 yield one(network, worker, ours, port, watch, options)
@@ -179,6 +182,14 @@ def compare(network, started, trefoil, watch, options):
         print(f"{network.name}: {error}", flush=True)
     for worker in started:
         worker.close()
+
+
+def scaling_rows(path, started, trefoil, given):
+    """A file of the rows that are compared, which give trefoil's products in e4m3 their scales, as they give torch's."""
+    [ports, *_] = [worker.said["reference"][0] for worker in started if "reference" in worker.said]
+    with InTurns(trefoil, path, [1], *given) as floats:
+        floats.records(ports).tofile(file := Path(path).parent / "rows-for-scales")
+    return file
 
 
 def one(network, worker, ours, port, watch, options):

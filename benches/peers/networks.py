@@ -41,6 +41,7 @@ class Network:
     make: object  # rows -> Made
     asked: dict  # rows -> Asked
     is_f32: bool = False  # both sides in f32, torch without TF32; otherwise f16
+    is_e4m3: bool = False  # trefoil's products of tokens in e4m3, and a side of torch with its linear layers in e4m3
 
 
 def pictures(count, side, seed=1):
@@ -328,4 +329,14 @@ NETWORKS += [
     Network(f"{network.name}, f32", network.make, {1: Asked(1.0), 32: Asked(1.0)}, is_f32=True)
     for network in NETWORKS
     if network.name in ("MobileNetV3-Large", "EfficientNet-B0", "YOLOv8n, 640")
+]
+NETWORKS += [
+    Network(f"{network.name}, e4m3", network.make, asked, is_e4m3=True)
+    for network in NETWORKS
+    for name, asked in [
+        ("ViT-B/16", {32: Asked(), 128: Asked(ms=128 / 23.0)}),
+        ("BERT-base, 128 tokens", {32: Asked()}),
+        ("BERT-large, 384 tokens", {32: Asked(ms=32 / 3.2)}),
+    ]
+    if network.name == name
 ]

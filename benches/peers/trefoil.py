@@ -107,12 +107,8 @@ class InTurns:
     def output(self, arrays, rows, port=""):
         """What a port, or the first one, answers to a batch of so many rows: the arrays' rows again and again. Arrays are
         by the names of ports, or by their types. fp32 [rows, elements], of the arrays' rows."""
-        count = len(next(iter(arrays.values())))
-        records = np.zeros((count, self.ready["input"]["row_bytes"]), np.uint8)
-        for given in self.ready["input"]["ports"]:
-            array = arrays[given["name"] if given["name"] in arrays else given["dtype"]]
-            part = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
-            records[:, given["offset"] : given["offset"] + part.shape[1]] = part
+        records = self.records(arrays)
+        count = len(records)
         [found, *_] = [out for out in self.ready["output"]["ports"] if port in ("", out["name"])]
         with tempfile.TemporaryDirectory() as temp:
             read, written = Path(temp) / "in", Path(temp) / "out"
@@ -121,6 +117,16 @@ class InTurns:
             result = np.fromfile(written, np.uint8).reshape(rows, -1)[:count]
         size = 4 * int(np.prod(found["dims"]))
         return np.ascontiguousarray(result[:, found["offset"] : found["offset"] + size]).view(np.float32)
+
+    def records(self, arrays):
+        """The bytes of rows, an array of each port by the port's name or type."""
+        count = len(next(iter(arrays.values())))
+        records = np.zeros((count, self.ready["input"]["row_bytes"]), np.uint8)
+        for given in self.ready["input"]["ports"]:
+            array = arrays[given["name"] if given["name"] in arrays else given["dtype"]]
+            part = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
+            records[:, given["offset"] : given["offset"] + part.shape[1]] = part
+        return records
 
     def _ask(self, *words):
         self._process.stdin.write(" ".join(map(str, words)) + "\n")

@@ -8,11 +8,13 @@ import traceback
 import torch
 
 import peers
+from fp8 import in_fp8
 from models import exact_fp32
 
 COMPARED = 8  # rows
 
 EAGER, INDUCTOR, AUTOTUNED = "eager", "inductor", "autotuned"
+FP8 = "fp8"  # linear layers in e4m3, compiled; it changes the module, so it comes last
 
 
 class Turn:
@@ -94,6 +96,8 @@ def _side(name, made, x, turn, asked):
     module = module.to(memory_format=peers.CHANNELS_LAST)
     if made.is_planar:
         x = x.to(memory_format=peers.CHANNELS_LAST)
+    if name == FP8:
+        module = in_fp8(module, x[:COMPARED])
     forward = module if name == EAGER else _compiled(module, x, turn, name == AUTOTUNED)
     with turn:
         return _Calls(forward, x) if asked.device == "cpu" else peers.Graph(forward, x)
