@@ -4,9 +4,9 @@ memory that nothing has written.
 
     sanitize.py kernels [CASES_OF_A_KERNEL]     the cases of bin/gpu_tests, or so many of each kernel
     sanitize.py models FOLDER                   bin/trefoil run on each line of FOLDER/models.txt: a file, options of `run`
-    options: --tools A,B  --filter TEXT  --parts N  --jobs N  --seconds S  --each S  --logs FOLDER
+    options: --tools A,B  --filter TEXT  --parts N  --from PART  --jobs N  --seconds S  --each S  --logs FOLDER
 
-Each process runs a part of the cases, or one model. A part that takes too much memory is ended and runs again as two
+Each process runs a part of the cases, or one model, on the GPU that has the fewest processes. A part that takes too much memory is ended and runs again as two
 halves, so that no tool runs out of memory. Ends with a table; what did not finish is named, counts as no all-clear, and
 makes the exit code 1 as an error does. Needs Python 3.9 or newer and nothing else; scripts/gpu_bundle.sh puts it beside the
 binaries.
@@ -46,17 +46,19 @@ class Work:
     variables: dict = field(default_factory=dict)
     halves: bool = False
     log: Path = Path()
+    gpu: str = ""
     process: object = None
     started: float = 0.0
     most_bytes: int = 0
     code: int = None
     ended: str = ""  # why it was ended, where it was
 
-    def start(self, logs):
+    def start(self, logs, gpu):
+        self.gpu = gpu
         index, parts = self.part
         label = re.sub(r"[^\w.-]", "_", f"{self.name}-{index}of{parts}" if self.halves else self.name)
         self.log = logs / f"{self.tool}-{label}.txt"
-        variables = dict(os.environ, **self.variables)
+        variables = dict(os.environ, **self.variables, CUDA_VISIBLE_DEVICES=gpu)
         if self.halves:
             variables["TREFOIL_PART"] = f"{index}/{parts}"
         command = SANITIZER + ["--tool", self.tool] + self.command
@@ -128,13 +130,25 @@ def free_bytes():
     return 0
 
 
+def gpus():
+    """The numbers of the GPUs that processes may use."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ["0"]
+    return [str(index) for index, _ in enumerate(listed.splitlines())]
+
+
 def run_all(waiting, args):
     """Runs them, some at a time; each one that was started, in the order of its end."""
+    of_gpus = gpus()
     running, done, end = [], [], time.monotonic() + args.seconds
     while waiting or running:
         while waiting and len(running) < args.jobs and (not running or free_bytes() > args.memory):
-            work = waiting.pop(0)
-            work.start(args.logs)
+            work, users = waiting.pop(0), [work.gpu for work in running]
+            work.start(args.logs, min(of_gpus, key=users.count))
             running.append(work)
         time.sleep(0.2)
         memory = memory_of_groups([work.process.pid for work in running])
@@ -171,7 +185,7 @@ def kernels(args):
     count = listed.count(": test")
     print(f"{count} cases in {args.parts} parts")
     return [Work(tool, "kernels", command, (index, args.parts), variables, True)
-            for index in range(args.parts) for tool in args.tools]
+            for index in range(args.first_part, args.parts) for tool in args.tools]
 
 
 def models(args):
@@ -220,6 +234,7 @@ def main():
     parser.add_argument("--tools", default=",".join(TOOLS), type=lambda text: text.split(","))
     parser.add_argument("--filter")
     parser.add_argument("--parts", type=int, default=8, help="processes that the cases are divided among, for each tool")
+    parser.add_argument("--from", type=int, default=0, dest="first_part", help="the first of these parts to run (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes at a time")
     parser.add_argument("--seconds", type=float, default=3600, help="for everything")
     parser.add_argument("--each", type=float, default=900, help="for each process")
