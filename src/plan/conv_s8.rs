@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::kernels::{ConvShape, ConvTile, HaloTile, check_sm90};
+use super::kernels::{ConvShape, ConvTile, HaloTile, check_sm90, out_size};
 use super::{Family, Limits};
 use crate::error::Error;
 use crate::model::Window;
@@ -288,7 +288,13 @@ impl S8Conv {
 
     /// An error that names the size that no kernel takes, if there is one.
     pub(crate) fn check_sizes(&self) -> Result<(), Error> {
+        let Self { input, output, window, .. } = self;
+        let follows = |size, out, axis| out_size(size, window, axis) == Some(out);
+        let (height, width) = (follows(input.height, output.height, 0), follows(input.width, output.width, 1));
         let sizes = [
+            ("images", self.batch, self.batch > 0, "one or more"),
+            ("output height", output.height, height, "what follows from size and window"),
+            ("output width", output.width, width, "what follows from size and window"),
             ("input channels", self.input.channels, self.input.channels.is_multiple_of(16), "a multiple of 16"),
             ("output channels", self.output.channels, self.output.channels.is_multiple_of(16), "a multiple of 16"),
             ("products of a value", self.products(), self.products() <= MOST_PRODUCTS, "up to 65536"),

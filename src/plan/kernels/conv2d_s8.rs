@@ -30,10 +30,12 @@ impl KernelDef for Conv2dS8 {
         matches!(kernel, Kernel::S8(S8Kernel::Sm80Gemm(_)))
     }
 
+    /// On compute capability 9.0 there is no prediction: this kernel is for what no other one computes there.
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
         let Some(sum) = sum(work) else { return Vec::new() };
+        let predicted = |tile| (!limits.has_sm90_kernels()).then(|| clocks(&sum, tile, limits));
         let variant = |of| match of {
-            S8Kernel::Sm80Gemm(tile) => Some(Variant::modelled((Kernel::S8(of), clocks(&sum, tile, limits)))),
+            S8Kernel::Sm80Gemm(tile) => Some(Variant { kernel: Kernel::S8(of), clocks: predicted(tile) }),
             S8Kernel::Tiled { .. } | S8Kernel::Halo => None,
         };
         kernels(&sum, limits).filter_map(variant).collect()

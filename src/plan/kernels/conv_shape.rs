@@ -92,8 +92,7 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
         }
         // The engine derives the number of steps from the range of the windows' first pixels; it has to equal the
         // output's size.
-        let span = (size + before + after).checked_sub(reach + 1);
-        if size == 0 || size >= INDEX_LIMIT || span.map(|span| span / stride + 1) != Some(out) {
+        if size >= INDEX_LIMIT || out_size(size, &window, index) != Some(out) {
             return refuse(&format!("{axis}: output size"), out.to_string(), "what follows from size and window");
         }
     }
@@ -107,6 +106,15 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
         return refuse("pixels", format!("{batch} images"), "fewer than 2^31 pixels and tiles");
     }
     Ok(())
+}
+
+/// The number of outputs of a window along axis `index`, of rows or of columns, of `size` pixels; `None` if there is none.
+pub(crate) fn out_size(size: usize, window: &Window, index: usize) -> Option<usize> {
+    let pads = [window.pad.top + window.pad.bottom, window.pad.left + window.pad.right][index];
+    let [taps, stride, dilation] = [window.size[index], window.stride[index], window.dilation[index]];
+    let reach = taps.checked_sub(1)?.checked_mul(dilation.max(1))?;
+    let span = size.checked_add(pads)?.checked_sub(reach + 1)?;
+    (size > 0 && dilation > 0).then(|| span.checked_div(stride))?.map(|steps| steps + 1)
 }
 
 /// The limit 2^31, below which counts and indices stay.

@@ -39,7 +39,7 @@ use crate::error::Error;
 use crate::model::{ByteWork, NodeId};
 use crate::tensor::{Activation, Dtype};
 
-pub(crate) use conv_shape::{ConvShape, check as check_sm90};
+pub(crate) use conv_shape::{ConvShape, check as check_sm90, out_size};
 #[cfg(feature = "cuda")]
 pub(crate) use conv_shape::{packed_channel, packed_channels};
 pub use conv2d_fprop::ConvTile;
