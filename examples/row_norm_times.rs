@@ -41,6 +41,7 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<f64, Error>
         weight: &weight,
         bias: Some(&bias),
         result: (&result, at),
+        result_scale: None,
     };
     let mut run = RowNormRun::new(device, &operands, copies(4 * rows * columns))?;
     let micros = medians(1, rounds, |_, times| run.run(times))?;

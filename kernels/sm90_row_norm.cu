@@ -1,10 +1,10 @@
 // LayerNorm and RMSNorm of rows, on Hopper: a warp has two rows in registers, or a block one.
 #include "element.cuh"
-#include "sm90_ptx.cuh"
+#include "sm90_ptx_e4m3.cuh"
 
 struct RowNormArgs {
   const uint4 *x;       // chunks of 8 elements
-  uint4 *y;
+  void *y;              // chunks of 8 elements, or of 8 codes
   const float *weight;  // [columns]
   const float *bias;    // [columns]; null: zeros
   int64_t x_pitch;      // chunks from one row to the next
@@ -14,7 +14,7 @@ struct RowNormArgs {
   int32_t centred;      // 0: the mean is left as it is
   float epsilon;
   float per_column;     // 1 / columns
-  int32_t padding;
+  float to_codes;       // what values are multiplied by before they are rounded to codes
 };
 static_assert(sizeof(RowNormArgs) == 72 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
 
@@ -52,8 +52,21 @@ template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chun
   return rsqrtf(warp_sum(squares) * args.per_column + args.epsilon);
 }
 
+// Writes a chunk of the result: elements, or codes of e4m3.
+template <bool kCodes> TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t index, const Chunk &values) {
+  if constexpr (kCodes) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = pack_e4m3(values.v[2 * i] * args.to_codes, values.v[2 * i + 1] * args.to_codes);
+    static_cast<uint2 *>(args.y)[index] = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+  } else {
+    static_cast<uint4 *>(args.y)[index] = pack_chunk<Element>(values);
+  }
+}
+
 // The kernel body.
-template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
+template <int kChunks, bool kCodes = false> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
   const int32_t row = blockIdx.x * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
   allow_next_launch();
   wait_for_earlier_launches();
@@ -85,7 +98,7 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
 #pragma unroll
       for (int j = 0; j < kChunkElems; ++j)
         values[r][i].v[j] = fmaf(values[r][i].v[j] * scale[r], weight.v[j], bias.v[j]);
-      args.y[(row + r) * args.y_pitch + chunk] = pack_chunk<Element>(values[r][i]);
+      store_chunk<kCodes>(args, (row + r) * args.y_pitch + chunk, values[r][i]);
     }
   }
 }
@@ -102,7 +115,7 @@ TREFOIL_DEVICE float block_sum(float x, float (&sums)[kFewThreads / 32]) {
 
 // The kernel body for few rows: a block has one, a thread a chunk of it. Weights and biases come while earlier launches
 // end, for nothing has read them before in a run.
-TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
+template <bool kCodes = false> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   __shared__ float sums[2][kFewThreads / 32];
   const int64_t row = blockIdx.x;
   const int32_t chunk = threadIdx.x;
@@ -125,18 +138,22 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   if (!inside) return;
 #pragma unroll
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
-  args.y[row * args.y_pitch + chunk] = pack_chunk<Element>(values);
+  store_chunk<kCodes>(args, row * args.y_pitch + chunk, values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
-//            the row (LayerNorm); centred 0: mean 0 (RMSNorm)
+//            the row (LayerNorm); centred 0: mean 0 (RMSNorm). By entries *_e4m3 codes of e4m3 of these values times
+//            to_codes.
 // Operands   x         read   elements [rows][columns], rows x_pitch chunks of 8 apart
 //            weight    read   floats [columns]
 //            bias      read   floats [columns], null: zeros
-//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x
-//            All at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
+//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x. By *_e4m3 codes, in chunks of 8
+//                             bytes, at multiples of 8 bytes; then y is not x
+//            All others at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
 // Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to an element at the
-//            end, to nearest even (overflow becomes infinity). A row with NaN or infinity becomes NaN; of a row
+//            end, to nearest even (overflow becomes infinity). By *_e4m3 the float that would be rounded to an element is
+//            multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes 448 with
+//            its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of a row
 //            of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
 //            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32. No dynamic shared memory.
@@ -149,7 +166,18 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   extern "C" __global__ void __launch_bounds__(kNormThreads) TREFOIL_ENTRY(sm90_row_norm_##chunks)(               \
       const RowNormArgs args) {                                                                                   \
     row_norm<chunks>(args);                                                                                       \
+  }                                                                                                               \
+  TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)
+
+#ifdef TREFOIL_BF16
+#define TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)
+#else
+#define TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)                                                                    \
+  extern "C" __global__ void __launch_bounds__(kNormThreads) sm90_row_norm_##chunks##_e4m3(                       \
+      const RowNormArgs args) {                                                                                   \
+    row_norm<chunks, true>(args);                                                                                 \
   }
+#endif
 
 TREFOIL_SM90_ROW_NORM(1)
 TREFOIL_SM90_ROW_NORM(2)
@@ -164,3 +192,9 @@ extern "C" __global__ void __launch_bounds__(kFewThreads) TREFOIL_ENTRY(sm90_row
     const RowNormArgs args) {
   row_norm_few(args);
 }
+
+#ifndef TREFOIL_BF16
+extern "C" __global__ void __launch_bounds__(kFewThreads) sm90_row_norm_few_e4m3(const RowNormArgs args) {
+  row_norm_few<true>(args);
+}
+#endif

@@ -227,6 +227,12 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry(of).or_default().push((values, trial));
     }
+    for (problem, scale) in support::row_norm::to_codes().into_iter().filter(|_| limits.has_sm90_kernels()) {
+        let (of, values) = ("norm of rows to e4m3".to_owned(), problem.values());
+        let name = format!("{of}, {problem:?}, {scale}");
+        let trial = on_device(name, device, move |device| problem.run_to_codes(device, scale));
+        of_kernels.entry(of).or_default().push((values, trial));
+    }
     for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
         for problem in support::convolution::of_few_channels(of) {
             let (name, values) = (format!("few channels, {problem:?}"), problem.values());

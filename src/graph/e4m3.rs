@@ -126,6 +126,11 @@ pub(crate) fn rounded(x: Expr, scale: f32) -> Expr {
     (x * Expr::float(Dtype::F32, (1.0 / scale).into())).unary(Unary::ToE4m3)
 }
 
+/// Whether values may be divided by this scale before they are rounded, as kernels do it: by a product with its reciprocal.
+pub(crate) fn is_scale(scale: f32) -> bool {
+    scale > 0.0 && [scale, scale.recip()].iter().all(|of| of.is_normal())
+}
+
 /// The number of an expression, or of the constant of one element that it reads, in f32.
 fn number(graph: &Graph, node: &Node, expr: &Expr) -> Option<f64> {
     match expr {

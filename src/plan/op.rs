@@ -404,7 +404,7 @@ impl StepOp {
             Self::PackedAttention(_) => "packed-attention".into(),
             Self::Recurrent(of) => of.label(),
             Self::SqueezeExcite(of) => of.label(),
-            Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
+            Self::RowNorm(of) => of.label(),
             Self::Loop(of) => of.kinds.clone(),
             Self::Hand(of) => of.op.kind().into(),
         }

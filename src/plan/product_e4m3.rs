@@ -1,5 +1,6 @@
 //! Products of rows and matrices of e4m3: the operation, its kernels, and the choice among them.
 
+use super::transformer::to_e4m3;
 use super::{Limits, ProductOp, ProductSizes, ProductTile, ProductWay};
 
 /// A product of rows and a matrix that are codes of e4m3, and its epilogue. The step reads the rows, then units, biases,
@@ -51,8 +52,7 @@ const ADDED_ALONE: f64 = 1.6;
 impl E4m3ProductOp {
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
-        let result = if self.result.is_some() { " to e4m3" } else { "" };
-        format!("e4m3 {}{result}", self.product.label())
+        format!("e4m3 {}{}", self.product.label(), to_e4m3(self.result))
     }
 }
 

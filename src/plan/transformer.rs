@@ -71,8 +71,10 @@ pub struct AttentionOp {
 ///
 /// ```
 /// use trefoil::plan::{RowNormOp, StepOp};
-/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6 };
+/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6, result: None };
 /// assert_eq!(StepOp::RowNorm(norm).label(3), "layer-norm");
+/// let to_codes = RowNormOp { result: Some(0.02), ..norm };
+/// assert_eq!(StepOp::RowNorm(to_codes).label(3), "layer-norm to e4m3");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNormOp {
@@ -84,6 +86,8 @@ pub struct RowNormOp {
     pub centred: bool,
     /// The number that is added to the variance; positive.
     pub epsilon: f32,
+    /// The scale of the result if it is codes of e4m3; `None` if it is in the type of the rows.
+    pub result: Option<f32>,
 }
 
 impl ProductOp {
@@ -116,6 +120,12 @@ impl AttentionOp {
 }
 
 impl RowNormOp {
+    /// A short text of the operation.
+    pub(super) fn label(&self) -> String {
+        let norm = if self.centred { "layer-norm" } else { "rms-norm" };
+        format!("{norm}{}", to_e4m3(self.result))
+    }
+
     /// Whether the kernel can compute the norm.
     pub(super) fn has_kernel(&self) -> bool {
         let is_positive = self.epsilon.is_finite() && self.epsilon > 0.0;
@@ -126,6 +136,11 @@ impl RowNormOp {
     pub(super) const fn flops(&self) -> usize {
         8 * self.rows * self.columns
     }
+}
+
+/// The end of the text of an operation: whether its result is codes of e4m3.
+pub(super) const fn to_e4m3(result: Option<f32>) -> &'static str {
+    if result.is_some() { " to e4m3" } else { "" }
 }
 
 /// The largest number of values of a row, which a kernel keeps in registers.

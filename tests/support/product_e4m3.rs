@@ -6,6 +6,7 @@ use half::f16;
 use trefoil::plan::{Limits, ProductActivation, ProductSizes, ProductTile};
 use trefoil::{Device, E4m3ProductOperands, E4m3ProductRun, Shape};
 
+use super::codes::number;
 use super::halves::Half;
 use super::product::finished;
 use super::random::Random;
@@ -171,17 +172,6 @@ impl Problem {
         let (value, error) = finished(self.activation, biased, error, scale, residual, CODES);
         (value.clamp(-MOST, MOST), error + 2.0 * U32 * value.abs())
     }
-}
-
-/// The number of a code.
-fn number(code: u8) -> f64 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
-    let size = match (exponent, code & 0x7f) {
-        (_, 0x7f) => f64::NAN,
-        (0, _) => mantissa / 8.0 * 2_f64.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent - 7),
-    };
-    if code < 0x80 { size } else { -size }
 }
 
 /// The sum of some products, and the error that a kernel's sum may have. A tensor core adds 32 products to a sum at a time:

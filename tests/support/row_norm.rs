@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use trefoil::plan::RowsAt;
 use trefoil::{Device, Dtype, RowNormOperands, RowNormRun, Shape};
 
+use super::codes;
 use super::halves::Half;
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -48,6 +49,12 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all
 }
 
+/// Problems whose results are codes, with scales: some numbers are beyond what a code holds, or lie below the least one.
+pub fn to_codes() -> Vec<(Problem, f32)> {
+    let scales = [0.02, 1.0 / 448.0, 0.011_7, 1e-3, 0.5].into_iter().cycle();
+    all(Dtype::F16).into_iter().zip(scales).collect()
+}
+
 impl Problem {
     /// Number of values of the result.
     pub fn values(&self) -> usize {
@@ -77,6 +84,7 @@ impl Problem {
             weight: &weight,
             bias: self.has_bias.then_some(&bias[..]),
             result: (&poisoned, at),
+            result_scale: None,
         };
         let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
@@ -92,6 +100,63 @@ impl Problem {
             let expected = self.normalised(&x[of_row(x_at)], &weight, bias);
             let actual: Vec<f32> = result[of_row(at)].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs the problem in f16 and with a result in codes of e4m3, and compares: codes are those of the floats that the results in
+    /// f16 are rounded from. In every fourth column the weight is zero, so that this float is the bias, which has any size and
+    /// may be NaN.
+    pub fn run_to_codes(&self, device: &Device, scale: f32) -> Result<(), String> {
+        let [rows, columns] = self.sizes;
+        let mut random = Random::new(&format!("{self:?} to codes of {scale}"));
+        let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
+        let x = f16::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
+        let (mut weight, mut bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
+        for column in (1..columns).step_by(4) {
+            weight[column] = 0.0;
+            bias[column] = codes::sample(&mut random, scale);
+        }
+        let poisoned = vec![codes::POISON; rows * at.pitch + 2 * GUARD];
+        let of_f16 = vec![f16::NAN; poisoned.len()];
+        let operands = RowNormOperands {
+            sizes: self.sizes,
+            centred: self.centred,
+            epsilon: EPSILON,
+            x: (&x, x_at),
+            weight: &weight,
+            bias: self.has_bias.then_some(&bias[..]),
+            result: (&of_f16, at),
+            result_scale: None,
+        };
+        let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
+        run.run(1).map_err(|error| error.to_string())?;
+        let halves = run.result().map_err(|error| error.to_string())?;
+        let operands = RowNormOperands {
+            result: (&poisoned[..], at),
+            result_scale: Some(scale),
+            sizes: operands.sizes,
+            centred: operands.centred,
+            epsilon: operands.epsilon,
+            x: operands.x,
+            weight: operands.weight,
+            bias: operands.bias,
+        };
+        let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
+        run.run(2).map_err(|error| error.to_string())?;
+        let result = run.result().map_err(|error| error.to_string())?;
+        for (i, &code) in result.iter().enumerate() {
+            let (row, column) = (i.wrapping_sub(GUARD) / at.pitch, i.wrapping_sub(GUARD) % at.pitch);
+            let of = || format!("row {row}, column {column}: ");
+            if i < GUARD || row >= rows || column >= columns {
+                if code != codes::POISON {
+                    return Err(of() + "it was written, outside of the result");
+                }
+            } else if column % 4 == 1 && self.has_bias {
+                codes::check_exact(code, bias[column], scale).map_err(|error| of() + &error)?;
+            } else {
+                codes::check(code, halves[i], scale).map_err(|error| of() + &error)?;
+            }
         }
         Ok(())
     }

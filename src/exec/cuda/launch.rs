@@ -6,6 +6,7 @@ use bytemuck::{NoUninit, Zeroable};
 
 use crate::device::cuda::{TENSOR_MAP_BYTES, TensorMap};
 use crate::error::Error;
+use crate::graph::e4m3;
 use crate::tensor::Activation;
 
 /// One kernel launch, ready to be enqueued or captured.
@@ -214,6 +215,15 @@ pub(crate) fn aligned(operand: &'static str, address: u64, align: u64) -> Result
         return Err(Error::option(operand, format!("{address:#x}"), format!("a multiple of {align}, not null")));
     }
     Ok(address)
+}
+
+/// What a kernel multiplies results by before it rounds them to codes of e4m3 with this scale; 1 if results are no codes.
+pub(crate) fn to_codes(scale: Option<f32>) -> Result<f32, Error> {
+    match scale {
+        None => Ok(1.0),
+        Some(scale) if e4m3::is_scale(scale) => Ok(scale.recip()),
+        Some(scale) => Err(unsupported("scale of codes", scale, "it and its reciprocal are positive and normal numbers")),
+    }
 }
 
 /// An [`Error::Unsupported`] about `value`, with `instead` as the way out.

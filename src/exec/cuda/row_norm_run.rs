@@ -5,15 +5,17 @@ use std::marker::PhantomData;
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
+use super::launch::Rows;
 use super::sm90_row_norm::{RowNormProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
 use crate::plan::RowsAt;
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
 
-/// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory.
+/// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory. Its result is of the same type, or bytes: codes
+/// of e4m3.
 #[derive(Clone, Debug)]
-pub struct RowNormOperands<'a, T = f16> {
+pub struct RowNormOperands<'a, T = f16, Y = T> {
     /// Rows, and values of each: a multiple of 8 up to 2048.
     pub sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
@@ -27,19 +29,25 @@ pub struct RowNormOperands<'a, T = f16> {
     /// A number for each column, if there is a bias.
     pub bias: Option<&'a [f32]>,
     /// The buffer for the result, and the place of its rows.
-    pub result: (&'a [T], RowsAt),
+    pub result: (&'a [Y], RowsAt),
+    /// The scale of the result if it is codes.
+    pub result_scale: Option<f32>,
 }
 
 /// LayerNorm or RMSNorm on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct RowNormRun<T = f16>(Alone, PhantomData<T>);
+pub struct RowNormRun<Y = f16>(Alone, PhantomData<Y>);
 
-impl<T: Element> RowNormRun<T> {
+impl<Y: Element> RowNormRun<Y> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
     /// long as its sizes; any of the device.
-    pub fn new(device: &Device, operands: &RowNormOperands<'_, T>, copies: usize) -> Result<Self, Error> {
+    pub fn new<T: Element>(
+        device: &Device,
+        operands: &RowNormOperands<'_, T, Y>,
+        copies: usize,
+    ) -> Result<Self, Error> {
         operands.check()?;
         let bytes = [
             bytemuck::cast_slice(operands.x.0),
@@ -64,14 +72,18 @@ impl<T: Element> RowNormRun<T> {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<T>, Error> {
+    pub fn result(&self) -> Result<Vec<Y>, Error> {
         self.0.result()
     }
 }
 
-impl<T: Element> RowNormOperands<'_, T> {
-    /// Checks that every operand is as long as the part of it that is read or written.
+impl<T: Element, Y: Element> RowNormOperands<'_, T, Y> {
+    /// Checks that every operand is as long as the part of it that is read or written, and the type of the result.
     fn check(&self) -> Result<(), Error> {
+        let written = if self.result_scale.is_some() { Dtype::U8 } else { T::DTYPES[0] };
+        if Y::DTYPES[0] != written {
+            return Err(Error::option("result", Y::DTYPES[0], written.to_string()));
+        }
         let [rows, columns] = self.sizes;
         check_lengths([
             ("x", self.x.0.len(), self.x.1.end(rows, columns)),
@@ -91,7 +103,8 @@ impl<T: Element> RowNormOperands<'_, T> {
             x: self.x.1.on(x),
             weight,
             bias: self.bias.map(|_| bias),
-            y: self.result.1.on(result),
+            y: Rows { address: result + (size_of::<Y>() * self.result.1.first) as u64, pitch: self.result.1.pitch },
+            result: self.result_scale,
         }
     }
 }

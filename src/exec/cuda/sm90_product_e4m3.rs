@@ -5,7 +5,9 @@ use bytemuck::Zeroable;
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
-use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, in_range, pitch, product, unsupported};
+use super::launch::{
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, in_range, pitch, product, to_codes, unsupported,
+};
 use super::sm90_product::{Sm90ProductArgs, boxes};
 use super::steps::Operands;
 use crate::device::cuda::TensorMap;
@@ -152,7 +154,7 @@ pub(crate) fn launch(problem: &E4m3Problem, tile: ProductTile, units: usize) -> 
         activation_b,
         by_n_tiles: FastDivide::by(n_tiles as u32),
         factor,
-        result_factor: result.map_or(1.0, |scale| 1.0 / scale),
+        result_factor: to_codes(result)?,
         ..Zeroable::zeroed()
     };
     // Maps have pairs of codes as elements.
@@ -261,6 +263,7 @@ mod tests {
         assert!(refused(E4m3Problem { sizes: ProductSizes { k: 264, ..PROBLEM.sizes }, ..PROBLEM }));
         assert!(refused(E4m3Problem { sizes: ProductSizes { m: 0, ..PROBLEM.sizes }, ..PROBLEM }));
         assert!(refused(E4m3Problem { residual: Some(0x500), ..PROBLEM }));
+        assert!([0.0, -1.0, f32::NAN, f32::MAX].iter().all(|&of| refused(E4m3Problem { result: Some(of), ..PROBLEM })));
         assert!(refused(E4m3Problem { x: 0x108, ..PROBLEM }) && refused(E4m3Problem { unit: Some(0x702), ..PROBLEM }));
         assert!(launch(&PROBLEM, ProductTile::ALL[5], 132).is_err());
     }

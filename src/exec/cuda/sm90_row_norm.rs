@@ -1,12 +1,11 @@
 //! Launches of `kernels/sm90_row_norm.cu`.
 
-use bytemuck::Zeroable;
-
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, unsupported,
+    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes,
+    unsupported,
 };
 use super::steps::Operands;
 use crate::error::Error;
@@ -27,15 +26,14 @@ kernel_args! {
         centred: i32,
         epsilon: f32,
         per_column: f32,
-        padding: i32,
+        to_codes: f32,
     }
 }
 
-/// The modules of f16 and bf16.
-const MODULES: [&str; 2] = ["sm90_row_norm", "sm90_row_norm_bf16"];
+/// The modules of f16 and bf16, and that of codes of f16.
+const MODULES: [&str; 3] = ["sm90_row_norm", "sm90_row_norm_bf16", "sm90_row_norm"];
 
-/// The names of the kernels in the module with this suffix: one for each number of chunks of a lane, and one for few
-/// rows.
+/// The names of the kernels with this suffix: one for each number of chunks of a lane, and one for few rows.
 macro_rules! names {
     ($of:literal) => {
         (
@@ -54,8 +52,8 @@ macro_rules! names {
     };
 }
 
-/// The kernels of f16 and bf16.
-const ENTRIES: [([&str; 8], &str); 2] = [names!(""), names!("_bf16")];
+/// The kernels of f16 and bf16, and those of f16 that write codes.
+const ENTRIES: [([&str; 8], &str); 3] = [names!(""), names!("_bf16"), names!("_e4m3")];
 /// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
@@ -98,7 +96,7 @@ impl Launcher for Sm90RowNorm {
 /// A LayerNorm or RMSNorm and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowNormProblem {
-    /// The type of x and y: f16 or bf16.
+    /// The type of x: f16 or bf16.
     pub(crate) dtype: Dtype,
     /// Rows, and values of each.
     pub(crate) sizes: [usize; 2],
@@ -112,27 +110,35 @@ pub(crate) struct RowNormProblem {
     pub(crate) weight: u64,
     /// Address of a float for each column, if there is a bias.
     pub(crate) bias: Option<u64>,
-    /// The result; may be x.
+    /// The result; may be x if it is of the same type.
     pub(crate) y: Rows,
+    /// The scale of the result if it is codes, of x in f16; else it is of the type of x.
+    pub(crate) result: Option<f32>,
 }
 
 impl RowNormProblem {
     /// The problem of a step, which reads rows, factors, and biases if there are any.
     fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
-        let &RowNormOp { rows, columns, centred, epsilon } = of;
+        let &RowNormOp { rows, columns, centred, epsilon, result } = of;
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
         let (x, _, y) = step.pointers();
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
         let (dtype, sizes) = (step.x().dtype, [rows, columns]);
-        Self { dtype, sizes, centred, epsilon, x: dense(x), weight: step.input_address(1), bias, y: dense(y) }
+        let weight = step.input_address(1);
+        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y: dense(y), result }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
-    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y } = *problem;
+    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, result } = *problem;
     let chunks = chunks_of("columns", columns)?;
-    let (names, few) = of_half(dtype, ENTRIES)?;
+    let [f16, bf16, to_e4m3] = ENTRIES;
+    let (names, few) = match result {
+        None => of_half(dtype, [f16, bf16])?,
+        Some(_) if dtype == Dtype::F16 => to_e4m3,
+        Some(_) => return Err(unsupported("codes of rows", dtype, "they are of f16")),
+    };
     let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
     let (entry, blocks, threads) = if rows <= FEW_ROWS {
@@ -146,7 +152,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let chunk_pitch = |at: Rows| pitch(at.pitch, columns).map(|pitch| i64::from(pitch) / CHUNK as i64);
     let args = RowNormArgs {
         x: aligned("x", x.address, 16)?,
-        y: aligned("y", y.address, 16)?,
+        y: aligned("y", y.address, if result.is_some() { 8 } else { 16 })?,
         weight: aligned("weight", weight, 16)?,
         bias: bias.map_or(Ok(0), |address| aligned("bias", address, 16))?,
         x_pitch: chunk_pitch(x)?,
@@ -156,7 +162,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         centred: i32::from(centred),
         epsilon,
         per_column: (columns as f32).recip(),
-        ..Zeroable::zeroed()
+        to_codes: to_codes(result)?,
     };
     Ok(Launch {
         entry: entry.into(),
@@ -184,6 +190,7 @@ mod tests {
         weight: 0x200,
         bias: Some(0x300),
         y: Rows { address: 0x400, pitch: 792 },
+        result: None,
     };
 
     #[test]
@@ -191,10 +198,11 @@ mod tests {
         let source = read("sm90_row_norm.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ROW_NORM(")?.strip_suffix(')'));
         let chunks: Vec<&str> = found.collect();
-        for (suffix, (names, few)) in ["", "_bf16"].into_iter().zip(ENTRIES) {
+        for (suffix, (names, few)) in ["", "_bf16", "_e4m3"].into_iter().zip(ENTRIES) {
             assert!(chunks.iter().map(|chunks| format!("sm90_row_norm_{chunks}{suffix}")).eq(names));
-            assert!(source.contains(&format!("TREFOIL_ENTRY({})(", few.trim_end_matches("_bf16"))));
+            assert_eq!(few, format!("sm90_row_norm_few{suffix}"));
         }
+        assert!(["TREFOIL_ENTRY(sm90_row_norm_few)(", "sm90_row_norm_few_e4m3("].iter().all(|of| source.contains(of)));
     }
 
     #[test]
@@ -213,6 +221,12 @@ mod tests {
             assert_eq!(of_bf16.entry, name);
             assert_eq!(of_bf16.args.as_bytes(), launch(&problem).unwrap().args.as_bytes());
         }
+        for (rows, name) in [(1024, "sm90_row_norm_few_e4m3"), (1025, "sm90_row_norm_4_e4m3")] {
+            let y = Rows { address: 0x408, ..PROBLEM.y };
+            let of = launch(&RowNormProblem { sizes: [rows, 776], result: Some(0.25), y, ..PROBLEM }).unwrap();
+            let args: RowNormArgs = of.args.read();
+            assert_eq!((&*of.entry, args.y, args.y_pitch, args.to_codes), (name, 0x408, 99, 4.0));
+        }
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!((args.bias, args.centred), (0, 0));
@@ -229,6 +243,8 @@ mod tests {
         );
         assert!(refused(RowNormProblem { epsilon: f32::NAN, ..PROBLEM }));
         assert!(refused(RowNormProblem { dtype: Dtype::F32, ..PROBLEM }));
+        assert!(refused(RowNormProblem { dtype: Dtype::Bf16, result: Some(0.25), ..PROBLEM }));
+        assert!([0.0, -1.0, f32::NAN, f32::INFINITY].iter().all(|&of| refused(RowNormProblem { result: Some(of), ..PROBLEM })));
         assert!(refused(RowNormProblem { x: Rows { address: 0x100, pitch: 768 }, ..PROBLEM }));
         assert!(refused(RowNormProblem { y: Rows { address: 0x108, pitch: 776 }, ..PROBLEM }));
     }

@@ -5,6 +5,7 @@ use super::{Kernel, KernelDef, Variant};
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
 use crate::plan::{Limits, StepOp};
+use crate::tensor::Dtype;
 
 /// The kernel in `kernels/sm90_row_norm.cu`.
 pub(super) struct Sm90RowNorm;
@@ -16,6 +17,9 @@ impl KernelDef for Sm90RowNorm {
 
     fn takes(&self, work: &Work<'_>) -> bool {
         match work.op {
+            StepOp::RowNorm(of) if of.result.is_some() => {
+                of.has_kernel() && work.inputs[0].dtype == Dtype::F16 && work.writes(Dtype::U8)
+            }
             StepOp::RowNorm(of) => of.has_kernel() && work.half().is_some(),
             _ => false,
         }

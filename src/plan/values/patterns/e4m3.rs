@@ -1,10 +1,10 @@
 //! Products whose operands are codes of e4m3, with the operations that follow.
 
 use super::epilogue::Epilogue;
-use super::expr::inlined;
+use super::expr::{float, inlined};
 use super::product::behind;
 use super::{Context, Found, Read};
-use crate::graph::e4m3::Coded;
+use crate::graph::e4m3::{Coded, is_scale};
 use crate::graph::{Binary, Expr, Node, NodeId, Op, Unary, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
 use crate::plan::{E4m3ProductOp, ProductOp, ProductSizes, ProductTile, RowsAt, StepOp};
@@ -35,8 +35,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
     let (last, value, Epilogue { bias, activation, scale, residual }) = behind(context, at, n, None, |_| true);
     let codes = if residual.is_none() { rounded(context, value) } else { None };
-    let (last, writes, result) =
-        codes.map_or((last, value, None), |(last, codes, scale)| (last, codes, Some(scale as f32)));
+    let (last, writes, result) = codes.unwrap_or((last, value, None));
     let units = units.flatten();
     let vectors = [units, bias, scale].into_iter().flatten().map(Read::Own);
     let reads = [Read::Own(x.codes)].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
@@ -56,8 +55,12 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     is_possible.then_some((last, Found { op, named: at, reads, writes }))
 }
 
-/// The codes that a value is rounded to if nothing else reads it: the last node, the codes, and their scale.
-fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, ValueId, f64)> {
+/// The codes that a value is rounded to if nothing else reads it, in a network of f16: the last node, the codes, and their
+/// scale, whose reciprocal in f32 the kernels multiply by.
+pub(super) fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, ValueId, Option<f32>)> {
+    if context.dtype != Dtype::F16 {
+        return None;
+    }
     let (mut value, mut expr) = (value, Expr::arg(0));
     for _ in 0..MOST_NODES {
         let id = context.reader(value)?;
@@ -69,7 +72,7 @@ fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, ValueId, f6
         };
         value = node.outputs[0];
         if let Expr::Unary(Unary::ToE4m3, of) = &expr {
-            return Some((id, value, 1.0 / factor(of)?));
+            return Some((id, value, Some(scale(of)?)));
         }
     }
     None
@@ -85,18 +88,26 @@ fn of_one(context: &Context<'_>, node: &Node, value: ValueId) -> Option<Expr> {
     Some(expr.with_args(&vec![Expr::arg(0); node.inputs.len()]))
 }
 
-/// What an expression multiplies its operand by, if it does nothing else.
-fn factor(expr: &Expr) -> Option<f64> {
-    let number = |expr: &Expr| super::expr::float(expr);
-    match expr {
-        Expr::Arg(0) => Some(1.0),
-        Expr::Cast(Dtype::F32, of) => factor(of),
-        Expr::Binary(Binary::Div, of) => Some(factor(&of[0])? / number(&of[1])?),
-        Expr::Binary(Binary::Mul, of) => match (number(&of[0]), number(&of[1])) {
-            (Some(by), None) => Some(factor(&of[1])? * by),
-            (None, Some(by)) => Some(factor(&of[0])? * by),
-            _ => None,
-        },
-        _ => None,
-    }
+/// The scale by which an expression divides its operand, if it does nothing else: a product with a number only if the
+/// number is the reciprocal of the scale in f32.
+fn scale(expr: &Expr) -> Option<f32> {
+    let is_operand = |expr: &Expr| match expr {
+        Expr::Cast(Dtype::F32, of) => **of == Expr::Arg(0),
+        of => *of == Expr::Arg(0),
+    };
+    let number = |expr: &Expr| float(expr).map(|number| number as f32);
+    let scale = match expr {
+        Expr::Binary(Binary::Div, of) if is_operand(&of[0]) => number(&of[1])?,
+        Expr::Binary(Binary::Mul, of) => {
+            let by = match &**of {
+                [x, by] if is_operand(x) => number(by)?,
+                [by, x] if is_operand(x) => number(by)?,
+                _ => return None,
+            };
+            Some(by.recip()).filter(|scale| scale.recip() == by)?
+        }
+        of if is_operand(of) => 1.0,
+        _ => return None,
+    };
+    is_scale(scale).then_some(scale)
 }

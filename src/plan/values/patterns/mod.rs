@@ -84,7 +84,12 @@ impl Found {
 
     /// Whether the step writes codes of e4m3, as they are in the graph.
     pub fn writes_codes(&self) -> bool {
-        matches!(&self.op, StepOp::E4m3Product(of) if of.result.is_some())
+        let scale = match &self.op {
+            StepOp::E4m3Product(of) => of.result,
+            StepOp::RowNorm(of) => of.result,
+            _ => None,
+        };
+        scale.is_some()
     }
 }
 

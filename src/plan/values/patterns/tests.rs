@@ -292,9 +292,13 @@ fn a_product_ends_where_somebody_else_reads_its_value() {
 impl Block {
     /// A product of x in codes of e4m3 with a matrix of codes, and a bias.
     fn product_of_codes(&mut self, name: &str, x: ValueId, n: usize) -> ValueId {
+        self.product_of(name, x, Expr::arg(0) / number(0.02), n)
+    }
+
+    /// The same, of codes of an expression of x.
+    fn product_of(&mut self, name: &str, x: ValueId, expr: Expr, n: usize) -> ValueId {
         let (k, rank) = (*self.g.value(x).dims.last().unwrap(), self.g.value(x).rank());
-        let to_codes = (Expr::arg(0) / number(0.02)).unary(Unary::ToE4m3);
-        let codes = self.g.map(&format!("{name}.x"), to_codes, &[x]);
+        let codes = self.g.map(&format!("{name}.x"), expr.unary(Unary::ToE4m3), &[x]);
         let x = self.g.map(&format!("{name}.of x"), Expr::arg(0).unary(Unary::OfE4m3) * number(0.02), &[codes]);
         let codes = self.g.weight(&format!("{name}.codes"), Dtype::U8, &[k, n]);
         let unit = self.weight(&format!("{name}.unit"), &[1, n]);
@@ -305,7 +309,7 @@ impl Block {
     }
 }
 
-/// The first product writes the codes that the second one reads; a loop makes those of the norm.
+/// The first product writes the codes that the second one reads, and the norm those that the first one reads.
 #[test]
 fn products_of_codes_are_steps_that_read_and_write_codes() {
     let (mut block, x) = Block::new(SIZES);
@@ -315,12 +319,57 @@ fn products_of_codes_are_steps_that_read_and_write_codes() {
     let y = block.product_of_codes("fc2", y, 192);
     let sum = block.sum("sum", x, y);
     let plan = plan_of(&block.finish(sum), &Limits::h200(), 3);
-    assert_eq!(labels(&plan), ["layer-norm", "e4m3 product+gelu to e4m3", "e4m3 product+res"], "{plan}");
+    assert_eq!(labels(&plan), ["layer-norm to e4m3", "e4m3 product+gelu to e4m3", "e4m3 product+res"], "{plan}");
+    let is_of_codes = |of: &StepOp| matches!(of, StepOp::Loop(of) if of.nodes.iter().any(|name| name.ends_with(".x")));
+    assert!(!plan.steps.iter().any(|step| is_of_codes(&step.op)), "{plan}");
     let StepOp::E4m3Product(of) = &plan.steps.iter().find(|step| step.name == "fc1").unwrap().op else {
         panic!("{plan}")
     };
     assert!(of.has_units && (of.factor, of.result) == (0.02, Some(0.02)), "{of:?}");
     assert_eq!(of.product.weights.filter, "fc1.codes (transposed, 1x1)");
+}
+
+/// A norm writes f16 where something else reads its value too, and where codes are of anything but its value over a scale.
+#[test]
+fn norms_write_codes_where_only_these_are_read() {
+    type Behind = fn(&mut Block, ValueId) -> ValueId;
+    let codes_of = |by: Expr| move |block: &mut Block, y: ValueId| block.product_of("fc", y, by.clone(), 192);
+    let plain: Behind = |block, y| block.product_of_codes("fc", y, 192);
+    let flat: Behind = |block, y| {
+        let y = block.g.node("flat", Op::Reshape(vec![3 * 197, 192]), &[y]);
+        let y = block.product_of_codes("fc", y, 192);
+        block.g.node("rows", Op::Reshape(vec![3, 197, 192]), &[y])
+    };
+    let residual: Behind = |block, y| {
+        let z = block.product_of_codes("fc", y, 192);
+        block.sum("sum", y, z)
+    };
+    let shown: Behind = |block, y| {
+        block.g.output("norm", y);
+        block.product_of_codes("fc", y, 192)
+    };
+    let in_pieces: Behind = |block, y| {
+        let y = block.norm_in_pieces(y, false);
+        block.product_of_codes("fc", y, 192)
+    };
+    let of = |behind: &dyn Fn(&mut Block, ValueId) -> ValueId| {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.norm("norm", x);
+        let y = behind(&mut block, y);
+        labels(&plan_of(&block.finish(y), &Limits::h200(), 3))
+    };
+    assert_eq!([of(&plain), of(&flat)], [["layer-norm to e4m3", "e4m3 product"]; 2]);
+    assert_eq!(of(&in_pieces), ["layer-norm", "rms-norm to e4m3", "e4m3 product"]);
+    assert_eq!(of(&residual), ["layer-norm", "e4m3 product+res"]);
+    assert_eq!(of(&shown), ["layer-norm", "e4m3 product"]);
+    let x = || Expr::arg(0);
+    for by in [x() * number(50.0), x(), x() / number(0.02)] {
+        assert_eq!(of(&codes_of(by)), ["layer-norm to e4m3", "e4m3 product"]);
+    }
+    // Two products are rounded twice, and 0.99 is the reciprocal of no number in f32.
+    for by in [x() * number(2.0) / number(0.02), x() * number(f64::from(0.99_f32)), x() + number(1.0), x() / number(-0.02)] {
+        assert_eq!(of(&codes_of(by)), ["layer-norm", "e4m3 product"]);
+    }
 }
 
 /// A file's zero points and transposed matrices make no difference.
