@@ -162,6 +162,11 @@ TREFOIL_DEVICE void store_shared_u32(uint32_t shared_dst, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" :: "r"(shared_dst), "r"(value) : "memory");
 }
 
+// The lowest byte of `value`.
+TREFOIL_DEVICE void store_shared_u8(uint32_t shared_dst, uint32_t value) {
+  asm volatile("st.shared.u8 [%0], %1;" :: "r"(shared_dst), "r"(value) : "memory");
+}
+
 TREFOIL_DEVICE uint32_t load_shared_u32(uint32_t shared_src) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_src) : "memory");

@@ -108,6 +108,27 @@ TREFOIL_DEVICE void multiply_values(float (&o)[Tile::kDims / 2], const uint32_t 
   wgmma_commit();
 }
 
+// The quotients of a warp's 16 rows as codes, into shared memory. Of every sixteen of its row a lane has two neighbours in
+// either half; it gives those in one half to the lane beside it, for that lane's in the other.
+template <class Tile>
+TREFOIL_DEVICE void put_codes(const float (&o)[Tile::kDims / 2], const float (&factor)[2], float to_codes,
+                              uint32_t shared_dst) {
+  const uint32_t lane = thread_idx_x() % 32, in = lane % 2 * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+  for (int i = 0; i < Tile::kDims / 16; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float quotients[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) quotients[j] = o[8 * i + j / 2 * 4 + 2 * r + j % 2] * factor[r] * to_codes;
+      const uint32_t own = pack_e4m3(quotients[0], quotients[1]) | pack_e4m3(quotients[2], quotients[3]) << 16;
+      const uint32_t other = __shfl_xor_sync(0xffffffff, own, 1);
+      const uint32_t four = lane % 2 == 0 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
+      store_shared_u32(sixteen_codes(shared_dst, kTileRows * kRowBytes, lane / 4 + 8 * r, i) + in, four);
+    }
+  }
+}
+
 // The quotients of a warp's 16 rows by way of shared memory.
 template <class Tile>
 TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[Tile::kDims / 2], const float (&sums)[2],
@@ -122,15 +143,19 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
   }
   if (lane == 0) wait_stores_read<0>();  // of the tile before
   __syncwarp();
-  const uint32_t to = shared_dst + lane % 16 * kRowBytes;
+  if constexpr (Tile::kCodes) {
+    put_codes<Tile>(o, factor, args.to_codes, shared_dst);
+  } else {
+    const uint32_t to = shared_dst + lane % 16 * kRowBytes;
 #pragma unroll
-  for (int i = 0; i < Tile::kDims / 16; ++i) {
-    uint32_t pairs[4];
+    for (int i = 0; i < Tile::kDims / 16; ++i) {
+      uint32_t pairs[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      pairs[j] = pack_elements(o[8 * i + 2 * j] * factor[j % 2], o[8 * i + 2 * j + 1] * factor[j % 2]);
-    const int box = i / 4, chunk = i % 4 * 2 + lane / 16;
-    stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, pairs);
+      for (int j = 0; j < 4; ++j)
+        pairs[j] = pack_elements(o[8 * i + 2 * j] * factor[j % 2], o[8 * i + 2 * j + 1] * factor[j % 2]);
+      const int box = i / 4, chunk = i % 4 * 2 + lane / 16;
+      stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, pairs);
+    }
   }
   if (Tile::kPacked && end - row < kStoreRows) {
     __syncwarp();
@@ -143,7 +168,7 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
     const int32_t batch = batch_of<Tile>(args, head), of_batch = head - batch * args.heads;
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box)
-      store_box_4d(&args.out, box * kBoxDims, of_batch, row, batch, shared_dst + box * kTileRows * kRowBytes);
+      store_result_box<Tile>(args, box, of_batch, row, batch, shared_dst + box * kTileRows * kRowBytes);
   }
 }
 
@@ -384,18 +409,22 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            where a row sees no key.
 // Operands   q        read   elements {dims, heads, rows, batch}, any strides, by its map
 //            k, v     read   elements {dims, heads, keys, batch}, any strides, by their maps
-//            out      write  as q, by its map; overlaps nothing
+//            out      write  as q, by its map; overlaps nothing. By entries *_e4m3 codes of e4m3 of these values times
+//                            to_codes, in the same order
 //            lengths  read   int32 [batch], or null: all keys count
 //            mask     read   by *_masked entries: elements, a row's keys next to each other, rows at multiples of 4 bytes
 //                            with room for an even number of keys; strides of 0 share rows. Entries *_key_masked read a
 //                            head's first row for all.
 //            The maps swizzle by 128 bytes and fill with zeros; their boxes are {64, 1, 64, 1} for q, {64, 1, kKeys, 1}
-//            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. Values
-//            are finite, also those behind a length. Elements are f16, or bf16 by entries *_bf16.
+//            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. A map of
+//            codes has pairs of them as elements, swizzles by 64 bytes, and has boxes {32, 1, 16, 1}; strides of codes are
+//            multiples of 16. Values are finite, also those behind a length. Elements are f16, or bf16 by entries *_bf16.
 // Arithmetic products of elements, float sums. Weights in float relative to a power of two: of a row's first chunk the
 //            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
 //            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
-//            the unit for special functions. NaN in q or k stays NaN.
+//            the unit for special functions. NaN in q or k stays NaN. By *_e4m3 the float that would be rounded to an
+//            element is multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes
+//            448 with its sign, NaN the code 0x7f): it is no element in between.
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
@@ -416,7 +445,18 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   template <MaskOf kMask> using Tile_##dims##_##keys = AttentionTile<dims, keys, groups, tails, kMask>;            \
   TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys, Tile_##dims##_##keys<MaskOf::kNothing>)                \
   TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_key_masked, Tile_##dims##_##keys<MaskOf::kKeys>)      \
-  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_masked, Tile_##dims##_##keys<MaskOf::kRows>)
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_masked, Tile_##dims##_##keys<MaskOf::kRows>)          \
+  TREFOIL_SM90_ATTENTION_TO_CODES(dims, keys, groups, tails)
+
+#ifdef TREFOIL_BF16
+#define TREFOIL_SM90_ATTENTION_TO_CODES(dims, keys, groups, tails)
+#else
+#define TREFOIL_SM90_ATTENTION_TO_CODES(dims, keys, groups, tails)                                                 \
+  template <MaskOf kMask> using ToCodes_##dims##_##keys = AttentionTile<dims, keys, groups, tails, kMask, false, true>; \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_e4m3, ToCodes_##dims##_##keys<MaskOf::kNothing>)      \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_key_masked_e4m3, ToCodes_##dims##_##keys<MaskOf::kKeys>) \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_masked_e4m3, ToCodes_##dims##_##keys<MaskOf::kRows>)
+#endif
 
 TREFOIL_SM90_ATTENTION(64, 88, 3, true)
 TREFOIL_SM90_ATTENTION(64, 104, 3, true)

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "attention_softmax.cuh"
-#include "sm90_ptx.cuh"
+#include "sm90_ptx_e4m3.cuh"
 
 constexpr int kTileRows = 64;  // of a warpgroup's products
 constexpr int kStoreRows = 16; // of a warp
 constexpr int kTailRows = 8;   // of a head, behind its tiles, at most
 constexpr int kBoxDims = 64;   // elements in a row of a swizzled box
 constexpr int kRowBytes = kBoxDims * 2;
+constexpr int kCodeRowBytes = kBoxDims;  // of a result in codes
 constexpr int kSharedBytes = 227 << 10;
 constexpr int kRecordBytes = 32;
 constexpr int kRecords = 4;  // of a group's tiles: those whose rows are loaded, the one before, and one to spare
@@ -17,7 +18,7 @@ struct Sm90AttentionArgs {
   TensorMap q;            // {dims, heads, rows, batch} boxes {64, 1, 64, 1}
   TensorMap k;            // {dims, heads, keys, batch} boxes {64, 1, kKeys, 1}
   TensorMap v;            // the same
-  TensorMap out;          // the same boxes of 16 rows
+  TensorMap out;          // the same boxes of 16 rows; of codes pairs of them, boxes {32, 1, 16, 1}
   TensorMap tail_q;       // as q, boxes {64, 1, 8, 1}
   const int32_t *lengths; // [batch] keys of each image that count, or null: all
   const uint16_t *mask;   // elements that are added to scaled scores
@@ -41,7 +42,7 @@ struct Sm90AttentionArgs {
   int32_t result_row;     // halves from one row of it to the next
   int32_t result_head;    // from one head's
   int32_t dims;
-  int32_t padding;
+  float to_codes;         // what results are multiplied by before they are rounded to codes
 };
 static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, rows) == 680 &&
                   offsetof(Sm90AttentionArgs, table) == 736,
@@ -50,10 +51,10 @@ static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, ro
 // What is added to scores: nothing, a value for each key, or one for each row and key.
 enum class MaskOf { kNothing, kKeys, kRows };
 
-template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, MaskOf kMask_, bool kPacked_ = false>
+template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, MaskOf kMask_, bool kPacked_ = false, bool kCodes_ = false>
 struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
-  static constexpr bool kPacked = kPacked_;
+  static constexpr bool kPacked = kPacked_, kCodes = kCodes_;  // whether the result is codes of e4m3
   static constexpr MaskOf kMask = kMask_;
   // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.
   static constexpr bool kTails = kHasTails && kMask == MaskOf::kNothing && !kPacked;
@@ -213,6 +214,18 @@ TREFOIL_DEVICE Record read_record(uint32_t shared_src) {
 // The image that one of all images' heads is of.
 template <class Tile> TREFOIL_DEVICE int32_t batch_of(const Sm90AttentionArgs &args, int32_t head) {
   return Tile::kPacked ? 0 : divide(head, args.by_heads);
+}
+
+// Where the 16 codes `chunk` of row `row` lie in boxes of a result in codes, which begin `box_bytes` apart.
+TREFOIL_DEVICE uint32_t sixteen_codes(uint32_t shared_dst, uint32_t box_bytes, uint32_t row, uint32_t chunk) {
+  return shared_dst + chunk / 4 * box_bytes + row * kCodeRowBytes + (chunk % 4 ^ row / 2 % 4) * 16;
+}
+
+// Stores a warp's 16 rows of a box of the result.
+template <class Tile>
+TREFOIL_DEVICE void store_result_box(const Sm90AttentionArgs &args, int box, int32_t head, int32_t row, int32_t batch,
+                                     uint32_t shared_src) {
+  store_box_4d(&args.out, box * (Tile::kCodes ? kBoxDims / 2 : kBoxDims), head, row, batch, shared_src);
 }
 
 // The same for all lanes, and the compiler knows it.

@@ -118,6 +118,25 @@ TREFOIL_DEVICE void weigh_tail(Tail<Tile> &tail, float (&s)[kSteps][4], uint32_t
   }
 }
 
+// The quotients as codes, into shared memory.
+template <class Tile>
+TREFOIL_DEVICE void put_tail_codes(const Tail<Tile> &tail, const float (&factor)[2], float to_codes,
+                                   uint32_t shared_dst) {
+  const uint32_t lane = thread_idx_x() % 32;
+#pragma unroll
+  for (int d = 0; d < Tile::kDims / 16; ++d) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float of_rows[2] = {tail.o[d][2 * half] * factor[0], tail.o[d][2 * half + 1] * factor[1]};
+      const uint32_t codes = pack_e4m3(of_rows[0] * to_codes, of_rows[1] * to_codes);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        store_shared_u8(sixteen_codes(shared_dst, Tile::kTailOutBytes, lane % 4 * 2 + r, d) + 8 * half + lane / 4,
+                        codes >> 8 * r);
+    }
+  }
+}
+
 // The quotients by way of shared memory.
 template <class Tile>
 TREFOIL_DEVICE void store_tail(const Sm90AttentionArgs &args, uint32_t shared_dst, const Tail<Tile> &tail,
@@ -131,13 +150,18 @@ TREFOIL_DEVICE void store_tail(const Sm90AttentionArgs &args, uint32_t shared_ds
   }
   if (lane == 0) wait_stores_read<0>();  // of the tail before
   __syncwarp();
+  if constexpr (Tile::kCodes) {
+    put_tail_codes(tail, factor, args.to_codes, shared_dst);
+  } else {
 #pragma unroll
-  for (int d = 0; d < Tile::kDims / 16; d += 2) {
-    uint32_t pairs[4];
+    for (int d = 0; d < Tile::kDims / 16; d += 2) {
+      uint32_t pairs[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      pairs[j] = pack_elements(tail.o[d + j / 2][j % 2 * 2] * factor[0], tail.o[d + j / 2][j % 2 * 2 + 1] * factor[1]);
-    stmatrix_x4_trans(of_sixteen(shared_dst, Tile::kTailOutBytes, lane % 8, 2 * d + lane / 8), pairs);
+      for (int j = 0; j < 4; ++j)
+        pairs[j] =
+            pack_elements(tail.o[d + j / 2][j % 2 * 2] * factor[0], tail.o[d + j / 2][j % 2 * 2 + 1] * factor[1]);
+      stmatrix_x4_trans(of_sixteen(shared_dst, Tile::kTailOutBytes, lane % 8, 2 * d + lane / 8), pairs);
+    }
   }
   fence_shared_for_copies();
   __syncwarp();
@@ -145,7 +169,7 @@ TREFOIL_DEVICE void store_tail(const Sm90AttentionArgs &args, uint32_t shared_ds
   const int32_t batch = divide(record.head, args.by_heads), of_batch = record.head - batch * args.heads;
 #pragma unroll
   for (int box = 0; box < Tile::kBoxes; ++box)
-    store_box_4d(&args.out, box * kBoxDims, of_batch, record.row, batch, shared_dst + box * Tile::kTailOutBytes);
+    store_result_box<Tile>(args, box, of_batch, record.row, batch, shared_dst + box * Tile::kTailOutBytes);
 }
 
 // Every second tail of this block's: one warp.

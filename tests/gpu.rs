@@ -200,6 +200,14 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             of_kernels.entry(of).or_default().push((values, trial));
         }
     }
+    for (problem, scale) in support::attention::to_codes() {
+        for kernel in problem.kernels(limits) {
+            let (problem, values) = (problem.clone(), problem.values());
+            let name = format!("attention to e4m3, {problem}, {scale}, {kernel}");
+            let trial = on_device(name, device, move |device| problem.run_to_codes(device, kernel, scale));
+            of_kernels.entry(format!("attention to e4m3 {}", kernel.tile)).or_default().push((values, trial));
+        }
+    }
     for problem in support::packed_attention::all() {
         let (name, values) = (format!("packed attention, {problem}"), problem.values());
         let trial = on_device(name, device, move |device| problem.run(device));

@@ -70,6 +70,11 @@ impl HeadsAt {
     pub(super) fn is_aligned(self) -> bool {
         self.pitches.iter().chain([&self.first]).all(|of| of.is_multiple_of(8))
     }
+
+    /// The same, where each value is a byte.
+    pub(super) fn is_aligned_in_bytes(self) -> bool {
+        self.pitches.iter().chain([&self.first]).all(|of| of.is_multiple_of(16))
+    }
 }
 
 impl AttentionTile {

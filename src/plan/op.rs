@@ -400,7 +400,7 @@ impl StepOp {
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
             Self::Product(of) => of.label(),
             Self::E4m3Product(of) => of.label(),
-            Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
+            Self::Attention(of) => of.label(),
             Self::PackedAttention(_) => "packed-attention".into(),
             Self::Recurrent(of) => of.label(),
             Self::SqueezeExcite(of) => of.label(),

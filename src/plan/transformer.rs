@@ -49,9 +49,11 @@ pub struct ProductOp {
 /// let sizes = AttentionSizes { images: 32, heads: 12, rows: 197, keys: 197, dims: 64 };
 /// let at = |part: usize| HeadsAt { first: 768 * part, pitches: [64, 2304, 197 * 2304] };
 /// let out = HeadsAt { first: 0, pitches: [64, 768, 197 * 768] };
-/// let attention = AttentionOp { sizes, scale: 0.125, qkv: [at(0), at(1), at(2)], out, mask: None };
+/// let attention = AttentionOp { sizes, scale: 0.125, qkv: [at(0), at(1), at(2)], out, mask: None, result: None };
 /// assert_eq!(attention.flops(), 4 * 32 * 12 * 197 * 197 * 64);
 /// assert_eq!(StepOp::Attention(attention).label(3), "attention");
+/// let to_codes = AttentionOp { result: Some(0.02), ..attention };
+/// assert_eq!(StepOp::Attention(to_codes).label(3), "attention to e4m3");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOp {
@@ -65,6 +67,8 @@ pub struct AttentionOp {
     pub out: HeadsAt,
     /// The distances from one head, row and image of the mask to the next, in values; `None` without a mask.
     pub mask: Option<[usize; 3]>,
+    /// The scale of the result if it is codes of e4m3, of operands in f16; `None` if it is in the type of the operands.
+    pub result: Option<f32>,
 }
 
 /// A LayerNorm or RMSNorm of rows, whose step reads the rows, a factor for each column, and biases if there are any.
@@ -112,10 +116,17 @@ impl AttentionOp {
         4 * images * heads * rows * keys * dims
     }
 
+    /// A short text of the operation.
+    pub(super) fn label(&self) -> String {
+        let mask = if self.mask.is_some() { "+mask" } else { "" };
+        format!("attention{mask}{}", to_e4m3(self.result))
+    }
+
     /// Whether all heads begin at multiples of 16 bytes, as the kernels need it.
     pub(super) fn is_aligned(&self) -> bool {
         let [q, k, v] = self.qkv;
-        [q, k, v, self.out].into_iter().all(HeadsAt::is_aligned)
+        let of_result = if self.result.is_some() { self.out.is_aligned_in_bytes() } else { self.out.is_aligned() };
+        of_result && [q, k, v].into_iter().all(HeadsAt::is_aligned)
     }
 }
 

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
 use trefoil::{AttentionOperands, AttentionRun, Device, Dtype, Shape};
 
+use super::codes;
 use super::halves::Half;
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
@@ -122,6 +123,12 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all
 }
 
+/// Problems whose results are codes, with scales: of some a few numbers are beyond what a code holds.
+pub fn to_codes() -> Vec<(Problem, f32)> {
+    let problems = all(Dtype::F16).into_iter().filter(|problem| problem.sizes.dims.is_multiple_of(16));
+    problems.zip([1.0 / 448.0, 0.02, 0.000_7].into_iter().cycle()).collect()
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, {:?}", self.dtype, self.name, self.sizes)
@@ -167,6 +174,7 @@ impl Problem {
             mask: mask.as_ref().map(|(values, pitches)| (&values[..], *pitches)),
             result: &poisoned,
             out,
+            result_scale: None,
         };
         let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
@@ -184,6 +192,55 @@ impl Problem {
             let actual: Vec<f32> = result[first..first + dims].iter().map(|value| value.value() as f32).collect();
             let check = row.expected.check(Growth::Worst, &actual);
             check.map_err(|error| format!("image {}, row {}, head {}: {error}", row.image, row.row, row.head))?;
+        }
+        Ok(())
+    }
+
+    /// Runs the problem in f16 and with a result in codes of e4m3, and compares: codes are those of the floats that the results in
+    /// f16 are rounded from.
+    pub fn run_to_codes(&self, device: &Device, kernel: AttentionKernel, result_scale: f32) -> Result<(), String> {
+        let AttentionSizes { heads, rows, dims, .. } = self.sizes;
+        let mut random = Random::new(&format!("{} {:?} to codes", self.name, self.sizes));
+        let (values, qkv) = self.operands::<f16>(&mut random);
+        let mask = self.mask_values::<f16>(&mut random);
+        let len = self.values() + 2 * GUARD;
+        let (of_f16, poisoned) = (vec![f16::NAN; len], vec![codes::POISON; len]);
+        let operands = AttentionOperands {
+            sizes: self.sizes,
+            scale: (dims as f32).sqrt().recip(),
+            ahead: self.causal.then_some(0),
+            values: &values,
+            qkv,
+            lengths: self.lengths.as_deref(),
+            mask: mask.as_ref().map(|(values, pitches)| (&values[..], *pitches)),
+            result: &of_f16,
+            out: HeadsAt { first: GUARD, pitches: [dims, heads * dims, rows * heads * dims] },
+            result_scale: None,
+        };
+        let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
+        run.run(1).map_err(|error| error.to_string())?;
+        let halves = run.result().map_err(|error| error.to_string())?;
+        let operands = AttentionOperands {
+            sizes: operands.sizes,
+            scale: operands.scale,
+            ahead: operands.ahead,
+            values: operands.values,
+            qkv: operands.qkv,
+            lengths: operands.lengths,
+            mask: operands.mask,
+            result: &poisoned[..],
+            out: operands.out,
+            result_scale: Some(result_scale),
+        };
+        let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
+        run.run(2).map_err(|error| error.to_string())?;
+        let result = run.result().map_err(|error| error.to_string())?;
+        for (i, (&code, &half)) in result.iter().zip(&halves).enumerate() {
+            if (GUARD..GUARD + self.values()).contains(&i) {
+                codes::check(code, half, result_scale).map_err(|error| format!("value {}: {error}", i - GUARD))?;
+            } else if code != codes::POISON {
+                return Err(format!("value {i} outside of the result was written"));
+            }
         }
         Ok(())
     }

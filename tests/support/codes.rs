@@ -72,6 +72,8 @@ pub fn check(code: u8, of: f16, scale: f32) -> Result<(), String> {
     let [least, most] = [low, high].map(|size| nearest(size * scale.recip()) | sign);
     match (least..=most).contains(&code) {
         true => Ok(()),
-        false => Err(format!("code {code:#x} of a float that is {of} in f16, which has one from {least:#x} to {most:#x}")),
+        false => {
+            Err(format!("code {code:#x} of a float that is {of} in f16, which has one from {least:#x} to {most:#x}"))
+        }
     }
 }

@@ -90,7 +90,7 @@ impl Cuda {
             }
             TensorMap::Strided { address, dims, pitches: [of_1, of_2, of_3], box_dims } => {
                 let strides = [2 * of_1, 2 * of_2, 2 * of_3, 0];
-                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, strides, box_dims)
+                self.encode_tiled(&mut raw, Swizzle::of_width(box_dims[0]), *address, dims, strides, box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };

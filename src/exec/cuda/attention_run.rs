@@ -11,11 +11,12 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::plan::values::blocks_of;
 use crate::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits, PackedAttentionOp, PackedSizes};
-use crate::tensor::Element;
+use crate::tensor::{Dtype, Element};
 
-/// An attention operation and its operands, of f16 or bf16, in host memory.
+/// An attention operation and its operands, of f16 or bf16, in host memory. Its result is of the same type, or bytes: codes
+/// of e4m3.
 #[derive(Clone, Debug)]
-pub struct AttentionOperands<'a, T = f16> {
+pub struct AttentionOperands<'a, T = f16, Y = T> {
     /// The sizes of the operation.
     pub sizes: AttentionSizes,
     /// The positive factor of the scores.
@@ -31,23 +32,25 @@ pub struct AttentionOperands<'a, T = f16> {
     /// The values added to scaled scores, and the distances from one head, row and image to the next.
     pub mask: Option<(&'a [T], [usize; 3])>,
     /// The buffer for the result.
-    pub result: &'a [T],
+    pub result: &'a [Y],
     /// The place of the result in its buffer.
     pub out: HeadsAt,
+    /// The scale of the result if it is codes.
+    pub result_scale: Option<f32>,
 }
 
 /// Attention on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct AttentionRun<T = f16>(Alone, PhantomData<T>);
+pub struct AttentionRun<Y = f16>(Alone, PhantomData<Y>);
 
-impl<T: Element> AttentionRun<T> {
+impl<Y: Element> AttentionRun<Y> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
     /// long as its sizes; any of the device.
-    pub fn new(
+    pub fn new<T: Element>(
         device: &Device,
-        operands: &AttentionOperands<'_, T>,
+        operands: &AttentionOperands<'_, T, Y>,
         kernel: AttentionKernel,
         copies: usize,
     ) -> Result<Self, Error> {
@@ -76,7 +79,7 @@ impl<T: Element> AttentionRun<T> {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<T>, Error> {
+    pub fn result(&self) -> Result<Vec<Y>, Error> {
         self.0.result()
     }
 }
@@ -164,9 +167,13 @@ fn end(at: HeadsAt, counts: [usize; 3], dims: usize) -> Option<usize> {
     last.chain([Some(at.first), Some(dims)]).try_fold(0_usize, |sum, part| sum.checked_add(part?))
 }
 
-impl<T: Element> AttentionOperands<'_, T> {
-    /// Checks that every operand is as long as the part of it that is read or written.
+impl<T: Element, Y: Element> AttentionOperands<'_, T, Y> {
+    /// Checks that every operand is as long as the part of it that is read or written, and the type of the result.
     fn check(&self) -> Result<(), Error> {
+        let written = if self.result_scale.is_some() { Dtype::U8 } else { T::DTYPES[0] };
+        if Y::DTYPES[0] != written {
+            return Err(Error::option("result", Y::DTYPES[0], written.to_string()));
+        }
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let end = |at: HeadsAt, rows: usize, dims: usize| end(at, [heads, rows, images], dims);
         let [q, k, v] = self.qkv;
@@ -196,9 +203,10 @@ impl<T: Element> AttentionOperands<'_, T> {
             q,
             k,
             v,
-            out: self.out.on(result),
+            out: if self.result_scale.is_some() { self.out.of_codes_on(result) } else { self.out.on(result) },
             lengths: self.lengths.map(|_| lengths),
             mask: self.mask.map(|(_, pitches)| Mask { address: mask, pitches }),
+            result: self.result_scale,
         }
     }
 }

@@ -222,7 +222,9 @@ pub(crate) fn to_codes(scale: Option<f32>) -> Result<f32, Error> {
     match scale {
         None => Ok(1.0),
         Some(scale) if e4m3::is_scale(scale) => Ok(scale.recip()),
-        Some(scale) => Err(unsupported("scale of codes", scale, "it and its reciprocal are positive and normal numbers")),
+        Some(scale) => {
+            Err(unsupported("scale of codes", scale, "it and its reciprocal are positive and normal numbers"))
+        }
     }
 }
 

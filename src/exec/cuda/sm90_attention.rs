@@ -6,7 +6,8 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, to_codes,
+    unsupported,
 };
 use super::sm90_attention_packed;
 use super::sm90_conv2d_fprop::MapBytes;
@@ -49,34 +50,30 @@ kernel_args! {
         result_row: i32,
         result_head: i32,
         dims: i32,
-        padding: i32,
+        to_codes: f32,
     }
 }
 
-/// The modules of f16 and bf16.
-const MODULES: [&str; 2] = ["sm90_attention", "sm90_attention_bf16"];
+/// The modules of f16 and bf16, and that of codes of f16.
+const MODULES: [&str; 3] = ["sm90_attention", "sm90_attention_bf16", "sm90_attention"];
 
-/// The names of a tile's kernels in both modules: without a mask, with a mask that all rows share, with any other mask.
-/// The kernels of packed rows are in `sm90_attention_packed.rs`.
+/// The names of a tile's kernels of f16 and bf16, and those of f16 that write codes: without a mask, with a mask that all rows
+/// share, with any other mask. The kernels of packed rows are in `sm90_attention_packed.rs`.
 macro_rules! names {
     ($tile:literal) => {
+        [names!($tile, ""), names!($tile, "_bf16"), names!($tile, "_e4m3")]
+    };
+    ($tile:literal, $of:literal) => {
         [
-            [
-                concat!("sm90_attention_", $tile),
-                concat!("sm90_attention_", $tile, "_key_masked"),
-                concat!("sm90_attention_", $tile, "_masked"),
-            ],
-            [
-                concat!("sm90_attention_", $tile, "_bf16"),
-                concat!("sm90_attention_", $tile, "_key_masked_bf16"),
-                concat!("sm90_attention_", $tile, "_masked_bf16"),
-            ],
+            concat!("sm90_attention_", $tile, $of),
+            concat!("sm90_attention_", $tile, "_key_masked", $of),
+            concat!("sm90_attention_", $tile, "_masked", $of),
         ]
     };
 }
 
 /// The kernels of each tile.
-pub(super) const ENTRIES: [(AttentionTile, [[&str; 3]; 2]); AttentionTile::ALL.len()] = [
+const ENTRIES: [(AttentionTile, [[&str; 3]; 3]); AttentionTile::ALL.len()] = [
     (AttentionTile { dims: 64, keys: 88 }, names!("64_88")),
     (AttentionTile { dims: 64, keys: 104 }, names!("64_104")),
     (AttentionTile { dims: 64, keys: 128 }, names!("64_128")),
@@ -92,7 +89,7 @@ impl Launcher for Sm90Attention {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 3]; 2])| {
+        let of_tile = |(tile, of_types): (AttentionTile, [[&'static str; 3]; 3])| {
             let threads = threads(tile);
             let of_type = move |(module, names): (&'static str, [&'static str; 3])| {
                 let entry =
@@ -148,6 +145,11 @@ impl HeadsAt {
     pub(super) const fn on(self, address: u64) -> Heads {
         Heads { address: address + 2 * self.first as u64, pitches: self.pitches }
     }
+
+    /// The heads, in a buffer of codes at `address`.
+    pub(super) const fn of_codes_on(self, address: u64) -> Heads {
+        Heads { address: address + self.first as u64, pitches: self.pitches }
+    }
 }
 
 /// The mask that is added to scaled scores.
@@ -162,7 +164,7 @@ pub(crate) struct Mask {
 /// An attention operation and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionProblem {
-    /// The type of queries, keys, values, mask and result: f16 or bf16.
+    /// The type of queries, keys, values and mask: f16 or bf16.
     pub(crate) dtype: Dtype,
     /// The sizes of the operands.
     pub(crate) sizes: AttentionSizes,
@@ -182,6 +184,8 @@ pub(crate) struct AttentionProblem {
     pub(crate) lengths: Option<u64>,
     /// Added to scaled scores, if any.
     pub(crate) mask: Option<Mask>,
+    /// The scale of the result if it is codes, of f16; else it is of the type of the operands.
+    pub(crate) result: Option<f32>,
 }
 
 impl AttentionProblem {
@@ -197,16 +201,17 @@ impl AttentionProblem {
             q,
             k,
             v,
-            out: of.out.on(out),
+            out: if of.result.is_some() { of.out.of_codes_on(out) } else { of.out.on(out) },
             lengths: None,
             mask: of.mask.map(|pitches| Mask { address: step.input_address(3), pitches }),
+            result: of.result,
         }
     }
 }
 
 /// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
-    let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
+    let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask, result } = problem;
     let AttentionKernel { tile, block_tiles, tails } = kernel;
     sizes.check(kernel)?;
     chunks_of("values of a head", sizes.dims)?;
@@ -214,13 +219,19 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         return Err(unsupported("scale", scale, "scores are multiplied by a positive number"));
     }
     let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| *names);
-    let names = names.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
+    let [f16, bf16, to_e4m3] =
+        names.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
+    let names = match result {
+        None => of_half(*dtype, [f16, bf16])?,
+        Some(_) if *dtype == Dtype::F16 => to_e4m3,
+        Some(_) => return Err(unsupported("codes of attention", dtype, "they are of f16")),
+    };
     let kind = match mask {
         None => 0,
         Some(Mask { pitches: [_, of_row, _], .. }) if *of_row == 0 || sizes.rows == 1 => 1,
         Some(_) => 2,
     };
-    let (entry, shared_bytes) = (of_half(*dtype, names)?[kind], shared_bytes(tile)[kind] as u32);
+    let (entry, shared_bytes) = (names[kind], shared_bytes(tile)[kind] as u32);
     let (row_tiles, tail) = sizes.tiles_and_tail(tails && mask.is_none());
     let head_blocks = row_tiles.div_ceil(block_tiles);
     product("tiles", &[sizes.images, sizes.heads, row_tiles])?;
@@ -244,13 +255,17 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         heads: in_range("heads", sizes.heads, 1, INDEX_LIMIT)?,
         head_blocks: in_range("blocks of a head", head_blocks, 1, INDEX_LIMIT)?,
         tail: tail as i32,
+        to_codes: to_codes(*result)?,
         ..Zeroable::zeroed()
     };
     let maps = vec![
         boxes("q", q, sizes, sizes.rows, TILE_ROWS)?,
         boxes("k", k, sizes, sizes.keys, tile.keys)?,
         boxes("v", v, sizes, sizes.keys, tile.values())?,
-        boxes("out", out, sizes, sizes.rows, STORE_ROWS)?,
+        match result {
+            None => boxes("out", out, sizes, sizes.rows, STORE_ROWS)?,
+            Some(_) => boxes_of_codes(out, sizes)?,
+        },
         boxes("q", q, sizes, sizes.rows, TAIL_ROWS)?,
     ];
     Ok(Launch {
@@ -287,6 +302,19 @@ pub(super) fn boxes(
     })
 }
 
+/// The tensor map of a result in codes, with boxes of 64 codes of one head, whose elements are pairs of codes.
+fn boxes_of_codes(out: &Heads, sizes: &AttentionSizes) -> Result<TensorMap, Error> {
+    if let Some(pitch) = out.pitches.iter().find(|pitch| !pitch.is_multiple_of(16)) {
+        return Err(unsupported("codes between heads, rows or images", pitch, "they are multiples of 16"));
+    }
+    Ok(TensorMap::Strided {
+        address: aligned("out", out.address, 16)?,
+        dims: [sizes.dims / 2, sizes.heads, sizes.rows, sizes.images].map(|dim| dim as u64),
+        pitches: out.pitches.map(|pitch| pitch as u64 / 2),
+        box_dims: [32, 1, STORE_ROWS as u32, 1],
+    })
+}
+
 fn even(pitches: [usize; 3]) -> Result<[u64; 3], Error> {
     match pitches.iter().find(|pitch| !pitch.is_multiple_of(2)) {
         Some(odd) => Err(unsupported("halves between rows of a mask", odd, "they are even")),
@@ -311,6 +339,7 @@ mod tests {
         out: Heads { address: 0x400, pitches: [64, 384, 115_200] },
         lengths: Some(0x504),
         mask: Some(Mask { address: 0x608, pitches: [60_000, 202, 0] }),
+        result: None,
     };
     const KERNEL: AttentionKernel =
         AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3, tails: false };
@@ -323,7 +352,7 @@ mod tests {
             let AttentionTile { dims, keys } = tile;
             let stem = format!("sm90_attention_{dims}_{keys}");
             let names = |of| ["", "_key_masked", "_masked"].map(|masked| format!("{stem}{masked}{of}"));
-            assert_eq!(of_types, ["", "_bf16"].map(names));
+            assert_eq!(of_types, ["", "_bf16", "_e4m3"].map(names));
             format!("{dims}, {keys}, {}, {}", tile.groups(), tile.tail_warps() > 0)
         });
         assert!(found.eq(listed));
@@ -366,6 +395,23 @@ mod tests {
             assert_eq!(of_bf16.entry, format!("{}_bf16", of_f16.entry));
             assert_eq!((of_bf16.args.as_bytes(), &of_bf16.maps), (of_f16.args.as_bytes(), &of_f16.maps));
         }
+    }
+
+    #[test]
+    fn a_result_in_codes_is_the_same_launch_of_another_kernel_and_map() {
+        let out = Heads { pitches: [64, 384, 115_200], ..PROBLEM.out };
+        let [of_f16, of_codes] =
+            [None, Some(0.25)].map(|result| launch(&AttentionProblem { out, result, ..PROBLEM }, KERNEL, 132).unwrap());
+        assert_eq!(
+            (of_codes.entry, of_codes.shared_bytes),
+            (format!("{}_e4m3", of_f16.entry).into(), of_f16.shared_bytes)
+        );
+        let [args, args_of_codes]: [Sm90AttentionArgs; 2] = [of_f16.args.read(), of_codes.args.read()];
+        assert_eq!((args.to_codes, args_of_codes.to_codes, args_of_codes.blocks), (1.0, 4.0, args.blocks));
+        let (pitches, box_dims) = ([32, 192, 57_600], [32, 1, 16, 1]);
+        let map = TensorMap::Strided { address: 0x400, dims: [20, 6, 300, 5], pitches, box_dims };
+        assert_eq!(of_codes.maps[3], map);
+        assert!([0, 1, 2, 4].iter().all(|&index| of_codes.maps[index] == of_f16.maps[index]));
     }
 
     #[test]
@@ -413,6 +459,10 @@ mod tests {
         assert!(refused(AttentionProblem { scale: 0.0, ..PROBLEM }));
         assert!(refused(AttentionProblem { scale: f32::NAN, ..PROBLEM }));
         assert!(refused(AttentionProblem { dtype: Dtype::F32, ..PROBLEM }));
+        let codes = AttentionProblem { result: Some(0.25), ..PROBLEM };
+        assert!(!refused(codes) && refused(AttentionProblem { dtype: Dtype::Bf16, ..codes }));
+        assert!([0.0, -1.0, f32::NAN].iter().all(|&of| refused(AttentionProblem { result: Some(of), ..codes })));
+        assert!(refused(AttentionProblem { out: Heads { pitches: [40, 384, 115_200], ..PROBLEM.out }, ..codes }));
         assert!(refused(AttentionProblem { ahead: Some(1 << 28), ..PROBLEM }));
         assert!(refused(AttentionProblem { q: Heads { address: 0x108, ..PROBLEM.q }, ..PROBLEM }));
         assert!(refused(AttentionProblem { v: Heads { pitches: [56, 324, 65_600], ..PROBLEM.v }, ..PROBLEM }));

@@ -4,8 +4,7 @@
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes,
-    unsupported,
+    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes, unsupported,
 };
 use super::steps::Operands;
 use crate::error::Error;
@@ -244,7 +243,11 @@ mod tests {
         assert!(refused(RowNormProblem { epsilon: f32::NAN, ..PROBLEM }));
         assert!(refused(RowNormProblem { dtype: Dtype::F32, ..PROBLEM }));
         assert!(refused(RowNormProblem { dtype: Dtype::Bf16, result: Some(0.25), ..PROBLEM }));
-        assert!([0.0, -1.0, f32::NAN, f32::INFINITY].iter().all(|&of| refused(RowNormProblem { result: Some(of), ..PROBLEM })));
+        assert!(
+            [0.0, -1.0, f32::NAN, f32::INFINITY]
+                .iter()
+                .all(|&of| refused(RowNormProblem { result: Some(of), ..PROBLEM }))
+        );
         assert!(refused(RowNormProblem { x: Rows { address: 0x100, pitch: 768 }, ..PROBLEM }));
         assert!(refused(RowNormProblem { y: Rows { address: 0x108, pitch: 776 }, ..PROBLEM }));
     }

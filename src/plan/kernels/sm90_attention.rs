@@ -63,9 +63,13 @@ enum Of<'a> {
     Packed(&'a PackedAttentionOp),
 }
 
-/// The attention of `work`, if the kernel is for its types: all operands f16 or all bf16; for packed rows only f16.
+/// The attention of `work`, if the kernel is for its types: all operands f16 or all bf16; for packed rows and for a result in
+/// codes only f16.
 fn of<'a>(work: &Work<'a>) -> Option<Of<'a>> {
     match work.op {
+        StepOp::Attention(of) if of.result.is_some() => {
+            (of.is_aligned() && work.is_in(Dtype::F16, Dtype::U8)).then_some(Of::Images(of.sizes))
+        }
         StepOp::Attention(of) if work.half().is_some_and(|of| work.is_in(of, of)) => Some(Of::Images(of.sizes)),
         StepOp::PackedAttention(of) => {
             let [qkv @ .., blocks] = &work.inputs[..] else { return None };

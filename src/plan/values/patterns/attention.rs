@@ -1,6 +1,7 @@
 //! Attention in a graph of values: scores of queries and keys, scaled and masked, their softmax, and its product with
 //! the values.
 
+use super::e4m3::rounded;
 use super::expr::{args, float, inlined, linear};
 use super::strided::{Strided, dense};
 use super::{Context, Found, Mask, Read, ends_in_eights, writer};
@@ -8,7 +9,8 @@ use crate::graph::{Binary, Contract, Expr, Graph, Node, NodeId, Op, Reduce, Redu
 use crate::plan::{AttentionOp, AttentionSizes, HeadsAt, StepOp};
 use crate::tensor::Dtype;
 
-/// The attention whose product with the values is node `at`, and its last node; `None` if the nodes are no attention.
+/// The attention whose product with the values is node `at`, and its last node; `None` if the nodes are no attention. If only
+/// codes of the result are needed, the step writes them.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let graph = context.graph;
     let mixed = Product::of(graph, &graph.nodes[at.0])?;
@@ -33,6 +35,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         qkv: [0, 1, 2].map(|part| HeadsAt { first: qkv[part], pitches: axes.pitches(part) }),
         out: HeadsAt { first: 0, pitches: axes.pitches(OUT) },
         mask: mask.as_ref().map(|(_, pitches)| *pitches),
+        result: None,
     };
     let is_scaled = op.scale.is_finite() && op.scale > 0.0 && v.factor == 1.0 && mixed.is_whole(graph, keys.elems());
     let roots = [q, k, v].map(|of| of.root);
@@ -41,6 +44,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         return None;
     }
     let reads = roots.map(Read::Half).into_iter().chain(mask.map(|(read, _)| read)).collect();
+    let codes = rounded(context, writes).map(|(last, codes, result)| (last, codes, AttentionOp { result, ..op }));
+    let (last, writes, op) = codes.filter(|(_, _, op)| op.is_aligned()).unwrap_or((last, writes, op));
     Some((last, Found { op: StepOp::Attention(op), named: at, reads, writes }))
 }
 

@@ -87,6 +87,7 @@ impl Found {
         let scale = match &self.op {
             StepOp::E4m3Product(of) => of.result,
             StepOp::RowNorm(of) => of.result,
+            StepOp::Attention(of) => of.result,
             _ => None,
         };
         scale.is_some()

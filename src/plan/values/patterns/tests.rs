@@ -367,8 +367,24 @@ fn norms_write_codes_where_only_these_are_read() {
         assert_eq!(of(&codes_of(by)), ["layer-norm to e4m3", "e4m3 product"]);
     }
     // Two products are rounded twice, and 0.99 is the reciprocal of no number in f32.
-    for by in [x() * number(2.0) / number(0.02), x() * number(f64::from(0.99_f32)), x() + number(1.0), x() / number(-0.02)] {
+    for by in
+        [x() * number(2.0) / number(0.02), x() * number(f64::from(0.99_f32)), x() + number(1.0), x() / number(-0.02)]
+    {
         assert_eq!(of(&codes_of(by)), ["layer-norm", "e4m3 product"]);
+    }
+}
+
+/// Attention writes codes where only these are read, and heads of codes begin at multiples of 16 bytes.
+#[test]
+fn attention_writes_codes_where_only_these_are_read() {
+    for (dims, label) in [(64, "attention to e4m3"), (24, "attention")] {
+        let of = Sizes { heads: 2, dims, ..SIZES };
+        let (mut block, x) = Block::new(of);
+        let qkv = block.separate(x);
+        let y = block.attention(qkv, None);
+        let y = block.product_of_codes("fc", y, 192);
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        assert!(labels(&plan).iter().any(|found| found == label), "{plan}");
     }
 }
 
