@@ -1,17 +1,17 @@
-//! Times LayerNorm alone, on the rows of known transformers.
+//! Times LayerNorm alone, on the rows of known transformers: with its result in f16, in codes of e4m3, and in both.
 //!
 //! usage: row_norm_times [ROUNDS]
 //!
-//! It prints the median microseconds of one launch, and the rate of the bytes that it reads and writes. Operands are
-//! random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same
-//! rows.
+//! It prints the median microseconds of one launch, and the rate of the bytes that it reads and writes. The three run in turn.
+//! Operands are random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the
+//! same rows.
 
 mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
 use trefoil::plan::RowsAt;
-use trefoil::{Device, Error, RowNormOperands, RowNormRun, Target};
+use trefoil::{Device, Error, RowNormCodes, RowNormOperands, RowNormRun, Target};
 
 /// Rows and columns: ViT-B/16 at batches 1, 8 and 128, BERT-large at 32 times 384 tokens.
 const SIZES: [[usize; 2]; 4] = [[197, 768], [1576, 768], [25_216, 768], [12_288, 1024]];
@@ -22,29 +22,48 @@ fn main() -> Result<(), Error> {
     for sizes in SIZES {
         let [rows, columns] = sizes;
         let micros = time(&device, sizes, rounds)?;
-        println!("{rows:5} x {columns}: {micros:.2} us, {:.2} TB/s", 4e-6 * (rows * columns) as f64 / micros);
+        let variants = WRITTEN.iter().zip(micros).map(|((name, written), micros)| {
+            let bytes = (2 + written) * rows * columns;
+            format!("{name} {micros:.2} us, {:.2} TB/s", 1e-6 * bytes as f64 / micros)
+        });
+        println!("{rows:5} x {columns}: {}", variants.collect::<Vec<_>>().join("; "));
     }
     Ok(())
 }
 
-/// Microseconds of a launch.
-fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<f64, Error> {
+/// What a norm writes, with the bytes of a value.
+const WRITTEN: [(&str, usize); 3] = [("f16", 2), ("e4m3", 1), ("both", 3)];
+
+/// Microseconds of a launch of each variant.
+fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, Error> {
     let [rows, columns] = sizes;
     let x = Random(1).halves(rows * columns, 2.0);
     let (weight, bias, result) = (vec![1.5; columns], vec![0.5; columns], vec![f16::NAN; rows * columns]);
     let at = RowsAt { first: 0, pitch: columns };
-    let operands = RowNormOperands {
-        sizes,
-        centred: true,
-        epsilon: 1e-6,
-        x: (&x, at),
-        weight: &weight,
-        bias: Some(&bias),
-        result: (&result, at),
-        result_scale: None,
+    let unwritten = vec![NAN; rows * columns];
+    let codes = |alone| Some(RowNormCodes { values: (&unwritten, at), scale: 0.02, alone });
+    let of = |codes| {
+        let operands = RowNormOperands {
+            sizes,
+            centred: true,
+            epsilon: 1e-6,
+            x: (&x, at),
+            weight: &weight,
+            bias: Some(&bias),
+            result: (&result, at),
+            codes,
+        };
+        RowNormRun::new(device, &operands, copies(4 * rows * columns))
     };
-    let mut run = RowNormRun::new(device, &operands, copies(4 * rows * columns))?;
-    let micros = medians(1, rounds, |_, times| run.run(times))?;
-    assert_written(&run.result()?, result.len());
-    Ok(micros[0])
+    let mut runs = [of(None)?, of(codes(true))?, of(codes(false))?];
+    let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
+    let [rows, codes, both] = runs;
+    assert_written(&rows.result()?, result.len());
+    assert_written(&both.result()?, result.len());
+    let all = [codes.codes()?, both.codes()?];
+    assert!(all[0] == all[1] && !all[0].contains(&NAN));
+    Ok(micros)
 }
+
+/// A code of NaN.
+const NAN: u8 = 0xff;

@@ -4,7 +4,7 @@
 
 struct RowNormArgs {
   const uint4 *x;       // chunks of 8 elements
-  void *y;              // chunks of 8 elements, or of 8 codes
+  uint4 *y;
   const float *weight;  // [columns]
   const float *bias;    // [columns]; null: zeros
   int64_t x_pitch;      // chunks from one row to the next
@@ -15,8 +15,10 @@ struct RowNormArgs {
   float epsilon;
   float per_column;     // 1 / columns
   float to_codes;       // what values are multiplied by before they are rounded to codes
+  uint2 *codes;         // chunks of 8 codes
+  int64_t codes_pitch;
 };
-static_assert(sizeof(RowNormArgs) == 72 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
+static_assert(sizeof(RowNormArgs) == 88 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
 
 constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
@@ -52,21 +54,23 @@ template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chun
   return rsqrtf(warp_sum(squares) * args.per_column + args.epsilon);
 }
 
-// Writes a chunk of the result: elements, or codes of e4m3.
-template <bool kCodes> TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t index, const Chunk &values) {
-  if constexpr (kCodes) {
+// What a norm writes: elements, codes of e4m3, or both.
+enum class Writes { kElements, kCodes, kBoth };
+
+template <Writes kWrites>
+TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t row, int32_t chunk, const Chunk &values) {
+  if constexpr (kWrites != Writes::kCodes) args.y[row * args.y_pitch + chunk] = pack_chunk<Element>(values);
+  if constexpr (kWrites != Writes::kElements) {
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       pairs[i] = pack_e4m3(values.v[2 * i] * args.to_codes, values.v[2 * i + 1] * args.to_codes);
-    static_cast<uint2 *>(args.y)[index] = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
-  } else {
-    static_cast<uint4 *>(args.y)[index] = pack_chunk<Element>(values);
+    args.codes[row * args.codes_pitch + chunk] = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
   }
 }
 
 // The kernel body.
-template <int kChunks, bool kCodes = false> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
+template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
   const int32_t row = blockIdx.x * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
   allow_next_launch();
   wait_for_earlier_launches();
@@ -98,7 +102,7 @@ template <int kChunks, bool kCodes = false> TREFOIL_DEVICE void row_norm(const R
 #pragma unroll
       for (int j = 0; j < kChunkElems; ++j)
         values[r][i].v[j] = fmaf(values[r][i].v[j] * scale[r], weight.v[j], bias.v[j]);
-      store_chunk<kCodes>(args, (row + r) * args.y_pitch + chunk, values[r][i]);
+      store_chunk<kWrites>(args, row + r, chunk, values[r][i]);
     }
   }
 }
@@ -115,7 +119,7 @@ TREFOIL_DEVICE float block_sum(float x, float (&sums)[kFewThreads / 32]) {
 
 // The kernel body for few rows: a block has one, a thread a chunk of it. Weights and biases come while earlier launches
 // end, for nothing has read them before in a run.
-template <bool kCodes = false> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
+template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   __shared__ float sums[2][kFewThreads / 32];
   const int64_t row = blockIdx.x;
   const int32_t chunk = threadIdx.x;
@@ -138,20 +142,21 @@ template <bool kCodes = false> TREFOIL_DEVICE void row_norm_few(const RowNormArg
   if (!inside) return;
 #pragma unroll
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
-  store_chunk<kCodes>(args, row * args.y_pitch + chunk, values);
+  store_chunk<kWrites>(args, row, chunk, values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
-//            the row (LayerNorm); centred 0: mean 0 (RMSNorm). By entries *_e4m3 codes of e4m3 of these values times
-//            to_codes.
+//            the row (LayerNorm); centred 0: mean 0 (RMSNorm). By entries *_both also codes, by *_e4m3 only codes:
+//            codes[row][c] = e4m3(y[row][c] * to_codes)
 // Operands   x         read   elements [rows][columns], rows x_pitch chunks of 8 apart
 //            weight    read   floats [columns]
 //            bias      read   floats [columns], null: zeros
-//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x. By *_e4m3 codes, in chunks of 8
-//                             bytes, at multiples of 8 bytes; then y is not x
+//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x. Not by *_e4m3
+//            codes     write  by *_both and *_e4m3 [rows][columns], rows codes_pitch chunks of 8 apart, at multiples of 8
+//                             bytes; overlaps nothing
 //            All others at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
 // Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to an element at the
-//            end, to nearest even (overflow becomes infinity). By *_e4m3 the float that would be rounded to an element is
+//            end, to nearest even (overflow becomes infinity). For a code the float that is rounded to an element is
 //            multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes 448 with
 //            its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of a row
 //            of bf16 whose squares add up to more than a float holds the bias is left.
@@ -162,21 +167,25 @@ template <bool kCodes = false> TREFOIL_DEVICE void row_norm_few(const RowNormArg
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.
 // Source     Ba et al., Layer Normalization (2016); Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
-#define TREFOIL_SM90_ROW_NORM(chunks)                                                                             \
-  extern "C" __global__ void __launch_bounds__(kNormThreads) TREFOIL_ENTRY(sm90_row_norm_##chunks)(               \
-      const RowNormArgs args) {                                                                                   \
-    row_norm<chunks>(args);                                                                                       \
-  }                                                                                                               \
-  TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)
+#define TREFOIL_SM90_ROW_NORM_OF(name, chunks, writes)                                                            \
+  extern "C" __global__ void __launch_bounds__(kNormThreads) TREFOIL_ENTRY(name)(const RowNormArgs args) {        \
+    row_norm<chunks, writes>(args);                                                                               \
+  }
+#define TREFOIL_SM90_ROW_NORM_FEW(name, writes)                                                                   \
+  extern "C" __global__ void __launch_bounds__(kFewThreads) TREFOIL_ENTRY(name)(const RowNormArgs args) {         \
+    row_norm_few<writes>(args);                                                                                   \
+  }
 
 #ifdef TREFOIL_BF16
-#define TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)
+#define TREFOIL_SM90_ROW_NORM(chunks) TREFOIL_SM90_ROW_NORM_OF(sm90_row_norm_##chunks, chunks, Writes::kElements)
 #else
-#define TREFOIL_SM90_ROW_NORM_TO_CODES(chunks)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kNormThreads) sm90_row_norm_##chunks##_e4m3(                       \
-      const RowNormArgs args) {                                                                                   \
-    row_norm<chunks, true>(args);                                                                                 \
-  }
+#define TREFOIL_SM90_ROW_NORM(chunks)                                                                             \
+  TREFOIL_SM90_ROW_NORM_OF(sm90_row_norm_##chunks, chunks, Writes::kElements)                                     \
+  TREFOIL_SM90_ROW_NORM_OF(sm90_row_norm_##chunks##_e4m3, chunks, Writes::kCodes)                                 \
+  TREFOIL_SM90_ROW_NORM_OF(sm90_row_norm_##chunks##_both, chunks, Writes::kBoth)
+
+TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_e4m3, Writes::kCodes)
+TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_both, Writes::kBoth)
 #endif
 
 TREFOIL_SM90_ROW_NORM(1)
@@ -187,14 +196,4 @@ TREFOIL_SM90_ROW_NORM(5)
 TREFOIL_SM90_ROW_NORM(6)
 TREFOIL_SM90_ROW_NORM(7)
 TREFOIL_SM90_ROW_NORM(8)
-
-extern "C" __global__ void __launch_bounds__(kFewThreads) TREFOIL_ENTRY(sm90_row_norm_few)(
-    const RowNormArgs args) {
-  row_norm_few(args);
-}
-
-#ifndef TREFOIL_BF16
-extern "C" __global__ void __launch_bounds__(kFewThreads) sm90_row_norm_few_e4m3(const RowNormArgs args) {
-  row_norm_few<true>(args);
-}
-#endif
+TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few, Writes::kElements)

@@ -74,11 +74,13 @@ pub struct AttentionOp {
 /// A LayerNorm or RMSNorm of rows, whose step reads the rows, a factor for each column, and biases if there are any.
 ///
 /// ```
-/// use trefoil::plan::{RowNormOp, StepOp};
-/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6, result: None };
+/// use trefoil::plan::{RowNormOp, RowNormResult, StepOp};
+/// let result = RowNormResult::Rows;
+/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6, result };
 /// assert_eq!(StepOp::RowNorm(norm).label(3), "layer-norm");
-/// let to_codes = RowNormOp { result: Some(0.02), ..norm };
-/// assert_eq!(StepOp::RowNorm(to_codes).label(3), "layer-norm to e4m3");
+/// let with = |result| StepOp::RowNorm(RowNormOp { result, ..norm }).label(3);
+/// assert_eq!(with(RowNormResult::Codes(0.02)), "layer-norm to e4m3");
+/// assert_eq!(with(RowNormResult::Both(0.02)), "layer-norm and e4m3");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNormOp {
@@ -90,8 +92,19 @@ pub struct RowNormOp {
     pub centred: bool,
     /// The number that is added to the variance; positive.
     pub epsilon: f32,
-    /// The scale of the result if it is codes of e4m3; `None` if it is in the type of the rows.
-    pub result: Option<f32>,
+    /// What the step writes.
+    pub result: RowNormResult,
+}
+
+/// What a norm of rows writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowNormResult {
+    /// Its result, in the type of the rows.
+    Rows,
+    /// Codes of e4m3 with this scale, of rows in f16.
+    Codes(f32),
+    /// Both: the codes are the second output.
+    Both(f32),
 }
 
 impl ProductOp {
@@ -134,7 +147,12 @@ impl RowNormOp {
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
         let norm = if self.centred { "layer-norm" } else { "rms-norm" };
-        format!("{norm}{}", to_e4m3(self.result))
+        let result = match self.result {
+            RowNormResult::Rows => "",
+            RowNormResult::Codes(_) => " to e4m3",
+            RowNormResult::Both(_) => " and e4m3",
+        };
+        format!("{norm}{result}")
     }
 
     /// Whether the kernel can compute the norm.

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use trefoil::plan::RowsAt;
-use trefoil::{Device, Dtype, RowNormOperands, RowNormRun, Shape};
+use trefoil::{Device, Dtype, RowNormCodes, RowNormOperands, RowNormRun, Shape};
 
 use super::codes;
 use super::halves::Half;
@@ -84,7 +84,7 @@ impl Problem {
             weight: &weight,
             bias: self.has_bias.then_some(&bias[..]),
             result: (&poisoned, at),
-            result_scale: None,
+            codes: None,
         };
         let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
@@ -104,8 +104,8 @@ impl Problem {
         Ok(())
     }
 
-    /// Runs the problem in f16 and with a result in codes of e4m3, and compares: codes are those of the floats that the results in
-    /// f16 are rounded from. In every fourth column the weight is zero, so that this float is the bias, which has any size and
+    /// Runs the problem with codes of e4m3 beside the result in f16, and compares: codes are those of the floats that the result is
+    /// rounded from. Codes alone are the same. In every fourth column the weight is zero, so that this float is the bias, which has any size and
     /// may be NaN.
     pub fn run_to_codes(&self, device: &Device, scale: f32) -> Result<(), String> {
         let [rows, columns] = self.sizes;
@@ -117,34 +117,30 @@ impl Problem {
             weight[column] = 0.0;
             bias[column] = codes::sample(&mut random, scale);
         }
-        let poisoned = vec![codes::POISON; rows * at.pitch + 2 * GUARD];
-        let of_f16 = vec![f16::NAN; poisoned.len()];
-        let operands = RowNormOperands {
-            sizes: self.sizes,
-            centred: self.centred,
-            epsilon: EPSILON,
-            x: (&x, x_at),
-            weight: &weight,
-            bias: self.has_bias.then_some(&bias[..]),
-            result: (&of_f16, at),
-            result_scale: None,
+        let (poisoned, halves) =
+            (vec![codes::POISON; rows * at.pitch + 2 * GUARD], vec![f16::NAN; rows * at.pitch + 2 * GUARD]);
+        let [alone, both] = [true, false].map(|alone| {
+            let operands = RowNormOperands {
+                sizes: self.sizes,
+                centred: self.centred,
+                epsilon: EPSILON,
+                x: (&x, x_at),
+                weight: &weight,
+                bias: self.has_bias.then_some(&bias[..]),
+                result: (&halves, at),
+                codes: Some(RowNormCodes { values: (&poisoned, at), scale, alone }),
+            };
+            let mut run = RowNormRun::new(device, &operands, 1)?;
+            run.run(2)?;
+            Ok::<_, trefoil::Error>((run.result()?, run.codes()?))
+        });
+        let ([untouched, halves], [of_alone, result]) = match (alone, both) {
+            (Ok(alone), Ok(both)) => ([alone.0, both.0], [alone.1, both.1]),
+            (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
         };
-        let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
-        run.run(1).map_err(|error| error.to_string())?;
-        let halves = run.result().map_err(|error| error.to_string())?;
-        let operands = RowNormOperands {
-            result: (&poisoned[..], at),
-            result_scale: Some(scale),
-            sizes: operands.sizes,
-            centred: operands.centred,
-            epsilon: operands.epsilon,
-            x: operands.x,
-            weight: operands.weight,
-            bias: operands.bias,
-        };
-        let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
-        run.run(2).map_err(|error| error.to_string())?;
-        let result = run.result().map_err(|error| error.to_string())?;
+        if of_alone != result || untouched.iter().any(|value| value.to_bits() != f16::NAN.to_bits()) {
+            return Err("codes alone are not those beside rows, or rows were written too".into());
+        }
         for (i, &code) in result.iter().enumerate() {
             let (row, column) = (i.wrapping_sub(GUARD) / at.pitch, i.wrapping_sub(GUARD) % at.pitch);
             let of = || format!("row {row}, column {column}: ");

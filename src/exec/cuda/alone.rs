@@ -94,6 +94,14 @@ impl Alone {
     pub(super) fn result<T: Pod>(&self) -> Result<Vec<T>, Error> {
         self.copies.result()
     }
+
+    /// The first copy's operand of this number, as it is now.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) fn operand<T: Pod>(&self, number: usize) -> Result<Vec<T>, Error> {
+        self.copies.operand(number)
+    }
 }
 
 impl Copies {
@@ -134,7 +142,11 @@ impl Copies {
     /// # Errors
     /// Any of the device.
     pub(super) fn result<T: Pod>(&self) -> Result<Vec<T>, Error> {
-        let result = &self.operands.last().expect("an operation has a result")[0];
+        self.operand(self.operands.len() - 1)
+    }
+
+    fn operand<T: Pod>(&self, number: usize) -> Result<Vec<T>, Error> {
+        let result = &self.operands[number][0];
         let host = HostBuffer::new(&self.device, result.len())?;
         let copied = Event::new(&self.device)?;
         // SAFETY: both buffers outlive the copy, whose event is waited for; the stream orders it behind the runs.

@@ -165,7 +165,7 @@ pub(super) mod tests {
                 let name = format!("{}{suffix}", entry.name);
                 let twin = entries.iter().find(|other| other.name == name);
                 let same = |of: &EntryPoint| (of.threads, of.shared_bytes, of.cluster);
-                let is_of_f16 = ["_packed", "_e4m3"].iter().any(|end| entry.name.ends_with(end));
+                let is_of_f16 = ["_packed", "_e4m3", "_both"].iter().any(|end| entry.name.ends_with(end));
                 let needs_twin = has_both && !entry.name.ends_with(suffix) && !is_of_f16;
                 assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
             }

@@ -10,12 +10,11 @@ use super::sm90_row_norm::{RowNormProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
 use crate::plan::RowsAt;
-use crate::tensor::{Dtype, Element};
+use crate::tensor::Element;
 
-/// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory. Its result is of the same type, or bytes: codes
-/// of e4m3.
+/// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory.
 #[derive(Clone, Debug)]
-pub struct RowNormOperands<'a, T = f16, Y = T> {
+pub struct RowNormOperands<'a, T = f16> {
     /// Rows, and values of each: a multiple of 8 up to 2048.
     pub sizes: [usize; 2],
     /// Whether the mean is subtracted: LayerNorm.
@@ -29,31 +28,39 @@ pub struct RowNormOperands<'a, T = f16, Y = T> {
     /// A number for each column, if there is a bias.
     pub bias: Option<&'a [f32]>,
     /// The buffer for the result, and the place of its rows.
-    pub result: (&'a [Y], RowsAt),
-    /// The scale of the result if it is codes.
-    pub result_scale: Option<f32>,
+    pub result: (&'a [T], RowsAt),
+    /// The codes that the norm writes too, or instead of the result, if any; operands are of f16 then.
+    pub codes: Option<RowNormCodes<'a>>,
+}
+
+/// The codes of e4m3 that a norm writes of its result.
+#[derive(Clone, Copy, Debug)]
+pub struct RowNormCodes<'a> {
+    /// The buffer for the codes, and the place of their rows.
+    pub values: (&'a [u8], RowsAt),
+    /// Their scale.
+    pub scale: f32,
+    /// Whether nothing else is written.
+    pub alone: bool,
 }
 
 /// LayerNorm or RMSNorm on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
-pub struct RowNormRun<Y = f16>(Alone, PhantomData<Y>);
+pub struct RowNormRun<T = f16>(Alone, PhantomData<T>);
 
-impl<Y: Element> RowNormRun<Y> {
+impl<T: Element> RowNormRun<T> {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
     /// long as its sizes; any of the device.
-    pub fn new<T: Element>(
-        device: &Device,
-        operands: &RowNormOperands<'_, T, Y>,
-        copies: usize,
-    ) -> Result<Self, Error> {
+    pub fn new(device: &Device, operands: &RowNormOperands<'_, T>, copies: usize) -> Result<Self, Error> {
         operands.check()?;
         let bytes = [
             bytemuck::cast_slice(operands.x.0),
             bytemuck::cast_slice(operands.weight),
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.result.0),
+            operands.codes.map_or(&[][..], |codes| codes.values.0),
         ];
         let launched = |addresses| Ok(vec![launch(&operands.problem(addresses))?]);
         Alone::new(device, "a norm of rows", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
@@ -72,29 +79,45 @@ impl<Y: Element> RowNormRun<Y> {
     ///
     /// # Errors
     /// Any of the device.
-    pub fn result(&self) -> Result<Vec<Y>, Error> {
+    pub fn result(&self) -> Result<Vec<T>, Error> {
+        self.0.operand(RESULT)
+    }
+
+    /// The buffer that the first copy's codes are written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn codes(&self) -> Result<Vec<u8>, Error> {
         self.0.result()
     }
 }
 
-impl<T: Element, Y: Element> RowNormOperands<'_, T, Y> {
-    /// Checks that every operand is as long as the part of it that is read or written, and the type of the result.
+/// The number of the result among the operands.
+const RESULT: usize = 3;
+
+impl<T: Element> RowNormOperands<'_, T> {
+    /// Checks that every operand is as long as the part of it that is read or written.
     fn check(&self) -> Result<(), Error> {
-        let written = if self.result_scale.is_some() { Dtype::U8 } else { T::DTYPES[0] };
-        if Y::DTYPES[0] != written {
-            return Err(Error::option("result", Y::DTYPES[0], written.to_string()));
-        }
         let [rows, columns] = self.sizes;
         check_lengths([
             ("x", self.x.0.len(), self.x.1.end(rows, columns)),
             ("weight", self.weight.len(), Some(columns)),
             ("bias", self.bias.map_or(columns, <[f32]>::len), Some(columns)),
             ("result", self.result.0.len(), self.result.1.end(rows, columns)),
+            (
+                "codes",
+                self.codes.map_or(0, |codes| codes.values.0.len()),
+                self.codes.map_or(Some(0), |codes| codes.values.1.end(rows, columns)),
+            ),
         ])
     }
 
     /// The operation on the copy at these addresses.
-    fn problem(&self, [x, weight, bias, result]: [u64; 4]) -> RowNormProblem {
+    fn problem(&self, [x, weight, bias, result, codes]: [u64; 5]) -> RowNormProblem {
+        let is_alone = self.codes.is_some_and(|codes| codes.alone);
+        let codes = self.codes.map(|RowNormCodes { values: (_, at), scale, .. }| {
+            (Rows { address: codes + at.first as u64, pitch: at.pitch }, scale)
+        });
         RowNormProblem {
             dtype: T::DTYPES[0],
             sizes: self.sizes,
@@ -103,8 +126,8 @@ impl<T: Element, Y: Element> RowNormOperands<'_, T, Y> {
             x: self.x.1.on(x),
             weight,
             bias: self.bias.map(|_| bias),
-            y: Rows { address: result + (size_of::<Y>() * self.result.1.first) as u64, pitch: self.result.1.pitch },
-            result: self.result_scale,
+            y: (!is_alone).then(|| self.result.1.on(result)),
+            codes,
         }
     }
 }

@@ -8,12 +8,12 @@ use super::launch::{
 };
 use super::steps::Operands;
 use crate::error::Error;
-use crate::plan::{Kernel, RowNormOp, RowsAt, StepOp};
+use crate::plan::{Kernel, RowNormOp, RowNormResult, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
 kernel_args! {
     /// `RowNormArgs`.
-    RowNormArgs, 72 bytes {
+    RowNormArgs, 88 bytes {
         x: u64,
         y: u64,
         weight: u64,
@@ -26,11 +26,13 @@ kernel_args! {
         epsilon: f32,
         per_column: f32,
         to_codes: f32,
+        codes: u64,
+        codes_pitch: i64,
     }
 }
 
-/// The modules of f16 and bf16, and that of codes of f16.
-const MODULES: [&str; 3] = ["sm90_row_norm", "sm90_row_norm_bf16", "sm90_row_norm"];
+/// The modules of f16 and bf16, and that of codes of f16, alone and beside the result in f16.
+const MODULES: [&str; 4] = ["sm90_row_norm", "sm90_row_norm_bf16", "sm90_row_norm", "sm90_row_norm"];
 
 /// The names of the kernels with this suffix: one for each number of chunks of a lane, and one for few rows.
 macro_rules! names {
@@ -51,8 +53,8 @@ macro_rules! names {
     };
 }
 
-/// The kernels of f16 and bf16, and those of f16 that write codes.
-const ENTRIES: [([&str; 8], &str); 3] = [names!(""), names!("_bf16"), names!("_e4m3")];
+/// The kernels of each module.
+const ENTRIES: [([&str; 8], &str); 4] = [names!(""), names!("_bf16"), names!("_e4m3"), names!("_both")];
 /// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
@@ -109,10 +111,10 @@ pub(crate) struct RowNormProblem {
     pub(crate) weight: u64,
     /// Address of a float for each column, if there is a bias.
     pub(crate) bias: Option<u64>,
-    /// The result; may be x if it is of the same type.
-    pub(crate) y: Rows,
-    /// The scale of the result if it is codes, of x in f16; else it is of the type of x.
-    pub(crate) result: Option<f32>,
+    /// The result in the type of x, if it is wanted; may be x.
+    pub(crate) y: Option<Rows>,
+    /// The result in codes of e4m3, if they are wanted, and their scale. Then x is of f16.
+    pub(crate) codes: Option<(Rows, f32)>,
 }
 
 impl RowNormProblem {
@@ -120,23 +122,30 @@ impl RowNormProblem {
     fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
         let &RowNormOp { rows, columns, centred, epsilon, result } = of;
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
-        let (x, _, y) = step.pointers();
+        let (x, _, first) = step.pointers();
+        let (y, codes) = match result {
+            RowNormResult::Rows => (Some(dense(first)), None),
+            RowNormResult::Codes(scale) => (None, Some((dense(first), scale))),
+            RowNormResult::Both(scale) => (Some(dense(first)), Some((dense(step.output_address(1)), scale))),
+        };
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
         let (dtype, sizes) = (step.x().dtype, [rows, columns]);
         let weight = step.input_address(1);
-        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y: dense(y), result }
+        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, codes }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
-    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, result } = *problem;
+    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, codes } = *problem;
     let chunks = chunks_of("columns", columns)?;
-    let [f16, bf16, to_e4m3] = ENTRIES;
-    let (names, few) = match result {
-        None => of_half(dtype, [f16, bf16])?,
-        Some(_) if dtype == Dtype::F16 => to_e4m3,
-        Some(_) => return Err(unsupported("codes of rows", dtype, "they are of f16")),
+    let [f16, bf16, to_e4m3, both] = ENTRIES;
+    let (names, few) = match (y, codes) {
+        (Some(_), None) => of_half(dtype, [f16, bf16])?,
+        (None, None) => return Err(unsupported("results of a norm", "none", "it writes rows, codes, or both")),
+        (_, Some(_)) if dtype != Dtype::F16 => return Err(unsupported("codes of rows", dtype, "they are of f16")),
+        (None, Some(_)) => to_e4m3,
+        (Some(_), Some(_)) => both,
     };
     let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
@@ -151,17 +160,19 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let chunk_pitch = |at: Rows| pitch(at.pitch, columns).map(|pitch| i64::from(pitch) / CHUNK as i64);
     let args = RowNormArgs {
         x: aligned("x", x.address, 16)?,
-        y: aligned("y", y.address, if result.is_some() { 8 } else { 16 })?,
+        y: y.map_or(Ok(0), |y| aligned("y", y.address, 16))?,
         weight: aligned("weight", weight, 16)?,
         bias: bias.map_or(Ok(0), |address| aligned("bias", address, 16))?,
         x_pitch: chunk_pitch(x)?,
-        y_pitch: chunk_pitch(y)?,
+        y_pitch: y.map_or(Ok(0), chunk_pitch)?,
         rows: in_range("rows", rows, 1, INDEX_LIMIT - BLOCK_ROWS)?,
         chunks: chunks as i32,
         centred: i32::from(centred),
         epsilon,
         per_column: (columns as f32).recip(),
-        to_codes: to_codes(result)?,
+        to_codes: to_codes(codes.map(|(_, scale)| scale))?,
+        codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
+        codes_pitch: codes.map_or(Ok(0), |(codes, _)| chunk_pitch(codes))?,
     };
     Ok(Launch {
         entry: entry.into(),
@@ -188,20 +199,22 @@ mod tests {
         x: Rows { address: 0x100, pitch: 784 },
         weight: 0x200,
         bias: Some(0x300),
-        y: Rows { address: 0x400, pitch: 792 },
-        result: None,
+        y: Some(Rows { address: 0x400, pitch: 792 }),
+        codes: None,
     };
+    const CODES: (Rows, f32) = (Rows { address: 0x508, pitch: 800 }, 0.25);
 
     #[test]
     fn kernels_agree_with_the_source() {
         let source = read("sm90_row_norm.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ROW_NORM(")?.strip_suffix(')'));
         let chunks: Vec<&str> = found.collect();
-        for (suffix, (names, few)) in ["", "_bf16", "_e4m3"].into_iter().zip(ENTRIES) {
+        for (suffix, (names, few)) in ["", "_bf16", "_e4m3", "_both"].into_iter().zip(ENTRIES) {
             assert!(chunks.iter().map(|chunks| format!("sm90_row_norm_{chunks}{suffix}")).eq(names));
             assert_eq!(few, format!("sm90_row_norm_few{suffix}"));
         }
-        assert!(["TREFOIL_ENTRY(sm90_row_norm_few)(", "sm90_row_norm_few_e4m3("].iter().all(|of| source.contains(of)));
+        let is_there = |name: &&str| source.contains(&format!("TREFOIL_SM90_ROW_NORM_FEW({name}, "));
+        assert!(["sm90_row_norm_few", "sm90_row_norm_few_e4m3", "sm90_row_norm_few_both"].iter().all(is_there));
     }
 
     #[test]
@@ -221,10 +234,13 @@ mod tests {
             assert_eq!(of_bf16.args.as_bytes(), launch(&problem).unwrap().args.as_bytes());
         }
         for (rows, name) in [(1024, "sm90_row_norm_few_e4m3"), (1025, "sm90_row_norm_4_e4m3")] {
-            let y = Rows { address: 0x408, ..PROBLEM.y };
-            let of = launch(&RowNormProblem { sizes: [rows, 776], result: Some(0.25), y, ..PROBLEM }).unwrap();
-            let args: RowNormArgs = of.args.read();
-            assert_eq!((&*of.entry, args.y, args.y_pitch, args.to_codes), (name, 0x408, 99, 4.0));
+            let problem = RowNormProblem { sizes: [rows, 776], codes: Some(CODES), ..PROBLEM };
+            let [alone, both] =
+                [RowNormProblem { y: None, ..problem }, problem].map(|problem| launch(&problem).unwrap());
+            assert_eq!([alone.entry.to_string(), both.entry.replace("_both", "_e4m3")], [name; 2]);
+            let [alone, both]: [RowNormArgs; 2] = [alone.args.read(), both.args.read()];
+            assert_eq!(([alone.y, both.y], [alone.y_pitch, both.y_pitch]), ([0, 0x400], [0, 99]));
+            assert!([alone, both].iter().all(|of| (of.codes, of.codes_pitch, of.to_codes) == (0x508, 100, 4.0)));
         }
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
@@ -235,20 +251,22 @@ mod tests {
     fn what_no_kernel_does_is_refused() {
         let refused = |problem: RowNormProblem| launch(&problem).is_err();
         let wide = Rows { address: 0x100, pitch: 4096 };
-        let sized = |rows, columns| refused(RowNormProblem { sizes: [rows, columns], x: wide, y: wide, ..PROBLEM });
+        let sized =
+            |rows, columns| refused(RowNormProblem { sizes: [rows, columns], x: wide, y: Some(wide), ..PROBLEM });
         assert!(!sized(1, 2048) && !sized(1, 8) && sized(1, 2056) && sized(1, 12) && sized(1, 0) && sized(0, 8));
         assert!(
             refused(RowNormProblem { epsilon: 0.0, ..PROBLEM }) && refused(RowNormProblem { weight: 8, ..PROBLEM })
         );
         assert!(refused(RowNormProblem { epsilon: f32::NAN, ..PROBLEM }));
         assert!(refused(RowNormProblem { dtype: Dtype::F32, ..PROBLEM }));
-        assert!(refused(RowNormProblem { dtype: Dtype::Bf16, result: Some(0.25), ..PROBLEM }));
-        assert!(
-            [0.0, -1.0, f32::NAN, f32::INFINITY]
-                .iter()
-                .all(|&of| refused(RowNormProblem { result: Some(of), ..PROBLEM }))
-        );
+        let codes = Some(CODES);
+        assert!(refused(RowNormProblem { dtype: Dtype::Bf16, codes, ..PROBLEM }));
+        assert!(refused(RowNormProblem { y: None, ..PROBLEM }) && !refused(RowNormProblem { codes, ..PROBLEM }));
+        let scaled = |scale| refused(RowNormProblem { codes: Some((CODES.0, scale)), ..PROBLEM });
+        assert!([0.0, -1.0, f32::NAN, f32::INFINITY].into_iter().all(scaled));
+        let misplaced = |at| refused(RowNormProblem { codes: Some((at, 0.25)), ..PROBLEM });
+        assert!(misplaced(Rows { address: 0x504, ..CODES.0 }) && misplaced(Rows { pitch: 768, ..CODES.0 }));
         assert!(refused(RowNormProblem { x: Rows { address: 0x100, pitch: 768 }, ..PROBLEM }));
-        assert!(refused(RowNormProblem { y: Rows { address: 0x108, pitch: 776 }, ..PROBLEM }));
+        assert!(refused(RowNormProblem { y: Some(Rows { address: 0x108, pitch: 776 }), ..PROBLEM }));
     }
 }

@@ -4,7 +4,7 @@ use super::{Kernel, KernelDef, Variant};
 #[cfg(feature = "cuda")]
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
-use crate::plan::{Limits, StepOp};
+use crate::plan::{Limits, RowNormResult, StepOp};
 use crate::tensor::Dtype;
 
 /// The kernel in `kernels/sm90_row_norm.cu`.
@@ -17,10 +17,16 @@ impl KernelDef for Sm90RowNorm {
 
     fn takes(&self, work: &Work<'_>) -> bool {
         match work.op {
-            StepOp::RowNorm(of) if of.result.is_some() => {
-                of.has_kernel() && work.inputs[0].dtype == Dtype::F16 && work.writes(Dtype::U8)
+            StepOp::RowNorm(of) => {
+                let written: Vec<Dtype> = work.outputs.iter().map(|output| output.dtype).collect();
+                let x = work.inputs[0].dtype;
+                let fits = match of.result {
+                    RowNormResult::Rows => matches!(x, Dtype::F16 | Dtype::Bf16) && written == [x],
+                    RowNormResult::Codes(_) => x == Dtype::F16 && written == [Dtype::U8],
+                    RowNormResult::Both(_) => x == Dtype::F16 && written == [x, Dtype::U8],
+                };
+                fits && of.has_kernel()
             }
-            StepOp::RowNorm(of) => of.has_kernel() && work.half().is_some(),
             _ => false,
         }
     }

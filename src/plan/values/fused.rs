@@ -20,10 +20,10 @@ impl Split<'_> {
         let written = self.add(written);
         self.to.channels.insert(written, channels);
         self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
-        // A node with several results is a step of its own, which writes the others as they are.
-        let others = &named.outputs[1..];
+        // A node with several results is a step of its own, which writes the others as they are, and so are codes.
+        let others: Vec<ValueId> = named.outputs[1..].iter().copied().chain(found.codes).collect();
         others.iter().for_each(|id| self.sources[id.0] = self.sources[found.writes.0].clone());
-        let outputs = [&[written], others].concat();
+        let outputs = [&[written], &others[..]].concat();
         self.push(Node { inputs, outputs, ..named.clone() });
         self.halves.insert(found.writes, written);
         self.push_f32(&named.name, written, found.writes);

@@ -44,9 +44,10 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         return None;
     }
     let reads = roots.map(Read::Half).into_iter().chain(mask.map(|(read, _)| read)).collect();
-    let codes = rounded(context, writes).map(|(last, codes, result)| (last, codes, AttentionOp { result, ..op }));
+    let codes = rounded(context, writes);
+    let codes = codes.map(|(last, codes, scale)| (last, codes, AttentionOp { result: Some(scale), ..op }));
     let (last, writes, op) = codes.filter(|(_, _, op)| op.is_aligned()).unwrap_or((last, writes, op));
-    Some((last, Found { op: StepOp::Attention(op), named: at, reads, writes }))
+    Some((last, Found { op: StepOp::Attention(op), named: at, reads, writes, codes: None }))
 }
 
 /// A product of two values, each of whose labels has a size and strides.

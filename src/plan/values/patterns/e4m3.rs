@@ -35,7 +35,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
     let (last, value, Epilogue { bias, activation, scale, residual }) = behind(context, at, n, None, |_| true);
     let codes = if residual.is_none() { rounded(context, value) } else { None };
-    let (last, writes, result) = codes.unwrap_or((last, value, None));
+    let (last, writes, result) = codes.map_or((last, value, None), |(last, codes, scale)| (last, codes, Some(scale)));
     let units = units.flatten();
     let vectors = [units, bias, scale].into_iter().flatten().map(Read::Own);
     let reads = [Read::Own(x.codes)].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
@@ -52,12 +52,12 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let factor = (x.factor * w.factor) as f32;
     let op = StepOp::E4m3Product(E4m3ProductOp { product, factor, has_units: units.is_some(), result });
     let is_possible = factor.is_finite() && !ProductTile::of_e4m3(sizes, context.limits).is_empty();
-    is_possible.then_some((last, Found { op, named: at, reads, writes }))
+    is_possible.then_some((last, Found { op, named: at, reads, writes, codes: None }))
 }
 
 /// The codes that a value is rounded to if nothing else reads it, in a network of f16: the last node, the codes, and their
 /// scale, whose reciprocal in f32 the kernels multiply by.
-pub(super) fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, ValueId, Option<f32>)> {
+pub(super) fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, ValueId, f32)> {
     if context.dtype != Dtype::F16 {
         return None;
     }
@@ -72,10 +72,25 @@ pub(super) fn rounded(context: &Context<'_>, value: ValueId) -> Option<(NodeId, 
         };
         value = node.outputs[0];
         if let Expr::Unary(Unary::ToE4m3, of) = &expr {
-            return Some((id, value, Some(scale(of)?)));
+            return Some((id, value, scale(of)?));
         }
     }
     None
+}
+
+/// The codes that one of several readers rounds a value to, in a network of f16, and their scale.
+pub(super) fn rounded_beside(context: &Context<'_>, value: ValueId) -> Option<(ValueId, f32)> {
+    if context.dtype != Dtype::F16 {
+        return None;
+    }
+    let codes = context.readers[value.0].iter().find_map(|reader| {
+        let node = &context.graph.nodes[reader.0];
+        match of_one(context, node, value)? {
+            Expr::Unary(Unary::ToE4m3, of) => Some((node.outputs[0], scale(&of)?)),
+            _ => None,
+        }
+    });
+    codes.filter(|(codes, _)| !context.shown.contains(codes))
 }
 
 /// The expression of a map that reads only one value, which becomes its first operand.

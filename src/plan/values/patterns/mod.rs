@@ -23,7 +23,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::blocks::Blocks;
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId};
 use crate::plan::context::PlanTarget;
-use crate::plan::{Choices, Limits, StepOp};
+use crate::plan::{Choices, Limits, RowNormResult, StepOp};
 use crate::tensor::{Dtype, Shape};
 
 pub(super) use expr::{float, inlined};
@@ -39,6 +39,8 @@ pub(super) struct Found {
     pub reads: Vec<Read>,
     /// The value that the step writes, in the type of kernels.
     pub writes: ValueId,
+    /// The codes of e4m3 of this value that the step writes too, as they are in the graph.
+    pub codes: Option<ValueId>,
 }
 
 /// A value as a step reads it: in the type of kernels, which is f16 or bf16, or in its own type.
@@ -82,15 +84,14 @@ impl Found {
         matches!(self.op, StepOp::Conv(_))
     }
 
-    /// Whether the step writes codes of e4m3, as they are in the graph.
+    /// Whether the value that the step writes is codes of e4m3, as they are in the graph.
     pub fn writes_codes(&self) -> bool {
-        let scale = match &self.op {
-            StepOp::E4m3Product(of) => of.result,
-            StepOp::RowNorm(of) => of.result,
-            StepOp::Attention(of) => of.result,
-            _ => None,
-        };
-        scale.is_some()
+        match &self.op {
+            StepOp::E4m3Product(of) => of.result.is_some(),
+            StepOp::RowNorm(of) => matches!(of.result, RowNormResult::Codes(_)),
+            StepOp::Attention(of) => of.result.is_some(),
+            _ => false,
+        }
     }
 }
 
@@ -198,7 +199,8 @@ fn is_in_halves(graph: &Graph, found: &Found, in_f32: &BTreeSet<String>) -> bool
 /// The nodes that a step computes: all nodes that its result depends on, up to the values that it reads.
 pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
     let reads: HashSet<ValueId> = found.reads.iter().flat_map(Read::values).copied().collect();
-    let (mut values, mut nodes) = (vec![found.writes], HashSet::new());
+    let mut values: Vec<ValueId> = [Some(found.writes), found.codes].into_iter().flatten().collect();
+    let mut nodes = HashSet::new();
     while let Some(value) = values.pop() {
         if let Origin::Node(node, _) = graph.values[value.0].origin
             && !reads.contains(&value)
@@ -210,7 +212,8 @@ pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
     nodes
 }
 
-/// For each node, whether an output depends on it if these steps compute their nodes.
+/// For each node, whether it is to be computed, in the place of the step that ends at it if there is one: whether an output
+/// depends on it if these steps compute their nodes.
 pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool> {
     let mut values = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|port| values[port.value.0] = true);
@@ -221,6 +224,11 @@ pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool>
             _ if !nodes[index] => {}
             Some(found) => found.reads.iter().flat_map(Read::values).for_each(|read| values[read.0] = true),
             None => node.inputs.iter().flatten().for_each(|read| values[read.0] = true),
+        }
+    }
+    for codes in found.values().filter_map(|found| found.codes) {
+        if let Origin::Node(node, _) = graph.values[codes.0].origin {
+            nodes[node.0] = false;
         }
     }
     nodes

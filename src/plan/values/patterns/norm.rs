@@ -1,14 +1,14 @@
 //! Norms of rows, as one node or in pieces.
 
-use super::e4m3::rounded;
+use super::e4m3::{rounded, rounded_beside};
 use super::pieces::Pieces;
 use super::{Context, Found, Read};
 use crate::graph::{NodeId, Op, ValueId};
-use crate::plan::{RowNormOp, StepOp};
+use crate::plan::{RowNormOp, RowNormResult, StepOp};
 use crate::tensor::Dtype;
 
-/// The norm that is node `at`, or whose mean of squares node `at` computes, and its last node. If only codes of its result
-/// are needed, the step writes them.
+/// The norm that is node `at`, or whose mean of squares node `at` computes, and its last node. If codes of its result
+/// are needed, the step writes them, and nothing else if nothing else is needed.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Pieces { x, weight, bias, centred, epsilon, last } =
         norm_node(context, at).or_else(|| Pieces::of(context, at))?;
@@ -21,14 +21,20 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     };
     let vectors: Vec<ValueId> = [Some(weight), bias].into_iter().flatten().collect();
     let rows = value.elems().checked_div(columns)?;
-    let op = RowNormOp { rows, columns, centred, epsilon: epsilon as f32, result: None };
+    let op = RowNormOp { rows, columns, centred, epsilon: epsilon as f32, result: RowNormResult::Rows };
     let is_f32 = [value.dtype, result.dtype] == [Dtype::F32; 2] && value.dims == result.dims;
     if !is_f32 || !op.has_kernel() || !vectors.iter().all(|&id| is_vector(id)) {
         return None;
     }
     let reads = [Read::Half(x)].into_iter().chain(vectors.into_iter().map(Read::Own)).collect();
-    let (end, writes, result) = rounded(context, writes).unwrap_or((last, writes, None));
-    Some((end, Found { op: StepOp::RowNorm(RowNormOp { result, ..op }), named: last, reads, writes }))
+    let of = |result| StepOp::RowNorm(RowNormOp { result, ..op });
+    if let Some((end, codes, scale)) = rounded(context, writes) {
+        let op = of(RowNormResult::Codes(scale));
+        return Some((end, Found { op, named: last, reads, writes: codes, codes: None }));
+    }
+    let beside = rounded_beside(context, writes);
+    let op = of(beside.map_or(RowNormResult::Rows, |(_, scale)| RowNormResult::Both(scale)));
+    Some((last, Found { op, named: last, reads, writes, codes: beside.map(|(codes, _)| codes) }))
 }
 
 /// The norm that is a single node.

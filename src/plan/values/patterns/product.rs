@@ -46,7 +46,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         scale: scale.is_some(),
         residual: residual.is_some(),
     };
-    Some((last, Found { op: StepOp::Product(op), named: at, reads, writes }))
+    Some((last, Found { op: StepOp::Product(op), named: at, reads, writes, codes: None }))
 }
 
 /// A product of rows with a constant matrix.

@@ -59,7 +59,10 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, known: &HashMap<NodeId, Fo
     if !is_of_rows || of.tiles(limits).is_empty() || !is_sooner() {
         return None;
     }
-    Some((last, Found { op: StepOp::SqueezeExcite(of), named: last, reads: vec![Read::Half(root)], writes }))
+    Some((
+        last,
+        Found { op: StepOp::SqueezeExcite(of), named: last, reads: vec![Read::Half(root)], writes, codes: None },
+    ))
 }
 
 /// The image whose means over all pixels a node computes.

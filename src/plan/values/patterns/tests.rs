@@ -360,8 +360,8 @@ fn norms_write_codes_where_only_these_are_read() {
     };
     assert_eq!([of(&plain), of(&flat)], [["layer-norm to e4m3", "e4m3 product"]; 2]);
     assert_eq!(of(&in_pieces), ["layer-norm", "rms-norm to e4m3", "e4m3 product"]);
-    assert_eq!(of(&residual), ["layer-norm", "e4m3 product+res"]);
-    assert_eq!(of(&shown), ["layer-norm", "e4m3 product"]);
+    assert_eq!(of(&residual), ["layer-norm and e4m3", "e4m3 product+res"]);
+    assert_eq!(of(&shown), ["layer-norm and e4m3", "e4m3 product"]);
     let x = || Expr::arg(0);
     for by in [x() * number(50.0), x(), x() / number(0.02)] {
         assert_eq!(of(&codes_of(by)), ["layer-norm to e4m3", "e4m3 product"]);
