@@ -42,6 +42,8 @@ pub(super) struct Layered {
 pub(super) struct Halves {
     /// Nodes whose operands and results are rounded to f16 or bf16.
     pub nodes: HashSet<NodeId>,
+    /// Codes that steps write beside a value in f16: they are of the value before it is rounded.
+    pub codes: HashSet<ValueId>,
     /// Values that exist only in f16 or bf16.
     pub written: HashSet<ValueId>,
     /// Values that kernels read after a conversion to f16 or bf16.
@@ -68,6 +70,7 @@ impl Layered {
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
+                split.to.halves.codes.extend(found.codes);
                 let named = &graph.nodes[found.named.0];
                 if !found.writes_codes() {
                     split.to.halves.written.insert(found.writes);

@@ -63,9 +63,9 @@ impl<'a> Rounded<'a> {
 
     /// Whether a node reads a value in f16.
     fn is_rounded(&self, node: NodeId, x: ValueId) -> bool {
-        let is_weight = self.is_weight(node, x);
-        let is_half = self.halves.read.contains(&x) || is_weight;
-        self.halves.written.contains(&x) || (is_half && self.halves.nodes.contains(&node))
+        let is_half = self.halves.read.contains(&x) || self.is_weight(node, x);
+        let makes_codes = self.from.nodes[node.0].outputs.iter().any(|id| self.halves.codes.contains(id));
+        !makes_codes && (self.halves.written.contains(&x) || (is_half && self.halves.nodes.contains(&node)))
     }
 
     /// Whether a value is the matrix or the filter of a layer; biases are in f32.

@@ -1,9 +1,12 @@
 //! Tests of blocks of transformers as exporters write them, and of the steps that they become.
 
+use std::collections::BTreeSet;
+
 use crate::graph::{
     Binary, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Op, Reduce, ReduceOp, Slice, Unary, ValueId, Window,
     simplify,
 };
+use crate::plan::values::rounded::rounded;
 use crate::plan::values::tests::planned;
 use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
 use crate::tensor::{Dtype, RowSpec};
@@ -372,6 +375,21 @@ fn norms_write_codes_where_only_these_are_read() {
     {
         assert_eq!(of(&codes_of(by)), ["layer-norm", "e4m3 product"]);
     }
+}
+
+/// Among the roundings of a GPU, codes beside a norm's result are of its numbers in f32.
+#[test]
+fn codes_beside_a_result_are_of_what_is_not_rounded() {
+    let (mut block, x) = Block::new(Sizes { batch: 1, ..SIZES });
+    let y = block.norm("norm", x);
+    let z = block.product_of_codes("fc", y, 192);
+    let sum = block.sum("sum", y, z);
+    let graph = block.finish(sum);
+    let rounded = rounded(&graph, &Limits::h200(), &BTreeSet::new());
+    let node = |name: &str| rounded.graph.nodes.iter().find(|node| node.name == name).unwrap();
+    let norm = Some(node("norm").outputs[0]);
+    assert_eq!(node("fc.x").inputs, [norm]);
+    assert!(!node("sum").inputs.contains(&norm));
 }
 
 /// Attention writes codes where only these are read, and heads of codes begin at multiples of 16 bytes.
