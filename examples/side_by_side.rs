@@ -3,33 +3,49 @@
 //! number of GPUs.
 //!
 //! ```sh
-//! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]]
+//! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]] [NAME=SIZE...]
 //! ```
-//! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`. Rows are bytes in
-//! ordinary memory. As many threads as necessary, near the rows' GPU, copy them into page-locked memory. All figures
-//! include the copy, the upload and the download, except "compute of the stages alone".
+//! MODEL and URGENT are folders or ONNX files. MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`,
+//! `pipeline` or `fleets`. NAME=SIZE gives the size of a free dimension of MODEL, urgent:NAME=SIZE of URGENT. Rows are
+//! random and lie in ordinary memory: bytes, or what the inputs of the model are. As many threads as necessary, near the
+//! rows' GPU, copy them into page-locked memory. All figures include the copy, the upload and the download, except
+//! "compute of the stages alone". `examples/crops.rs` measures a pipeline of two models.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::{Batch, Device, Engine, EngineBuilder, Error, OutputKind, Stage, Target, Ticket, model::Model};
+use trefoil::model::Model;
+use trefoil::onnx::Sizes;
+use trefoil::{
+    Batch, Device, Dtype, Engine, EngineBuilder, Error, InputFormat, OutputKind, RowSpec, Stage, Target, Ticket,
+};
 
 /// A function that takes a batch for the producer with this number.
 type Acquire<'a> = &'a (dyn Fn(usize) -> Result<Batch, Error> + Sync);
+
+/// Threads that copy rows for one GPU, enough to keep up with its link, and the staging buffers of an engine for them.
+const PRODUCERS: usize = 8;
+const STAGING: usize = 12;
 
 /// The longest time, in seconds, that was observed until a sleeping thread learned of an answer: docs/semantics.md.
 const WAKE_UP: f64 = 0.5e-3;
 
 #[allow(dead_code, reason = "a test runs the measurements")]
 fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (sizes, arguments): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|text| text.contains('='));
     let argument = |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
-    let (model, urgent) = (argument(0, "weights/convnet28"), argument(2, "weights/convnet28"));
+    let open = |path: String, of: fn(&str) -> Option<&str>| {
+        let sizes = sizes.iter().filter_map(|size| of(size)?.split_once('='));
+        let sizes =
+            sizes.fold(Sizes::new(), |all, (name, size)| all.dim(name, size.parse().expect("SIZE is a number")));
+        Model::open_at(path, &sizes)
+    };
+    let model = open(argument(0, "weights/convnet28"), |size| (!size.starts_with("urgent:")).then_some(size))?;
+    let urgent = open(argument(2, "weights/convnet28"), |size| size.strip_prefix("urgent:"))?;
     let run = Run {
-        model: &Model::open(model)?,
-        node: &argument(1, "pool2"),
-        urgent: &Model::open(urgent)?,
+        model: &model,
+        urgent: &urgent,
         time: Duration::from_secs_f64(argument(3, "1").parse().unwrap_or(1.0)),
         batch: argument(4, "32").parse().unwrap_or(32),
     };
@@ -42,7 +58,9 @@ fn main() -> Result<(), Error> {
         run.urgent_beside_bulk(&device)?;
     }
     if wanted("pipeline") {
-        run.pipeline(&device)?;
+        let node = argument(1, "pool2");
+        let (front, back) = model.split_at(&node)?;
+        run.pipeline(&device, &format!("cut at {node}"), [&front, &back])?;
     }
     if wanted("fleets") {
         let gpus: Vec<Device> = (0..).map_while(|gpu| Device::open(Target::Cuda(gpu)).ok()).collect();
@@ -55,8 +73,6 @@ fn main() -> Result<(), Error> {
 pub struct Run<'a> {
     /// The bulk model.
     pub model: &'a Model,
-    /// The node at which the model is cut for the pipeline.
-    pub node: &'a str,
     /// The urgent model.
     pub urgent: &'a Model,
     /// Duration of each measurement.
@@ -68,18 +84,18 @@ pub struct Run<'a> {
 impl Run<'_> {
     /// Runs two engines of batches of 8, first in turn, then at the same time. Returns the gain.
     pub fn two_rings(&self, device: &Device) -> Result<f64, Error> {
-        let build = || Engine::builder(self.model).on(device).batch_sizes(&[8]).staging(8).build();
+        let build = || Engine::builder(self.model).on(device).batch_sizes(&[8]).staging(STAGING).build();
         let (one, two) = (build()?, build()?);
         let acquire = |engine: &Engine| engine.acquire();
         let mut gains = Vec::new();
         for round in 0..3 {
             let near = std::slice::from_ref(device);
-            let alone = [&one, &two].map(|engine| self.rate(2, near, &|_| acquire(engine)));
+            let alone = [&one, &two].map(|engine| self.rate(PRODUCERS, near, &|_| acquire(engine)));
             let [first, second] = alone;
             let in_turn = 2.0 / (1.0 / first? + 1.0 / second?);
             let turn = AtomicUsize::new(0);
             let either = |_| acquire(if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { &one } else { &two });
-            let at_once = self.rate(4, near, &either)?;
+            let at_once = self.rate(PRODUCERS, near, &either)?;
             println!(
                 "two rings, batch 8, round {round}, with the upload: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",
                 at_once / in_turn
@@ -95,7 +111,7 @@ impl Run<'_> {
     pub fn urgent_beside_bulk(&self, device: &Device) -> Result<[f64; 3], Error> {
         let urgent = || Engine::builder(self.urgent).on(device).batch_sizes(&[1]);
         let (first, plain) = (urgent().high_priority().build()?, urgent().build()?);
-        let bulk = Engine::builder(self.model).on(device).batch_sizes(&[self.batch]).staging(8).build()?;
+        let bulk = Engine::builder(self.model).on(device).batch_sizes(&[self.batch]).staging(STAGING).build()?;
         let beside = |engine: &Engine| self.beside(device, &|_| bulk.acquire(), || self.latencies(engine));
         let cases = [
             ("alone", self.latencies(&first)?),
@@ -128,18 +144,17 @@ impl Run<'_> {
         Ok(p99s)
     }
 
-    /// Runs a pipeline of the model's two parts, and each part alone. Returns the pipeline's rate over that of the
-    /// slower part.
-    pub fn pipeline(&self, device: &Device) -> Result<f64, Error> {
-        let (front, back) = self.model.split_at(self.node)?;
+    /// Runs a pipeline of two parts that together are the model, and each part alone. Returns the pipeline's rate over
+    /// that of the slower part.
+    pub fn pipeline(&self, device: &Device, what: &str, [front, back]: [&Model; 2]) -> Result<f64, Error> {
         let sizes = [self.batch];
-        let build = |builder: EngineBuilder<'_>| builder.on(device).batch_sizes(&sizes).staging(8).build();
-        let staged = build(Engine::builder(&front).then(&back))?;
+        let build = |builder: EngineBuilder<'_>| builder.on(device).batch_sizes(&sizes).staging(STAGING).build();
+        let staged = build(Engine::builder(front).then(back))?;
         let whole = build(Engine::builder(self.model))?;
         // Each part runs alone on its input in the pipeline, without work that the pipeline does not do.
         let alone = [
-            build(Engine::builder(&front).output(OutputKind::Features))?,
-            build(Engine::builder(&back).input(trefoil::InputFormat::F32Nhwc))?,
+            build(Engine::builder(front).output(OutputKind::Features))?,
+            build(Engine::builder(back).input(InputFormat::F32Nhwc))?,
         ];
         let mut ratios = Vec::new();
         for round in 0..3 {
@@ -149,12 +164,12 @@ impl Run<'_> {
             });
             let [first, second] = [stages[0].clone()?, stages[1].clone()?];
             let (slower, in_turn) = (first.min(second), 1.0 / (1.0 / first + 1.0 / second));
-            let rate = |engine: &Engine| self.rate(4, std::slice::from_ref(device), &|_| engine.acquire());
+            let rate = |engine: &Engine| self.rate(PRODUCERS, std::slice::from_ref(device), &|_| engine.acquire());
             let (rate, whole) = (rate(&staged)?, rate(&whole)?);
             println!(
-                "cut at {}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
+                "{what}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
                  {in_turn:.0}/s",
-                self.node, self.batch
+                self.batch
             );
             println!(
                 "  with the upload: pipeline {rate:.0}/s, {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
@@ -174,11 +189,10 @@ impl Run<'_> {
         }
         let mut one = None;
         for count in [1, 2, 4, 8].into_iter().filter(|&count| count <= gpus.len()) {
-            // Each GPU has four producers, each with three batches in flight and one that it fills.
             let builder = Engine::builder(self.model).batch_sizes(&[self.batch]).staging(16);
             let fleet = builder.build_on(&gpus[..count])?;
             let rate = |acquire: Acquire<'_>| {
-                let rates = (0..3).map(|_| self.rate(4 * count, &gpus[..count], acquire));
+                let rates = (0..3).map(|_| self.rate(PRODUCERS * count, &gpus[..count], acquire));
                 let rates = rates.collect::<Result<Vec<_>, _>>()?;
                 Ok::<_, Error>((median(rates.clone()), rates))
             };
@@ -216,7 +230,7 @@ impl Run<'_> {
         acquire: Acquire<'_>,
         measure: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let (rate, measured) = self.load(4, std::slice::from_ref(near), acquire, measure)?;
+        let (rate, measured) = self.load(PRODUCERS, std::slice::from_ref(near), acquire, measure)?;
         println!("bulk meanwhile, batch {}, with the upload: {rate:.0}/s", self.batch);
         Ok(measured)
     }
@@ -234,11 +248,11 @@ impl Run<'_> {
         let produce = |producer: usize| -> Result<(), Error> {
             near[producer % near.len()].place_thread();
             let mut tickets = std::collections::VecDeque::<Ticket>::new();
-            let pixels =
-                (0..self.model.preprocessing()?.input.elems()).map(|i| (i * 31 % 251) as u8).collect::<Vec<_>>();
+            let mut source = None;
             while !stop.load(Ordering::Relaxed) {
                 let mut batch = acquire(producer)?;
-                batch.rows_mut().for_each(|row| row.copy_from_slice(&pixels));
+                let source = source.get_or_insert_with(|| random_rows(batch.spec(), producer as u64));
+                batch.rows_mut().zip(source.iter().cycle()).for_each(|(row, from)| row.copy_from_slice(from));
                 let rows = batch.capacity();
                 tickets.push_back(batch.submit(rows)?);
                 if tickets.len() > 2 {
@@ -263,10 +277,11 @@ impl Run<'_> {
     /// Seconds from submitting one row to its answer; rows are submitted one at a time, a millisecond apart.
     fn latencies(&self, engine: &Engine) -> Result<Vec<f64>, Error> {
         let mut times = Vec::new();
+        let source = random_rows(engine.input(), 99);
         let end = Instant::now() + self.time;
         while Instant::now() < end || times.len() < 2 {
             let mut batch = engine.acquire()?;
-            batch.row_mut(0).fill(times.len() as u8);
+            batch.row_mut(0).copy_from_slice(&source[times.len() % source.len()]);
             let start = Instant::now();
             drop(batch.submit(1)?.wait()?);
             times.push(start.elapsed().as_secs_f64());
@@ -274,6 +289,41 @@ impl Run<'_> {
         }
         Ok(times)
     }
+}
+
+/// Some random rows: bytes of any value, floats from 0 to 1, and 0 or 1 of other types.
+fn random_rows(spec: &RowSpec, seed: u64) -> Vec<Vec<u8>> {
+    const ROWS: usize = 4;
+    let mut state = seed.wrapping_mul(2).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state >> 40 // 24 bits
+    };
+    let mut fill = |row: &mut [u8], dtype: Dtype| {
+        for elem in row.chunks_exact_mut(dtype.bytes()) {
+            let bits = next();
+            let unit = bits as f32 / (1 << 24) as f32;
+            match dtype {
+                Dtype::U8 | Dtype::I8 => elem[0] = bits as u8,
+                Dtype::F32 => elem.copy_from_slice(&unit.to_le_bytes()),
+                Dtype::F64 => elem.copy_from_slice(&f64::from(unit).to_le_bytes()),
+                // The upper bytes of an f32 are a bf16; an f16 has the same order of exponent and sign.
+                Dtype::Bf16 => elem.copy_from_slice(&unit.to_le_bytes()[2..]),
+                Dtype::F16 => elem.copy_from_slice(&(0x3800 | bits as u16 & 0x3ff).to_le_bytes()), // from 0.5 to 1
+                _ => elem[0] = bits as u8 & 1, // little-endian, and the row was zeros
+            }
+        }
+    };
+    let mut row = |_| {
+        let mut row = vec![0; spec.row_bytes];
+        for port in spec.ports() {
+            fill(&mut row[port.offset..][..port.bytes()], port.dtype);
+        }
+        row
+    };
+    (0..ROWS).map(&mut row).collect()
 }
 
 fn median(mut of: Vec<f64>) -> f64 {

@@ -122,6 +122,26 @@ fn overlap_on_the_cpu_has_times_and_gains_and_nothing_to_compare_with() {
 }
 
 #[test]
+fn overlap_measures_a_given_model() {
+    let model = ["--device", "cpu", "--model", "tests/data/onnx/text.onnx", "--size", "width=64", "--batch", "2,4"];
+    let small = ["--slots", "1,2", "--repetitions", "1", "--batches", "5", "--json"];
+    let output = run(&[&["overlap"], &model[..], &small].concat());
+    expect_code(&output, 0);
+    let record: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    assert_eq!(record["model"], "text");
+    let rows = rows(&record["figures"], "rows");
+    let order: Vec<_> = rows.iter().map(|row| (number(row, "/batch"), number(row, "/slots"))).collect();
+    assert_eq!(order, [(2.0, 1.0), (2.0, 2.0), (4.0, 1.0), (4.0, 2.0)]);
+    for row in rows {
+        assert_eq!((&row["regime"], &row["regime_reached"]), (&"model".into(), &true.into()));
+        assert_eq!((&row["depth"], &row["compute_in_copies_wanted"]), (&Value::Null, &Value::Null));
+        assert!(number(row, "/images_per_second") > 0.0 && number(row, "/alone_seconds/compute") > 0.0);
+    }
+    let regime = run(&[&["overlap"], &model[..], &["--regime", "balanced"]].concat());
+    expect_code(&regime, 64);
+}
+
+#[test]
 fn forum_runs_five_orders_and_the_ring() {
     let small = ["--batch", "2", "--threads", "3", "--rounds", "1", "--seconds", "0.2"];
     let figures = figures("forum", "images/s", &[&MODEL[..], &small].concat());

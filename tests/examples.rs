@@ -6,6 +6,9 @@ mod awaited;
 #[path = "../examples/branches.rs"]
 mod branches;
 #[cfg(feature = "image")]
+#[path = "../examples/crops.rs"]
+mod crops;
+#[cfg(feature = "image")]
 #[path = "../examples/detect.rs"]
 mod detect;
 #[path = "../examples/ensemble.rs"]
@@ -107,11 +110,13 @@ fn engines_are_measured_side_by_side() {
     checked("engines_are_measured_side_by_side", || {
         let model = Model::open("weights/convnet28").unwrap();
         let time = std::time::Duration::from_millis(80); // for a busy machine to answer something
-        let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
+        let run = side_by_side::Run { model: &model, urgent: &model, time, batch: 8 };
         let device = Device::open(Target::Cpu).unwrap();
         run.fleets(&[Device::cpu(1), Device::cpu(1)]).unwrap();
         let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
-        let ratios = [run.two_rings(&device).unwrap(), run.pipeline(&device).unwrap(), alone, first, plain];
+        let (front, back) = model.split_at("pool2").unwrap();
+        let pipeline = run.pipeline(&device, "cut at pool2", [&front, &back]).unwrap();
+        let ratios = [run.two_rings(&device).unwrap(), pipeline, alone, first, plain];
         assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
     });
 }
@@ -207,5 +212,69 @@ fn a_line_of_text_is_read() {
         let text = read_text::read(&engine, &read_text::characters(&model), &line).unwrap();
         assert_eq!(text.characters, "trefoil ti");
         assert!(text.probability > 0.9, "{text:?}");
+    });
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn crops_of_what_is_found_are_recognised_on_the_device() {
+    use trefoil::image::{Area, Picture};
+    use trefoil::model::Interpolation;
+    use trefoil::trace::TraceStage;
+
+    checked("crops_of_what_is_found_are_recognised_on_the_device", || {
+        let open =
+            |file: &str, sizes: &trefoil::onnx::Sizes| Model::open_at(format!("tests/data/onnx/{file}.onnx"), sizes);
+        let detector = open("boxes", &trefoil::onnx::Sizes::new()).unwrap();
+        let model = open("text", &trefoil::onnx::Sizes::new().dim("width", 32)).unwrap();
+        let recogniser = crops::Recogniser { model, mean: [0.5; 3], std: [0.5; 3], reversed: true };
+        let flow = crops::flow(&detector, &recogniser, 2).unwrap();
+        let device = Device::open(Target::Auto).unwrap();
+        let build = |builder: trefoil::EngineBuilder<'_>| builder.on(&device).batch_sizes(&[1, 3]).trace(true).build();
+        let engine = build(Engine::builder(&flow.detector).then(&flow.recogniser)).unwrap();
+
+        // Things of 24 x 24 pixels, each the brightest in a cell of 8 x 8 in its middle.
+        let thing = |photo: &mut Picture, [left, top]: [usize; 2], colour: [u8; 3]| {
+            for (inside, part) in [(0, 0.6), (8, 1.0)] {
+                let side = 24 - 2 * inside;
+                let thing = Picture::filled(side, side, colour.map(|of| (f32::from(of) * part) as u8)).unwrap();
+                let to = Area { left: left + inside, top: top + inside, width: side, height: side };
+                photo.draw(to, &thing, thing.area(), Interpolation::Nearest).unwrap();
+            }
+        };
+        let photo = |white: [usize; 2], red: [usize; 2]| {
+            let mut photo = Picture::filled(64, 64, [20; 3]).unwrap();
+            thing(&mut photo, white, [255; 3]);
+            thing(&mut photo, red, [255, 0, 0]);
+            photo
+        };
+        let photos = [photo([8, 8], [32, 40]), photo([40, 0], [0, 24]), photo([16, 32], [40, 8])];
+        let answers = crops::answers(&engine, &photos).unwrap();
+        for (answer, [white, red]) in answers.iter().zip([[[8, 8], [32, 40]], [[40, 0], [0, 24]], [[16, 32], [40, 8]]])
+        {
+            // A box of 32 around the middle of the red thing, then one of the white thing.
+            let around =
+                |[left, top]: [usize; 2]| [left as f32 - 4.0, top as f32 - 4.0, left as f32 + 28.0, top as f32 + 28.0];
+            assert_eq!(
+                (&answer.classes, &answer.boxes),
+                (&vec![1, 0], &vec![around(red), around(white)]),
+                "{answer:?}"
+            );
+            assert!(answer.scores[0] > answer.scores[1] && answer.scores[1] > 0.9, "{answer:?}");
+            assert!(answer.results[0] != answer.results[1], "both crops are the same: {answer:?}");
+        }
+        crops::check(&device, &flow, &recogniser, &photos, &answers).unwrap();
+        let whole = build(Engine::builder(&flow.whole)).unwrap();
+        let in_one = crops::answers(&whole, &photos).unwrap();
+        for (one, other) in in_one.iter().zip(&answers) {
+            assert_eq!((&one.boxes, &one.classes), (&other.boxes, &other.classes));
+        }
+        assert_eq!(crops::answers(&engine, &photos[..1]).unwrap()[0].boxes, answers[0].boxes);
+
+        // Two batches, each copied in and out once, and computed twice.
+        let trace = engine.trace().unwrap();
+        let stages =
+            [TraceStage::CopyIn, TraceStage::Compute, TraceStage::CopyOut].map(|stage| trace.stage(stage).count());
+        assert_eq!(stages, [2, 4, 2]);
     });
 }

@@ -88,7 +88,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     });
     let mut trials = vec![recorded(device), several(device), tuned(device)];
     let of_values = support::values::ALL.into_iter().chain(support::sizes::ALL).chain(support::states::ALL);
-    let of_values = of_values.chain(support::image_sizes::ALL);
+    let of_values = of_values.chain(support::image_sizes::ALL).chain(support::joined::ALL);
     trials.extend(of_values.map(|(name, case)| {
         on_device(format!("values, {name}"), device, move |device| {
             case(device);

@@ -6,6 +6,8 @@ mod beyond_f16;
 mod cases;
 #[path = "support/image_sizes.rs"]
 mod image_sizes;
+#[path = "support/joined.rs"]
+mod joined;
 #[path = "support/photos.rs"]
 mod photos;
 #[path = "support/records.rs"]
@@ -75,6 +77,14 @@ on_the_cpu!(
         an_lstm_step_by_step_is_the_sequence_in_one_go,
         models_that_read_one_another_have_states_each,
         what_states_cannot_do_is_refused,
+    }
+    joined::{
+        joined_models_compute_one_after_the_other,
+        a_flow_hands_on_what_the_first_model_read,
+        each_of_several_rows_is_a_row,
+        models_of_values_are_cut_in_two,
+        networks_of_images_become_models_of_values,
+        what_cannot_be_joined_is_told,
     }
 );
 

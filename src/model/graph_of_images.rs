@@ -2,11 +2,17 @@
 //!
 //! Loops compute this graph in types for which there are no kernels for images.
 
+use std::sync::Arc;
+
+use super::fold::{FoldedConv, fold_conv};
 use super::images::{Conv2d, Network, Node, Op};
 use super::preprocessing::Preprocessing;
+use super::rewrite::optimize;
+use super::shape::infer;
 use super::shaped::Shaped;
+use super::weights::Weights;
 use crate::error::Error;
-use crate::graph::{self, Expr, Graph, GraphBuilder, TopK, ValueId};
+use crate::graph::{self, Expr, Graph, GraphBuilder, Tensor, TopK, ValueId};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 impl Shaped {
@@ -32,6 +38,29 @@ impl Shaped {
         }
         writer.result(network.output.0, output);
         writer.g.finish()
+    }
+
+    /// The network with its batch norms folded into filters and biases, and the weights with these.
+    ///
+    /// # Errors
+    /// The errors of [`fold_conv`]; [`Error::Graph`] for a network that is not well-formed.
+    pub fn folded(&self, weights: &Arc<Weights>) -> Result<(Self, Arc<Weights>), Error> {
+        let mut network = optimize(&self.network);
+        let shapes = infer(&network)?;
+        let mut tensors = Vec::new();
+        for Node { name, inputs, op, .. } in &mut network.nodes {
+            let Op::Conv2d(conv @ Conv2d { norm: Some(_), .. }) = op else { continue };
+            let channels = shapes[inputs[0].0].channels;
+            let FoldedConv { filter, bias } = fold_conv(weights, conv, channels)?;
+            let [r, s] = conv.window.size;
+            let of_filter = Tensor::of(&[conv.out_channels, channels / conv.groups, r, s], &filter);
+            let [filter, of_bias] = ["filter", "bias"].map(|what| format!("{name} ({what}, with the norm)"));
+            tensors.push((filter.clone(), of_filter));
+            tensors.push((of_bias.clone(), Tensor::of(&[conv.out_channels], &bias)));
+            *conv = Conv2d { filter, bias: Some(of_bias), norm: None, ..conv.clone() };
+        }
+        let weights = if tensors.is_empty() { weights.clone() } else { weights.with(tensors)?.into() };
+        Ok((Self { network: network.into(), ..self.clone() }, weights))
     }
 }
 

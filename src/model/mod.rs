@@ -18,6 +18,7 @@ mod in_e4m3;
 mod in_f32;
 #[cfg(test)]
 mod interpreter;
+mod joined;
 mod names;
 mod onnx;
 mod padding;
@@ -395,13 +396,17 @@ impl Model {
 
     /// The model cut at a node: its result is the value of that node, and nodes that are not needed for it are removed.
     ///
-    /// The name of a module, such as `layer4` or `layer4.1`, means the last node of that module.
+    /// In a network of images, the name of a module, such as `layer4` or `layer4.1`, means the last node of that module.
+    /// In a model of values, the outputs are all values that the node writes.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if there is no such node, with similar names. [`Error::Unsupported`] for a model that is no
-    /// network of images.
+    /// [`Error::Option`] if there is no such node, with similar names; [`Error::Graph`] if a value of a model of values
+    /// has no dimension that is the number of rows; [`Error::Unsupported`] for a model with state.
     pub fn features_at(&self, node: &str) -> Result<Self, Error> {
+        if let Network::Values(_) = self.network {
+            return self.values_up_to(node);
+        }
         let (own, name) = (self.images()?, node.to_owned());
         let cut = own.edited(move |shaped| shaped.cut(&name))?;
         let Shaped { network, output, .. } = cut.shaped();
@@ -413,6 +418,10 @@ impl Model {
     /// The model cut in two at a node, with shared weights: the second part reads the result of the first, see
     /// [`EngineBuilder::then`](crate::EngineBuilder::then).
     ///
+    /// The first part of a model of values has all nodes up to this one, in the order of its [graph](Self::graph), and
+    /// its outputs are all values that the second part reads. So any model of values may be cut at any node at which all
+    /// of these values have a dimension that is the number of rows.
+    ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
     /// # let model = Model::open("weights/convnet28")?;
@@ -423,9 +432,12 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] as [`Model::features_at`]; [`Error::Graph`] if something after the node reads something before
-    /// it.
+    /// As [`Model::features_at`]; [`Error::Graph`] if something after the node of a network of images reads something
+    /// before it.
     pub fn split_at(&self, node: &str) -> Result<(Self, Self), Error> {
+        if let Network::Values(_) = self.network {
+            return self.values_split_at(node);
+        }
         let (first, name) = (self.features_at(node)?, node.to_owned());
         let second = self.images()?.edited(move |shaped| shaped.rest(&name))?;
         Ok((first, self.with(second)))

@@ -118,6 +118,23 @@ impl Values {
         Self::new(source, dims, one, None)
     }
 
+    /// The network of a function that makes graphs of other networks; some of its nodes may be computed in f32.
+    ///
+    /// # Errors
+    /// The errors of `build`; [`Error::Graph`] for a batched network with a port without a dimension that is the number
+    /// of rows, and for a row that no memory can hold.
+    pub(super) fn of_parts(
+        dims: Dims,
+        is_batched: bool,
+        in_f32: BTreeSet<String>,
+        build: impl Fn(&Size) -> Result<Graph, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let mut values = if is_batched { Self::built(dims, build)? } else { Self::unbatched(dims, build)? };
+        values.in_f32 = in_f32;
+        values.in_f32.retain(|name| values.one.find(name).is_some());
+        Ok(values)
+    }
+
     fn batched(source: Arc<Source>, dims: Dims) -> Result<Self, Error> {
         let one = source.graph(&dims, 1)?;
         match batch_axes(&one, &source.graph(&dims, 2)?) {

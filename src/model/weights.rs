@@ -220,6 +220,31 @@ impl Weights {
         Ok(StoredTensor { dims, elems: whole.elems + next.elems, bytes: whole.bytes + next.bytes, ..whole })
     }
 
+    /// These weights together with others, of which those that have a name of these get `prefix` and a slash in front;
+    /// and the new names by the old ones. Both objects share the open files.
+    pub(super) fn joined(&self, other: &Self, prefix: &str) -> (Self, BTreeMap<String, String>) {
+        let path = match self.path == other.path {
+            true => self.path.clone(),
+            false => format!("{} + {}", self.path.display(), other.path.display()).into(),
+        };
+        let mut header = self.header.clone();
+        let mut renamed = BTreeMap::new();
+        for (name, entry) in &other.header.tensors {
+            let mut distinct = name.clone();
+            while header.tensors.contains_key(&distinct)
+                || distinct != *name && other.header.tensors.contains_key(&distinct)
+            {
+                distinct = format!("{prefix}/{distinct}");
+            }
+            let entry = StoredTensor { source: self.sources.len() + entry.source, ..entry.clone() };
+            header.tensors.insert(distinct.clone(), entry);
+            if distinct != *name {
+                renamed.insert(name.clone(), distinct);
+            }
+        }
+        (Self { path, sources: [&self.sources[..], &other.sources[..]].concat(), header }, renamed)
+    }
+
     fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let of = tensor.value_type();
         let entry = StoredTensor {

@@ -12,7 +12,7 @@ use crate::support::embedding::{kept, problems};
 use crate::support::encoder::{Encoder, Style};
 use crate::support::random::Random;
 use crate::support::records::{check, fill, joined};
-use crate::support::{operations, precision, sizes, states, transformer};
+use crate::support::{joined, operations, precision, sizes, states, transformer};
 
 /// Rows go through the ring in batches of several sizes, in two lanes, with the hazard checker.
 #[test]
@@ -185,6 +185,44 @@ fn a_batch_with_state_makes_no_other_calls() {
     assert_eq!(kinds("reset", "next"), Vec::<String>::new());
     let behind = kinds("next", "end");
     assert_eq!((copies(&behind), behind.len()), (3, steady.len() + 1), "{behind:?}");
+}
+
+/// Joined models, and flows of parts; the hazard checker is on.
+#[test]
+fn models_are_made_of_several() {
+    let scenario = Scenario::new("values::models_are_made_of_several", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        // The stand-in runs generated kernels only.
+        let in_loops =
+            joined::ALL.into_iter().filter(|(name, _)| *name != "networks_of_images_become_models_of_values");
+        for (name, case) in in_loops {
+            println!("{name}");
+            case(&device);
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// A batch of a flow of two models is copied in and out once, and is nothing else but the two graphs.
+#[test]
+fn a_flow_of_two_models_copies_nothing_in_between() {
+    let scenario = Scenario::new("values::a_flow_of_two_models_copies_nothing_in_between", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let flow = joined::flow(&device);
+        let next = || drop(flow.acquire().unwrap().submit(1).unwrap().wait().unwrap());
+        (0..8).for_each(|_| next());
+        mark("steady");
+        next();
+        mark("end");
+        drop((flow, device));
+        wait_for_release();
+    });
+    let report = scenario.run(&[]);
+    report.assert_clean();
+    let calls = report.between("steady", "end");
+    let count = |begin: &str| calls.iter().filter(|call| call.starts_with(begin)).count();
+    assert_eq!((count("cuMemcpy"), count("cuGraphLaunch")), (2, 2), "{calls:?}");
+    assert_eq!((count("cuMemset"), count("cuLaunch"), count("cuStreamSynchronize")), (0, 0, 0), "{calls:?}");
 }
 
 /// Work runs as late as possible, in many orders of the streams: a state is neither read nor written out of turn.

@@ -19,6 +19,7 @@ pub mod encoder;
 #[cfg(feature = "cuda")]
 pub mod halves;
 pub mod image_sizes;
+pub mod joined;
 pub mod loops;
 #[cfg(feature = "cuda")]
 pub mod loops_on_gpu;

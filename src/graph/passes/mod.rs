@@ -3,12 +3,14 @@
 mod batch;
 mod expand;
 mod layout;
+mod parts;
 mod rebuild;
 mod views;
 
 pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
 pub(crate) use self::expand::{expand_but, unrolled};
+pub(crate) use self::parts::{Names, cut, joined, up_to};
 use self::rebuild::Rebuild;
 use super::value::Graph;
 

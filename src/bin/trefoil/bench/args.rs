@@ -7,6 +7,7 @@ use serde::Serialize;
 use trefoil::Target;
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, SlotsArgs, count, rate, seconds};
+use crate::feed;
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -133,8 +134,9 @@ pub enum BenchStage {
 #[command(after_help = "\
 Example:
   trefoil bench overlap --batch 8,128 --regime balanced --record r.json
+  trefoil bench overlap --model yolov8n.onnx --size height=640,width=640 --batch 8
 
-The networks are made for this benchmark. Their f32 features are as large as the f32 input, so that a download takes as \
+With --model that model is measured. Without it the networks are made for this benchmark. Their f32 features are as large as the f32 input, so that a download takes as \
 long as an upload, and the number of convolutions makes compute a quarter of a copy, as long, or four times as long. An \
 engine alone is its stage back to back with no host wait, while the other two stages run as they do in the ring. \
 The prediction is that of `simulate` from the times of the engines alone, with no parameter for a configuration. On the \
@@ -152,6 +154,12 @@ pub struct OverlapArgs {
         long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,3,4", value_parser = count::<MAX_SLOTS>
     )]
     pub slots: Vec<usize>,
+    /// Measure this model in place of networks made for the benchmark
+    #[arg(long, value_name = "MODEL", conflicts_with = "regime")]
+    pub model: Option<PathBuf>,
+    /// Sizes of the model's free dimensions, such as height=640,width=640
+    #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = feed::size, requires = "model")]
+    pub sizes: Vec<(String, usize)>,
     /// Regimes
     #[arg(long, value_name = "REGIME,..", value_delimiter = ',', default_value = "compute-bound,copy-bound,balanced")]
     pub regime: Vec<Regime>,

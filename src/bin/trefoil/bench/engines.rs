@@ -1,5 +1,7 @@
 //! The times of a ring's engines, each measured alone, and the simulated run that follows from them.
 
+use std::cmp::Ordering;
+
 use anyhow::Result;
 use serde::Serialize;
 use trefoil::simulate::SimSpec;
@@ -68,25 +70,32 @@ pub fn buffers(slots: usize, batch: usize) -> Buffers {
     Buffers { slots, staging: PRODUCERS * (ahead + 1) + 1, results: PRODUCERS * (ahead + 2) }
 }
 
-/// The simulated run. Link rates are those of the measured copies: idle, and with both directions busy, the slower one.
+/// The simulated run of rows of these bytes, read and written. Link rates are those of the measured copies: idle, and
+/// with both directions busy, the slower one if both have as many bytes, and else that of the direction with more bytes,
+/// because a short copy is mostly latency.
 pub fn simulated(
     batch: usize,
     slots: usize,
-    row_bytes: usize,
+    row_bytes: [usize; 2],
     batches: usize,
     alone: Engines,
     idle: Engines,
 ) -> SimSpec {
-    let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
-    let gbps = |seconds: f64| bytes / seconds * 1e-9;
+    let [read, written] = row_bytes.map(|bytes| (batch * bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64);
+    let gbps = |bytes: f64, seconds: f64| bytes / seconds * 1e-9;
+    let [busy_in, busy_out] = [gbps(read, alone.copy_in), gbps(written, alone.copy_out)];
     let Buffers { slots, staging, results } = buffers(slots, batch);
     SimSpec {
-        h2d_gbps: gbps(idle.copy_in),
-        d2h_gbps: gbps(idle.copy_out),
-        duplex_gbps: gbps(alone.copy_in.max(alone.copy_out)),
+        h2d_gbps: gbps(read, idle.copy_in),
+        d2h_gbps: gbps(written, idle.copy_out),
+        duplex_gbps: match read.total_cmp(&written) {
+            Ordering::Greater => busy_in,
+            Ordering::Less => busy_out,
+            Ordering::Equal => busy_in.min(busy_out),
+        },
         copy_overhead_us: 0.0,
-        input_bytes_per_row: row_bytes,
-        output_bytes_per_row: row_bytes,
+        input_bytes_per_row: row_bytes[0],
+        output_bytes_per_row: row_bytes[1],
         slots,
         staging,
         results,

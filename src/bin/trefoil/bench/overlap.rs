@@ -1,25 +1,28 @@
 //! `trefoil bench overlap`: the ring compared with its slowest engine alone and with the simulator's prediction.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
-use trefoil::Device;
+use trefoil::model::Model;
+use trefoil::onnx::Sizes;
 use trefoil::simulate::simulate;
+use trefoil::{Device, Engine};
 
 use super::args::{OverlapArgs, Regime};
 use super::engines::{Engines, PRODUCERS, ahead, buffers, measure_alone, simulated};
 use super::load::{RingLoad, median};
-use super::network::{Calibration, Layers};
+use super::network::{Buffers, Calibration, Layers};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Sources;
 use crate::Outcome;
 use crate::table::Column::{Figure, Word};
 use crate::table::Table;
-use crate::{report, setup, stop};
+use crate::{models, report, setup, stop};
 
 const GPU_BATCHES: [usize; 3] = [8, 32, 128];
 const CPU_BATCHES: [usize; 1] = [8];
@@ -39,10 +42,55 @@ const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so no e
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
                         alone: back to back with no host wait, while the other two stages run as in the ring";
 
+/// The word for the regime of a given model.
+const OF_A_MODEL: &str = "model";
+
+/// A network that is measured.
+enum Network<'a> {
+    /// One that was made: its layers, their number, and the wanted regime.
+    Made(Layers, usize, Regime),
+    /// A given model.
+    Given(&'a Model),
+}
+
+impl Network<'_> {
+    fn regime(&self) -> &'static str {
+        match self {
+            Self::Made(_, _, regime) => regime.name(),
+            Self::Given(_) => OF_A_MODEL,
+        }
+    }
+
+    /// The wanted time of compute, in times of a copy.
+    fn copies(&self) -> Option<f64> {
+        match self {
+            Self::Made(_, _, regime) => Some(regime.copies()),
+            Self::Given(_) => None,
+        }
+    }
+
+    fn depth(&self) -> Option<usize> {
+        match self {
+            Self::Made(_, depth, _) => Some(*depth),
+            Self::Given(_) => None,
+        }
+    }
+
+    fn engine(&self, device: &Device, batch: usize, buffers: Buffers) -> Result<Engine> {
+        match self {
+            Self::Made(layers, depth, _) => layers.engine(device, *depth, batch, buffers),
+            Self::Given(model) => {
+                let Buffers { slots, staging, results } = buffers;
+                let builder = Engine::builder(model).on(device).batch_sizes(&[batch]);
+                Ok(builder.slots(slots).staging(staging).results(results).build()?)
+            }
+        }
+    }
+}
+
 /// The parts that all rows share.
 struct Bench<'a> {
     device: &'a Device,
-    layers: Layers,
     repetitions: usize,
     batches: usize,
     slots: &'a [usize],
@@ -59,17 +107,17 @@ struct Figures {
 
 #[derive(Serialize)]
 struct Row {
-    /// The wanted regime, and whether it was reached.
-    regime: Regime,
+    /// The wanted regime, and whether it was reached; [`OF_A_MODEL`] for a given model, which has none.
+    regime: &'static str,
     regime_reached: bool,
     batch: usize,
     slots: usize,
-    /// Number of convolutions.
-    depth: usize,
+    /// Number of convolutions of a network that was made.
+    depth: Option<usize>,
     upload: bool,
     /// The time of compute, in times of a copy, measured and wanted.
     compute_in_copies: f64,
-    compute_in_copies_wanted: f64,
+    compute_in_copies_wanted: Option<f64>,
     /// The best times of all repetitions on this network, each engine alone under load.
     alone_seconds: Engines,
     /// The best times with nothing else running; compute is the figure that `bench` gives for a resident input.
@@ -122,26 +170,37 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
     let defaults = if small { &CPU_BATCHES[..] } else { &GPU_BATCHES };
     let batches = if args.batch.is_empty() { defaults } else { &args.batch };
     let layers = Layers::of(&device);
+    let dim = |sizes: Sizes, (name, size): &(String, usize)| sizes.dim(name, *size);
+    let open = |path: &PathBuf| models::open_at(Some(path), &args.sizes.iter().fold(Sizes::new(), dim));
+    let model = args.model.as_ref().map(open).transpose()?.map(|(model, _)| model);
     let repetitions = args.repetitions.unwrap_or(if small { 2 } else { 5 });
     let each = args.batches.unwrap_or(if small { 10 } else { 200 });
     let options = json!({
-        "batch": batches, "slots": args.slots, "regime": args.regime, "repetitions": repetitions, "batches": each,
+        "batch": batches, "slots": args.slots, "regime": if model.is_some() { &[] } else { &args.regime[..] },
+        "repetitions": repetitions, "batches": each, "size": args.sizes,
         "producers": PRODUCERS, "ahead": batches.iter().map(|&batch| ahead(batch)).collect::<Vec<_>>(),
     });
-    let mut record = Record::start("overlap", &device, Some(&layers.describe()), options, &args.report)?;
-    let networks = batches.len() * args.regime.len();
+    let what = model.as_ref().map_or_else(|| layers.describe(), |model| model.name().to_owned());
+    let mut record = Record::start("overlap", &device, Some(&what), options, &args.report)?;
+    let networks = batches.len() * if model.is_some() { 1 } else { args.regime.len() };
     let steps = networks * (1 + args.slots.len() * repetitions);
     let bar = report::progress_bar(steps as u64, "overlap  {pos} of {len}, {eta} left, {msg}");
-    let bench = Bench { device: &device, layers, repetitions, batches: each, slots: &args.slots, bar };
+    let bench = Bench { device: &device, repetitions, batches: each, slots: &args.slots, bar };
 
     let mut rows = Vec::new();
     'all: for &batch in batches {
+        if let Some(model) = &model {
+            let Some(measured) = stop::complete(bench.network(&Network::Given(model), batch))? else { break 'all };
+            rows.extend(measured);
+            record.note(&format!("batch {batch}"));
+            continue;
+        }
         bench.bar.set_message(format!("calibrating a batch of {batch}"));
         let mut calibration = Calibration::new(&device, layers, batch, each.div_ceil(4))?;
         for &regime in &args.regime {
-            let depth = calibration.depth(regime)?;
+            let network = Network::Made(layers, calibration.depth(regime)?, regime);
             bench.bar.inc(1);
-            let Some(measured) = stop::complete(bench.network(regime, batch, depth))? else { break 'all };
+            let Some(measured) = stop::complete(bench.network(&network, batch))? else { break 'all };
             rows.extend(measured);
             record.note(&format!("{}, batch {batch}", regime.name()));
         }
@@ -158,8 +217,8 @@ impl Bench<'_> {
     /// one of these rings, another one each time: all figures are spread over the same time, so a disturbance from
     /// outside affects all alike. The measurements of the engines alone are pooled, because their work does not depend
     /// on the slots.
-    fn network(&self, regime: Regime, batch: usize, depth: usize) -> Result<Vec<Row>> {
-        let engine = |&slots: &usize| self.layers.engine(self.device, depth, batch, buffers(slots, batch));
+    fn network(&self, network: &Network<'_>, batch: usize) -> Result<Vec<Row>> {
+        let engine = |&slots: &usize| network.engine(self.device, batch, buffers(slots, batch));
         let engines = self.slots.iter().map(engine).collect::<Result<Vec<_>>>()?;
         let sources = engines.iter().map(|engine| Sources::learn(engine, batch, SOURCES));
         let sources = sources.collect::<Result<Vec<_>>>()?;
@@ -168,7 +227,7 @@ impl Bench<'_> {
         for repetition in 0..self.repetitions {
             for (index, (engine, sources)) in engines.iter().zip(&sources).enumerate() {
                 stop::check()?;
-                self.bar.set_message(format!("{}, batch {batch}, {} slots", regime.name(), engine.slots()));
+                self.bar.set_message(format!("{}, batch {batch}, {} slots", network.regime(), engine.slots()));
                 if index == repetition % engines.len() {
                     let (loaded, quiet) = measure_alone(engine, batch, self.batches)?;
                     alone = alone.best(loaded);
@@ -181,7 +240,7 @@ impl Bench<'_> {
                 self.bar.inc(1);
             }
         }
-        let row_bytes = engines[0].input().row_bytes;
+        let row_bytes = [engines[0].input(), engines[0].output()].map(|row| row.row_bytes);
         let rings: Vec<(usize, Vec<f64>)> = self.slots.iter().copied().zip(rings).collect();
         let predict = |slots| -> Result<f64> {
             let rows = simulated(batch, slots, row_bytes, self.batches, alone, idle);
@@ -199,14 +258,16 @@ impl Bench<'_> {
         let row = |(slots, ring): (usize, Vec<f64>)| -> Result<Row> {
             let ring_seconds = best(&ring);
             Ok(Row {
-                regime,
-                regime_reached: (compute_in_copies / regime.copies() - 1.0).abs() <= REGIME_OFF,
+                regime: network.regime(),
+                regime_reached: network
+                    .copies()
+                    .is_none_or(|copies| (compute_in_copies / copies - 1.0).abs() <= REGIME_OFF),
                 batch,
                 slots,
-                depth,
+                depth: network.depth(),
                 upload: true,
                 compute_in_copies,
-                compute_in_copies_wanted: regime.copies(),
+                compute_in_copies_wanted: network.copies(),
                 alone_seconds: alone,
                 idle_seconds: idle,
                 ring_seconds,
@@ -228,8 +289,7 @@ fn best(seconds: &[f64]) -> f64 {
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     let first_slots = || figures.rows.iter().filter(|row| row.slots == figures.rows[0].slots);
     let name = |row: &Row| {
-        let name = row.regime.name();
-        if row.regime_reached { name.to_owned() } else { format!("({name})") }
+        if row.regime_reached { row.regime.to_owned() } else { format!("({})", row.regime) }
     };
     let stages = ["copy in", "compute", "(idle)", "copy out"].map(Figure);
     let mut alone = Table::new(&[&[Word("regime"), Figure("batch")][..], &stages].concat());
@@ -262,8 +322,8 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\na batch in the ring, all engines at once")?;
     rings.print(out)?;
     for row in first_slots().filter(|row| !row.regime_reached) {
-        let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
-        let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);
+        let (Some(depth), Some(wanted)) = (row.depth, row.compute_in_copies_wanted) else { continue };
+        let (regime, batch, is) = (row.regime, row.batch, row.compute_in_copies);
         writeln!(
             out,
             "({regime}), batch {batch}: not reached; compute takes {is:.2} copies with {depth} convolutions, not {wanted}"
@@ -271,7 +331,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     }
     let is_faster_loaded = |row: &&Row| row.alone_seconds.compute < IDLE_FASTER * row.idle_seconds.compute;
     for row in first_slots().filter(|row| row.beside.is_some()).filter(is_faster_loaded) {
-        let (regime, batch) = (row.regime.name(), row.batch);
+        let (regime, batch) = (row.regime, row.batch);
         let [loaded, idle] = [row.alone_seconds, row.idle_seconds].map(|of| report::time(of.compute));
         writeln!(
             out,
@@ -287,7 +347,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
 fn plot(figures: &Figures, about: &str) -> Chart {
     let mut panels: Vec<Panel> = Vec::new();
     for row in &figures.rows {
-        let title = row.regime.name();
+        let title = row.regime;
         let index = panels.iter().position(|panel| panel.title == title).unwrap_or_else(|| {
             let of = if row.beside.is_some() { "throughput / slowest engine alone" } else { "images/s" };
             let panel = Panel::new(title, Axis::new("slots"), Axis::new(of).with_zero());
