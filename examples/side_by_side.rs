@@ -5,8 +5,9 @@
 //! ```sh
 //! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]] [NAME=SIZE...]
 //! ```
-//! MODEL and URGENT are folders or ONNX files. MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`,
-//! `pipeline` or `fleets`. NAME=SIZE gives the size of a free dimension of MODEL, urgent:NAME=SIZE of URGENT. Rows are
+//! MODEL and URGENT are folders or ONNX files. MODEL is cut in two at NODE for the pipeline; ONLY is `rings` (two engines of
+//! MODEL), `pair` (one of each), `urgent`, `pipeline` or `fleets`. NAME=SIZE gives the size of a free dimension of MODEL,
+//! urgent:NAME=SIZE of URGENT; bytes=1 and urgent:bytes=1 let a model of planes of f32 read the bytes of photos. Rows are
 //! random and lie in ordinary memory: bytes, or what the inputs of the model are. As many threads as necessary, near the
 //! rows' GPU, copy them into page-locked memory. All figures include the copy, the upload and the download, except
 //! "compute of the stages alone". `examples/crops.rs` measures a pipeline of two models.
@@ -15,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::model::Model;
+use trefoil::graph::{Expr, GraphBuilder, Op};
+use trefoil::model::{Model, Weights};
 use trefoil::onnx::Sizes;
 use trefoil::{
     Batch, Device, Dtype, Engine, EngineBuilder, Error, InputFormat, OutputKind, RowSpec, Stage, Target, Ticket,
@@ -52,7 +54,10 @@ fn main() -> Result<(), Error> {
     let device = Device::open(Target::Auto)?;
     let wanted = |what: &str| arguments.get(5).is_none_or(|only| only == what);
     if wanted("rings") {
-        run.two_rings(&device)?;
+        run.two_rings(&device, [&model; 2])?;
+    }
+    if wanted("pair") {
+        run.two_rings(&device, [&model, &urgent])?;
     }
     if wanted("urgent") {
         run.urgent_beside_bulk(&device)?;
@@ -69,6 +74,28 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
+/// A model of values that reads the bytes of photos in place of planes of numbers from 0 to 1.
+fn of_bytes(model: &Model) -> Result<Model, Error> {
+    let graph = model.graph(1)?;
+    let image = &graph.inputs[0];
+    let &[_, channels, height, width] = &graph.value(image.value).dims[..] else {
+        return Err(Error::Unsupported {
+            what: format!("bytes for `{}`", image.name),
+            instead: "leave `bytes=1` out, or take a model of planes".into(),
+        });
+    };
+    let planes = Model::of_graphs(Weights::from_tensors::<String>([])?, move |rows| {
+        let mut g = GraphBuilder::new();
+        let pixels = g.input("pixels", Dtype::U8, &[rows, height, width, channels]);
+        let numbers = Expr::arg(0).cast(Dtype::F32) * Expr::float(Dtype::F32, 1.0 / 255.0);
+        let numbers = g.map("numbers", numbers, &[pixels]);
+        let planes = g.node("planes", Op::Transpose(vec![0, 3, 1, 2]), &[numbers]);
+        g.output("planes", planes);
+        g.finish()
+    })?;
+    planes.with_name("bytes").join(model, &[("planes", &image.name)])
+}
+
 /// The models and options of the measurements.
 pub struct Run<'a> {
     /// The bulk model.
@@ -82,10 +109,10 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs two engines of batches of 8, first in turn, then at the same time. Returns the gain.
-    pub fn two_rings(&self, device: &Device) -> Result<f64, Error> {
-        let build = || Engine::builder(self.model).on(device).batch_sizes(&[8]).staging(STAGING).build();
-        let (one, two) = (build()?, build()?);
+    /// Runs two engines of batches of 8, first in turn, then at the same time, with as many rows of each. Returns the gain.
+    pub fn two_rings(&self, device: &Device, models: [&Model; 2]) -> Result<f64, Error> {
+        let build = |model: &Model| Engine::builder(model).on(device).batch_sizes(&[8]).staging(STAGING).build();
+        let (one, two) = (build(models[0])?, build(models[1])?);
         let acquire = |engine: &Engine| engine.acquire();
         let mut gains = Vec::new();
         for round in 0..3 {
@@ -97,7 +124,9 @@ impl Run<'_> {
             let either = |_| acquire(if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { &one } else { &two });
             let at_once = self.rate(PRODUCERS, near, &either)?;
             println!(
-                "two rings, batch 8, round {round}, with the upload: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",
+                "two rings of {} and {}, batch 8, round {round}, with the upload: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",
+                models[0].name(),
+                models[1].name(),
                 at_once / in_turn
             );
             gains.push(at_once / in_turn);
@@ -151,6 +180,7 @@ impl Run<'_> {
         let build = |builder: EngineBuilder<'_>| builder.on(device).batch_sizes(&sizes).staging(STAGING).build();
         let staged = build(Engine::builder(front).then(back))?;
         let whole = build(Engine::builder(self.model))?;
+        let whole_twice = build(Engine::builder(self.model).compute_streams(2))?;
         // Each part runs alone on its input in the pipeline, without work that the pipeline does not do.
         let alone = [
             build(Engine::builder(front).output(OutputKind::Features))?,
@@ -165,14 +195,15 @@ impl Run<'_> {
             let [first, second] = [stages[0].clone()?, stages[1].clone()?];
             let (slower, in_turn) = (first.min(second), 1.0 / (1.0 / first + 1.0 / second));
             let rate = |engine: &Engine| self.rate(PRODUCERS, std::slice::from_ref(device), &|_| engine.acquire());
-            let (rate, whole) = (rate(&staged)?, rate(&whole)?);
+            let (rate, whole, whole_twice) = (rate(&staged)?, rate(&whole)?, rate(&whole_twice)?);
             println!(
                 "{what}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
                  {in_turn:.0}/s",
                 self.batch
             );
             println!(
-                "  with the upload: pipeline {rate:.0}/s, {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
+                "  with the upload: pipeline {rate:.0}/s, {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s, on \
+                 two compute streams {whole_twice:.0}/s",
                 rate / slower,
                 rate / in_turn
             );
@@ -248,10 +279,15 @@ impl Run<'_> {
         let produce = |producer: usize| -> Result<(), Error> {
             near[producer % near.len()].place_thread();
             let mut tickets = std::collections::VecDeque::<Ticket>::new();
-            let mut source = None;
+            let mut sources = Vec::<(RowSpec, Vec<Vec<u8>>)>::new();
             while !stop.load(Ordering::Relaxed) {
                 let mut batch = acquire(producer)?;
-                let source = source.get_or_insert_with(|| random_rows(batch.spec(), producer as u64));
+                let known = sources.iter().position(|(spec, _)| spec == batch.spec());
+                let source = known.unwrap_or_else(|| {
+                    sources.push((batch.spec().clone(), random_rows(batch.spec(), producer as u64)));
+                    sources.len() - 1
+                });
+                let source = &sources[source].1;
                 batch.rows_mut().zip(source.iter().cycle()).for_each(|(row, from)| row.copy_from_slice(from));
                 let rows = batch.capacity();
                 tickets.push_back(batch.submit(rows)?);

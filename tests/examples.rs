@@ -116,7 +116,7 @@ fn engines_are_measured_side_by_side() {
         let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
         let (front, back) = model.split_at("pool2").unwrap();
         let pipeline = run.pipeline(&device, "cut at pool2", [&front, &back]).unwrap();
-        let ratios = [run.two_rings(&device).unwrap(), pipeline, alone, first, plain];
+        let ratios = [run.two_rings(&device, [&model; 2]).unwrap(), pipeline, alone, first, plain];
         assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
     });
 }

@@ -724,3 +724,21 @@ fn a_recurrent_layer_of_a_file_is_one_step() {
         }
     }
 }
+
+/// Kernels for images compute networks whose rows have several images each, as they compute as many rows of one.
+#[test]
+fn rows_of_several_images_have_the_same_kernels() {
+    let model = Model::open("weights/efficientnet-lite0").unwrap();
+    let values = model.to_values(InputFormat::F32Nchw, OutputKind::Logits).unwrap();
+    let each = values.each(8).unwrap();
+    let kernels = |model: &Model, rows: usize| -> Vec<String> {
+        let plans = Engine::builder(model).batch_sizes(&[rows]).plans_for(&Limits::h100()).unwrap();
+        let conv = |step: &&trefoil::plan::Step| step.weight_bytes > 0;
+        plans[0].steps.iter().filter(conv).map(|step| format!("{} {:?}", step.name, step.kernel)).collect()
+    };
+    for rows in [1, 4] {
+        let found = kernels(&each, rows);
+        assert!(found.len() >= 49 && found.iter().all(|step| !step.ends_with("Loop")), "{found:?}");
+        assert_eq!(found, kernels(&values, 8 * rows));
+    }
+}

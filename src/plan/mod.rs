@@ -140,6 +140,8 @@ pub struct Plan {
     pub limits: Limits,
     /// Rows computed by one run.
     pub batch: usize,
+    /// Images of one run that layers compute: one for each row, or several if rows of a model of values have several.
+    pub images: usize,
     /// The rows that a run reads.
     pub input: RowSpec,
     /// The rows that a run writes.
@@ -163,7 +165,20 @@ impl Plan {
     fn new(limits: &Limits, batch: usize, [input, output]: [RowSpec; 2]) -> Self {
         let (limits, states, steps) = (limits.clone(), Vec::new(), Vec::new());
         let (tensors, constants, arena_bytes, arena_bytes_without_reuse) = (Vec::new(), Vec::new(), 0, 0);
-        Self { limits, batch, input, output, states, steps, tensors, constants, arena_bytes, arena_bytes_without_reuse }
+        let images = batch;
+        Self {
+            limits,
+            batch,
+            images,
+            input,
+            output,
+            states,
+            steps,
+            tensors,
+            constants,
+            arena_bytes,
+            arena_bytes_without_reuse,
+        }
     }
 
     /// The plan with the same steps in several lanes, as [`plan`] makes them if there are independent branches, or in

@@ -116,7 +116,7 @@ impl<'a> Growing<'a> {
 
     /// A tensor in the arena for an operand, without an offset yet.
     fn activations(&self, of: Operand) -> Tensor {
-        tensor(of, self.plan.batch * of.stored().elems() * of.dtype.bytes())
+        tensor(of, self.plan.images * of.stored().elems() * of.dtype.bytes())
     }
 
     /// Adds the tensor of a node's rows, which lie at a byte offset in each row that a run reads.

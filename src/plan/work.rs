@@ -194,7 +194,7 @@ impl Plan {
         Work {
             name: &step.name,
             op: &step.op,
-            batch: self.batch,
+            batch: self.images,
             inputs: step.inputs.iter().map(operand).collect(),
             outputs: step.outputs.iter().map(operand).collect(),
         }

@@ -104,9 +104,9 @@ impl Operands<'_> {
         self.step.kernel
     }
 
-    /// The number of rows of a run.
+    /// The number of images of a run.
     pub fn batch(&self) -> usize {
-        self.plan.batch
+        self.plan.images
     }
 
     pub fn limits(&self) -> &Limits {
@@ -133,7 +133,7 @@ impl Operands<'_> {
         match self.x().place {
             Place::Input(_) => self.plan.input.row_pitch,
             Place::Output(_) | Place::Constant(_) | Place::State(_) | Place::Arena(_) => {
-                (self.x().bytes / self.plan.batch).next_multiple_of(4)
+                (self.x().bytes / self.plan.images).next_multiple_of(4)
             }
         }
     }

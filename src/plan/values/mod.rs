@@ -20,7 +20,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use self::layered::Layered;
@@ -48,9 +48,11 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 /// [`Error::Unsupported`] with every operation that no kernel of the device can compute.
 pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
-    let (on_gpu, target) = (limits.family != Family::Cpu, PlanTarget { limits, batch, choices });
+    let on_gpu = limits.family != Family::Cpu;
+    let images = if on_gpu { images_of(given, batch) } else { batch };
+    let target = PlanTarget { limits, batch: images, choices };
     let graph = match on_gpu {
-        true => expanded(given, request),
+        true => expanded(given, request, target),
         false => with_rows(&unrolled(given, &HashSet::new()), batch, rows[0]),
     };
     let in_f32 = &with_parts([given, &graph], in_f32);
@@ -68,7 +70,7 @@ pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let order = LoopOrder::new(&of, &network, &steps);
     let due = order.due(&schedule);
     let states = states.to_vec();
-    let plan = Plan { states, ..Plan::new(limits, batch, rows.map(RowSpec::clone)) };
+    let plan = Plan { states, images, ..Plan::new(limits, batch, rows.map(RowSpec::clone)) };
     let lowering = Lowering::new(&context, steps, plan);
     let mut growing = Growing::new(&of, &schedule, order, lowering, request);
     for node in (0..network.nodes.len()).map(model::NodeId) {
@@ -89,6 +91,34 @@ pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     Ok(plan)
 }
 
+/// The number of images in one run of `batch` rows that kernels for layers compute: the number of rows, or a multiple of
+/// it at which they compute more, because rows have several images each.
+fn images_of(graph: &Graph, batch: usize) -> usize {
+    let mut convolved = BTreeMap::<usize, usize>::new();
+    let mut products = Vec::new(); // rows of matrices, and operations
+    for node in &graph.nodes {
+        let y = graph.value(node.outputs[0]);
+        let (Some(Some(x)), Some(Some(weights))) = (node.inputs.first(), node.inputs.get(1)) else { continue };
+        let filter = graph.value(*weights);
+        match &node.op {
+            Op::Conv(_) => {
+                *convolved.entry(y.dims[0]).or_default() += y.elems() * filter.elems() / filter.dims[0].max(1)
+            }
+            Op::Contract(_) if graph.constant(*weights).is_some() => {
+                let columns = y.dims.last().copied().unwrap_or(1).max(1);
+                products.push((y.elems() / columns, graph.value(*x).elems() * columns));
+            }
+            _ => {}
+        }
+    }
+    let computed = |images: usize| {
+        let of_products = products.iter().filter(|(rows, _)| rows.is_multiple_of(images)).map(|(_, work)| work);
+        convolved.get(&images).copied().unwrap_or(0) + of_products.sum::<usize>()
+    };
+    let several = convolved.keys().copied().filter(|&images| images > batch && images.is_multiple_of(batch));
+    several.fold(batch, |best, images| if computed(images) > computed(best) { images } else { best })
+}
+
 /// The names of nodes that stay in f32, with those of the nodes that stand for one of them in the new graph.
 fn with_parts([old, new]: [&Graph; 2], in_f32: &BTreeSet<String>) -> BTreeSet<String> {
     let old: HashSet<&str> = old.nodes.iter().map(|node| &*node.name).collect();
@@ -99,9 +129,8 @@ fn with_parts([old, new]: [&Graph; 2], in_f32: &BTreeSet<String>) -> BTreeSet<St
 
 /// The graph for a GPU, which has no functions over values: inputs as they lie in rows, and loops for every operation
 /// that no kernel can compute.
-fn expanded(graph: &Graph, request: &ValuesRequest<'_>) -> Graph {
-    let &ValuesRequest { limits, batch, rows, precision, in_f32, choices, .. } = request;
-    let target = PlanTarget { limits, batch, choices };
+fn expanded(graph: &Graph, request: &ValuesRequest<'_>, target: PlanTarget<'_>) -> Graph {
+    let &ValuesRequest { batch, rows, precision, in_f32, .. } = request;
     let in_kernels = |graph: &Graph| patterns::kept(graph, precision, target, in_f32);
     let without = |kept: &HashSet<String>| with_rows(&expand_but(graph, kept), batch, rows[0]);
     let kept = in_kernels(&with_rows(graph, batch, rows[0]));
@@ -253,7 +282,8 @@ impl<'a> Growing<'a> {
         let name = &self.graph.nodes[node.0].name;
         let [inputs, outputs] =
             [&step.reads, &step.writes].map(|ids| ids.iter().map(|&id| self.tensor(id)).collect::<Vec<_>>());
-        let &ValuesRequest { limits, batch, choices, precision, .. } = self.request;
+        let &ValuesRequest { limits, choices, precision, .. } = self.request;
+        let batch = self.plan().images;
         let tensors = &self.plan().tensors;
         let operands = |ids: &[TensorId]| ids.iter().map(|id| tensors[id.0].operand()).collect();
         let work = Work { name, op, batch, inputs: operands(&inputs), outputs: operands(&outputs) };

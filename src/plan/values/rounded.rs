@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::images_of;
 use super::layered::{Halves, Layered};
 use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, Port, Value, ValueId};
 use crate::plan::context::PlanTarget;
@@ -22,7 +23,7 @@ pub(crate) struct Rounded<'a> {
 
 /// `graph` for one row as a GPU computes it with these nodes in f32. All values of f32 are outputs.
 pub(crate) fn rounded<'a>(graph: &'a Graph, limits: &Limits, in_f32: &BTreeSet<String>) -> Rounded<'a> {
-    let target = PlanTarget { limits, batch: 1, choices: &Choices::new() };
+    let target = PlanTarget { limits, batch: images_of(graph, 1), choices: &Choices::new() };
     let halves = Layered::of(graph, Dtype::F16, target, in_f32).halves;
     Rounded::new(graph, halves)
 }

@@ -76,7 +76,9 @@ impl Photos {
         // Each photo is a row's first pixels; where an input is a state, its rows lie end to end.
         let is_of_rows = batch == 1 || view.axes.first() == Some(&[batch, graph.value(view.root).elems() / batch]);
         let in_words = batch == 1 || (height * width * channels).is_multiple_of(4);
-        if !is_port || !is_dense || !is_of_rows || !in_words || view.first > 0 || rows != batch {
+        // A row has one photo.
+        let is_one = graph.value(view.root).dims.first() == Some(&batch);
+        if !is_port || !is_dense || !is_of_rows || !is_one || !in_words || view.first > 0 || rows != batch {
             return None;
         }
         // A byte b becomes factor x b + term, which is (b / 255 - mean) / std.
