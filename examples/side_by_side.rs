@@ -39,9 +39,12 @@ fn main() -> Result<(), Error> {
     let argument = |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
     let open = |path: String, of: fn(&str) -> Option<&str>| {
         let sizes = sizes.iter().filter_map(|size| of(size)?.split_once('='));
+        let (bytes, sizes): (Vec<_>, Vec<_>) = sizes.partition(|(name, _)| *name == "bytes");
+        let sizes = sizes.into_iter();
         let sizes =
             sizes.fold(Sizes::new(), |all, (name, size)| all.dim(name, size.parse().expect("SIZE is a number")));
-        Model::open_at(path, &sizes)
+        let model = Model::open_at(path, &sizes)?;
+        if bytes.is_empty() { Ok(model) } else { of_bytes(&model) }
     };
     let model = open(argument(0, "weights/convnet28"), |size| (!size.starts_with("urgent:")).then_some(size))?;
     let urgent = open(argument(2, "weights/convnet28"), |size| size.strip_prefix("urgent:"))?;

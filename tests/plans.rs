@@ -738,7 +738,7 @@ fn rows_of_several_images_have_the_same_kernels() {
     };
     for rows in [1, 4] {
         let found = kernels(&each, rows);
-        assert!(found.len() >= 49 && found.iter().all(|step| !step.ends_with("Loop")), "{found:?}");
+        assert!(found.len() > 30 && found.iter().all(|step| !step.ends_with("Loop")), "{found:?}");
         assert_eq!(found, kernels(&values, 8 * rows));
     }
 }
