@@ -171,15 +171,15 @@ impl Model {
     /// model of values is returned as it is.
     ///
     /// The input `image` and the output `result` are those of an engine of the network of images with this input format
-    /// and output kind. Batch norms are folded into filters. The model has no labels and no free dimensions; its plans are
-    /// those of models of values.
+    /// and output kind; the result has the dimensions of an image, which is one pixel for scores of classes. Batch norms
+    /// are folded into filters. The model has no labels and no free dimensions; its plans are those of models of values.
     ///
     /// ```
     /// use trefoil::{Device, Engine, InputFormat, OutputKind, Target, model::Model};
     /// let model = Model::open("weights/convnet28")?.to_values(InputFormat::F32Nchw, OutputKind::Probabilities)?;
     /// let engine = Engine::builder(&model.each(3)?).on(&Device::open(Target::Cpu)?).build()?;
     /// assert_eq!(engine.input().to_string(), "`image` of f32[3,1,28,28]");
-    /// assert_eq!(engine.output().to_string(), "`result` of f32[3,10]");
+    /// assert_eq!(engine.output().to_string(), "`result` of f32[3,1,1,10]");
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     ///

@@ -39,7 +39,7 @@ impl Launcher for Add {
         let StepOp::Add(activation) = *step.op() else { return Err(step.wrong_kernel()) };
         let (a, b, out) = step.pointers();
         let (shape, out_pitch) = (stored(step.x()), step.y().pitch);
-        launch(&AddProblem { batch: step.batch(), shape, out_pitch, activation }, &AddPointers { a, b, out })
+        launch(&AddProblem { batch: step.images(), shape, out_pitch, activation }, &AddPointers { a, b, out })
     }
 
     #[cfg(test)]

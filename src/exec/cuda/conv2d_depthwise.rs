@@ -108,7 +108,7 @@ impl DepthwiseProblem {
     pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
         let y = step.y();
         Self {
-            batch: step.batch(),
+            batch: step.images(),
             input: Shape { channels: y.stored_channels, ..step.x().shape },
             output: [y.shape.height, y.shape.width],
             window: conv.window,

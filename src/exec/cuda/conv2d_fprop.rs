@@ -97,7 +97,7 @@ impl ConvProblem {
     /// The problem of a step by its first convolution.
     pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
         let (x, y) = (step.x(), step.y());
-        let (batch, y_pitch) = (step.batch(), y.pitch);
+        let (batch, y_pitch) = (step.images(), y.pitch);
         let Conv2d { window, activation, .. } = *conv;
         Self { batch, input: stored(x), output: stored(y), y_pitch, window, activation }
     }

@@ -38,7 +38,7 @@ impl Launcher for Convert {
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
         let (x, _, y) = step.pointers();
-        let batch = step.batch();
+        let batch = step.images();
         let of = |entry, factor, [halves, bytes]: [u64; 2], [of_halves, of_bytes]: [&Tensor; 2]| {
             let (shape, signed) = (stored(of_bytes), of_bytes.dtype == Dtype::I8);
             let (c_halves, half_pitch) = (of_halves.stored_channels, of_halves.pitch);

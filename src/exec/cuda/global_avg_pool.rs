@@ -34,7 +34,7 @@ impl Launcher for GlobalAvgPool {
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
         let (x, _, y) = step.pointers();
-        let problem = GlobalAvgPoolProblem { batch: step.batch(), input: stored(step.x()) };
+        let problem = GlobalAvgPoolProblem { batch: step.images(), input: stored(step.x()) };
         launch(&problem, &GlobalAvgPoolPointers { x, y })
     }
 

@@ -78,7 +78,7 @@ pub(crate) struct LinearPointers {
 impl LinearProblem {
     pub(super) fn of(step: &Operands<'_>) -> Self {
         let [in_stored, out_stored] = [step.x(), step.y()].map(|tensor| tensor.stored_channels);
-        Self { batch: step.batch(), in_stored, out_stored, activation: Activation::None }
+        Self { batch: step.images(), in_stored, out_stored, activation: Activation::None }
     }
 }
 

@@ -71,7 +71,7 @@ impl Launcher for MeanS8 {
         let ((x, _, y), input) = (step.pointers(), stored(step.x()));
         let (x_signed, scale) = (step.x().dtype == Dtype::I8, mean_factor(scale, input));
         let y_channels = step.y().stored_channels;
-        launch(&S8MeanProblem { batch: step.batch(), input, x, x_signed, scale, y, y_channels })
+        launch(&S8MeanProblem { batch: step.images(), input, x, x_signed, scale, y, y_channels })
     }
 
     #[cfg(test)]

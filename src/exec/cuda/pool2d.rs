@@ -58,7 +58,7 @@ impl Launcher for Pool2d {
             _ => return Err(step.wrong_kernel()),
         };
         let ((x, _, y), result) = (step.pointers(), step.y());
-        let (batch, input, y_pitch) = (step.batch(), stored(step.x()), result.pitch);
+        let (batch, input, y_pitch) = (step.images(), stored(step.x()), result.pitch);
         let output = [result.shape.height, result.shape.width];
         launch(&PoolProblem { kind, batch, input, output, y_pitch, pool }, &PoolPointers { x, y })
     }

@@ -127,7 +127,7 @@ impl DepthwiseS8Problem {
     pub(super) fn of(step: &Operands<'_>) -> Result<Self, Error> {
         let StepOp::QuantizedDepthwise(of) = step.op() else { return Err(step.wrong_kernel()) };
         let (input, output, window) = (stored(step.x()), stored(step.y()), of.conv.window);
-        let conv = S8Conv { batch: step.batch(), input, output, window };
+        let conv = S8Conv { batch: step.images(), input, output, window };
         let (x, _, y) = step.pointers();
         let filter = step.filter(step.name());
         let bias = filter + (output.channels * conv.taps()) as u64;

@@ -114,7 +114,7 @@ impl Launcher for Sm90Conv2dFew {
         };
         let (x, bias, y) = step.pointers();
         let (dtype, filter) = (step.y().dtype, step.filter(step.name()));
-        launch(of, &FewOperands { dtype, batch: step.batch(), x, filter, bias, y })
+        launch(of, &FewOperands { dtype, batch: step.images(), x, filter, bias, y })
     }
 
     #[cfg(test)]

@@ -160,7 +160,7 @@ impl S8Problem {
         let StepOp::QuantizedConv(of) = step.op() else { return Err(step.wrong_kernel()) };
         let (window, activation) = (of.conv.window, of.conv.activation);
         let (input, output) = (stored(step.x()), stored(step.y()));
-        let conv = S8Conv { batch: step.batch(), input, output, window };
+        let conv = S8Conv { batch: step.images(), input, output, window };
         let (x, other, y) = step.pointers();
         let is_signed = |dtype| dtype == Dtype::I8;
         let residual = other.zip(of.residual_factor()).map(|(address, scale)| {

@@ -134,7 +134,7 @@ pub(crate) struct ProductProblem {
 impl ProductProblem {
     /// The problem of a step. The operation says which operands follow the first.
     fn of(of: &ProductOp, step: &Operands<'_>) -> Self {
-        let sizes = of.sizes(step.batch());
+        let sizes = of.sizes(step.images());
         let dense = |address| RowsAt { first: 0, pitch: sizes.n }.on(address);
         let mut others = 1..;
         let mut next =

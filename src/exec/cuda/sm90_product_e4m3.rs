@@ -106,7 +106,7 @@ impl E4m3Problem {
             |is_there: bool| is_there.then(|| others.next().map(|index| step.input_address(index))).flatten();
         let (x, _, y) = step.pointers();
         Self {
-            sizes: product.sizes(step.batch()),
+            sizes: product.sizes(step.images()),
             activation: product.activation,
             x,
             w: step.filter(step.name()),

@@ -98,7 +98,7 @@ impl Launcher for Sm90Recurrent {
         let operand = |wanted| reads.iter().position(|&read| read == wanted).map(|at| step.input_address(1 + at));
         let operands = RecurrentOperands {
             dtype: step.x().dtype,
-            batch: step.batch(),
+            batch: step.images(),
             inputs: step.input_address(0),
             weights: step.filter(step.name()),
             bias: operand(RecurrentRead::Bias),

@@ -105,7 +105,7 @@ impl Launcher for Sm90SqueezeExcite {
         let (x, _, y) = step.pointers();
         let filters = [&of.squeeze, &of.excite].map(|layer| step.filter(&layer.name));
         let biases = [0, 1].map(|sum| step.bias(sum));
-        let operands = SqueezeOperands { dtype: step.x().dtype, batch: step.batch(), x, filters, biases, y };
+        let operands = SqueezeOperands { dtype: step.x().dtype, batch: step.images(), x, filters, biases, y };
         launch(of, tile, step.limits(), &operands)
     }
 

@@ -63,7 +63,7 @@ impl Launcher for Sm90Stem {
         };
         let ((x, _, y), rows) = (step.pointers(), step.x());
         let (input, output) = (rows.shape, stored(step.y()));
-        let problem = StemProblem { batch: step.batch(), input, output, row_pitch: step.photo_pitch(), stem };
+        let problem = StemProblem { batch: step.images(), input, output, row_pitch: step.photo_pitch(), stem };
         launch(&problem, tile, &StemPointers { x, filter: step.filter(step.name()), y })
     }
 

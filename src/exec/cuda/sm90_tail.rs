@@ -60,7 +60,7 @@ impl Launcher for Sm90Tail {
         let input = stored(step.x());
         let signed = step.x().dtype == Dtype::I8;
         let problem = TailProblem {
-            batch: step.batch(),
+            batch: step.images(),
             input,
             bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
             channels: tail.linear.out_features,

@@ -104,8 +104,13 @@ impl Operands<'_> {
         self.step.kernel
     }
 
-    /// The number of images of a run.
+    /// The number of rows of a run.
     pub fn batch(&self) -> usize {
+        self.plan.batch
+    }
+
+    /// The number of images of a run.
+    pub fn images(&self) -> usize {
         self.plan.images
     }
 

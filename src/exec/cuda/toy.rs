@@ -23,7 +23,7 @@ impl Launcher for Toy {
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
         let Kernel::Toy(images) = step.kernel() else { return Err(step.wrong_kernel()) };
         let (x, _, y) = step.pointers();
-        let blocks = product("blocks", &[step.batch().div_ceil(images)])?;
+        let blocks = product("blocks", &[step.images().div_ceil(images)])?;
         Ok(Launch::flat(ENTRY, blocks, THREADS, &[x, y]))
     }
 
