@@ -16,7 +16,7 @@
 //! measures the flow's throughput beside that of its two parts.
 
 #[path = "side_by_side.rs"]
-#[allow(dead_code, reason = "the example measures a pipeline only")]
+#[allow(dead_code, clippy::duplicate_mod, reason = "the example measures a pipeline only; a test loads both examples")]
 mod side_by_side;
 
 use std::time::Duration;

@@ -128,7 +128,7 @@ pub fn each_of_several_rows_is_a_row(device: &Device) {
     let apart: Vec<Vec<Vec<f32>>> = (0..6)
         .map(|row| [0, 1].map(|port| numbers(row / 3, port, 3 * elems)[row % 3 * elems..][..elems].to_vec()).to_vec())
         .collect();
-    let expected = outputs(&build(Engine::builder(&model), device, &[at.clone()]), &at, &apart);
+    let expected = outputs(&build(Engine::builder(&model), device, std::slice::from_ref(&at)), &at, &apart);
     for (row, ports) in expected.iter().enumerate() {
         for (port, numbers) in ports.iter().enumerate() {
             assert_eq!(found[row / 3][port][row % 3 * elems..][..elems], numbers[..], "row {row}, output {port}");
