@@ -672,7 +672,7 @@ fn layers_without_a_kernel_of_bytes_are_in_halves() {
     let mut g = GraphBuilder::new();
     let image = g.image("image", Shape::new(14, 14, 64));
     let single = &Window::square(1, 1, 0);
-    let a = g.conv2d("a", image, 64, &Window::square(33, 1, 16));
+    let a = g.conv2d("a", image, 64, Window::square(33, 1, 16));
     let b = g.conv2d("b", a, 72, single);
     let c = g.conv2d("c", b, 64, single);
     let mut graph = network(g, c);
