@@ -298,3 +298,87 @@ fn find(graph: &Graph, node: &str) -> Result<NodeId, Error> {
         Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}"))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Expr, GraphBuilder, Tensor};
+    use crate::loops;
+    use crate::tensor::Dtype;
+
+    fn numbers(graph: &Graph, inputs: &[[f32; 2]]) -> Vec<Vec<f32>> {
+        graph.check().unwrap();
+        let inputs: Vec<Tensor> = inputs.iter().map(|numbers| Tensor::of(&[1, 2], numbers)).collect();
+        let outputs = loops::evaluate(graph, &mut |name, _| unreachable!("no weight {name}"), &inputs).unwrap();
+        outputs.iter().map(|output| output.elems::<f32>().to_vec()).collect()
+    }
+
+    /// s = x + y, and p = s x y; both are outputs.
+    fn sums() -> Graph {
+        let mut g = GraphBuilder::new();
+        let [x, y] = ["x", "y"].map(|name| g.input(name, Dtype::F32, &[1, 2]));
+        let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
+        let two = g.constant(Dtype::F32, &[2], 2.0_f32.to_le_bytes().repeat(2));
+        let four = g.map("four", Expr::arg(0) * Expr::arg(0), &[two]);
+        let product = g.map("product", Expr::arg(0) * Expr::arg(1) * Expr::arg(2), &[sum, y, four]);
+        g.output("s", sum);
+        g.output("p", product);
+        g.finish().unwrap()
+    }
+
+    fn names(ports: &[Port]) -> Vec<&str> {
+        ports.iter().map(|port| &*port.name).collect()
+    }
+
+    #[test]
+    fn joined_graphs_compute_one_after_the_other() {
+        let graph = sums();
+        let weights = BTreeMap::new();
+        let names_of_next = Names { prefix: "next", weights: &weights };
+        let links = [(graph.outputs[1].value, 0)]; // p is the second graph's x
+        let both = joined(&graph, &graph, &links, &names_of_next).unwrap();
+        assert_eq!(names(&both.inputs), ["x", "y", "next/y"]);
+        assert_eq!(names(&both.outputs), ["s", "next/s", "p"]);
+        let nodes: Vec<&str> = both.nodes.iter().map(|node| &*node.name).collect();
+        assert_eq!(nodes, ["sum", "four", "product", "next/sum", "next/four", "next/product"]);
+        let found = numbers(&both, &[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
+        assert_eq!(found, [vec![4.0, 6.0], vec![53.0, 102.0], vec![1060.0, 2448.0]]);
+        let shared = joined(&graph, &graph, &[(graph.inputs[0].value, 0), (graph.inputs[1].value, 1)], &names_of_next);
+        let shared = shared.unwrap();
+        assert_eq!(
+            (names(&shared.inputs), names(&shared.outputs)),
+            (vec!["x", "y"], vec!["s", "p", "next/s", "next/p"])
+        );
+    }
+
+    #[test]
+    fn values_that_do_not_fit_are_refused() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("wide", Dtype::F32, &[1, 3]);
+        let y = g.node("half", Op::Map(Expr::arg(0).cast(Dtype::F16)), &[x]);
+        g.output("y", y);
+        let (graph, weights) = (sums(), BTreeMap::new());
+        let names = Names { prefix: "next", weights: &weights };
+        let error = joined(&graph, &g.finish().unwrap(), &[(graph.outputs[0].value, 0)], &names).unwrap_err();
+        assert!(error.to_string().contains("an input of f32[1,3] is linked to a value of f32[1,2]"), "{error}");
+    }
+
+    #[test]
+    fn parts_of_a_graph_hand_over_all_that_is_read() {
+        let graph = sums();
+        let [first, second] = cut(&graph, graph.find("sum").unwrap());
+        assert_eq!(names(&first.outputs), ["y", "sum"]);
+        assert_eq!((names(&second.inputs), names(&second.outputs)), (vec!["y", "sum"], vec!["s", "p"]));
+        assert_eq!((first.nodes.len(), second.nodes.len()), (1, 2));
+        let between = numbers(&first, &[[1.0, 2.0], [3.0, 4.0]]);
+        let between: Vec<[f32; 2]> = between.iter().map(|of| [of[0], of[1]]).collect();
+        assert_eq!(numbers(&second, &between), numbers(&graph, &[[1.0, 2.0], [3.0, 4.0]]));
+        let up_to = up_to(&graph, graph.find("sum").unwrap());
+        assert_eq!((up_to.nodes.len(), names(&up_to.outputs)), (1, vec!["sum"]));
+        // Behind a node that depends on no input, and behind the last one.
+        let [first, second] = cut(&graph, graph.find("four").unwrap());
+        assert_eq!((names(&first.outputs), second.nodes.len()), (vec!["y", "sum"], 2));
+        let [_, nothing] = cut(&graph, graph.find("product").unwrap());
+        assert_eq!((nothing.nodes.len(), names(&nothing.inputs)), (0, vec!["sum", "product"]));
+    }
+}
