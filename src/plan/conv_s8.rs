@@ -1,4 +1,4 @@
-//! Convolutions of bytes: their sizes, the tiles of their kernel, and the order of the filters that it reads.
+//! Convolutions of bytes: their sizes, their kernels with tiles, and the order of the filters that the kernels read.
 
 use std::fmt;
 

@@ -4,7 +4,7 @@
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
 use super::implicit_gemm::{GemmProblem, GemmResult, GemmSource};
-use super::launch::{ArgBytes, CHUNK, Launch, activation_code, aligned, kernel_args, pitch, unsupported};
+use super::launch::{CHUNK, Launch, activation_code, aligned, kernel_args, pitch, unsupported};
 use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::model::{Conv2d, Window};
@@ -141,16 +141,8 @@ pub(crate) fn launch(problem: &ConvProblem, tile: ConvTile, pointers: &ConvPoint
         activation: activation_code(activation)?,
         y_chunks: pitch(y_pitch, output.channels)? / CHUNK as i32,
     };
-    Ok(Launch {
-        entry: entry.into(),
-        grid: [blocks, 1, 1],
-        cluster: 1,
-        block: [pipeline.threads as u32, 1, 1],
-        shared_bytes: pipeline.shared_bytes as u32,
-        args: ArgBytes::new(&args),
-        maps: Vec::new(),
-        waits_itself: false,
-    })
+    let shared_bytes = pipeline.shared_bytes as u32;
+    Ok(Launch { shared_bytes, ..Launch::flat(entry, blocks, pipeline.threads as u32, &args) })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
 use super::implicit_gemm::{GemmProblem, GemmResult, GemmSource};
-use super::launch::{ArgBytes, Launch, aligned, kernel_args, unsupported};
+use super::launch::{Launch, aligned, kernel_args, unsupported};
 use super::requantise::ByteResult;
 use super::sm90_conv2d_s8::S8Problem;
 use super::steps::Operands;
@@ -102,16 +102,8 @@ pub(crate) fn launch(problem: &S8Problem, tile: ConvTile) -> Result<Launch, Erro
         y_chunks: (conv.output.channels / CHUNK) as i32,
         reserved: 0,
     };
-    Ok(Launch {
-        entry: entry.into(),
-        grid: [blocks, 1, 1],
-        cluster: 1,
-        block: [pipeline.threads as u32, 1, 1],
-        shared_bytes: pipeline.shared_bytes as u32,
-        args: ArgBytes::new(&args),
-        maps: Vec::new(),
-        waits_itself: false,
-    })
+    let shared_bytes = pipeline.shared_bytes as u32;
+    Ok(Launch { shared_bytes, ..Launch::flat(entry, blocks, pipeline.threads as u32, &args) })
 }
 
 /// Channels of a 16-byte access.

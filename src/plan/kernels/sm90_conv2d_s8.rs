@@ -43,7 +43,7 @@ impl KernelDef for Sm90Conv2dS8 {
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
         let Some(sum) = sum(work) else { return Vec::new() };
         let of = |kernel| Variant { kernel: Kernel::S8(kernel), clocks: Some(clocks(&sum, kernel, limits)) };
-        kernels(&sum, limits).map(of).filter(|variant| self.has(variant.kernel)).collect()
+        kernels(&sum, limits).filter(|&kernel| self.has(Kernel::S8(kernel))).map(of).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
