@@ -328,7 +328,7 @@ NETWORKS = [
 NETWORKS += [
     Network(f"{network.name}, f32", network.make, {1: Asked(1.0), 32: Asked(1.0)}, is_f32=True)
     for network in NETWORKS
-    if network.name in ("MobileNetV3-Large", "EfficientNet-B0", "YOLOv8n, 640")
+    if network.name in ("MobileNetV3-Large", "EfficientNet-B0", "RegNetY-1.6", "YOLOv8n, 640", "PP-OCRv4 detection, 960")
 ]
 NETWORKS += [
     Network(f"{network.name}, e4m3", network.make, asked, is_e4m3=True)

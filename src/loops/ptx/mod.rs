@@ -94,7 +94,7 @@ pub struct Kernel {
     /// The number of blocks of a cluster; 1 if blocks share nothing.
     pub cluster: u32,
     /// Whether the kernel itself waits for the launches before it, so that it may be launched before they have ended
-    /// (programmatic dependent launch). It lets the launch behind it begin early.
+    /// (programmatic dependent launch).
     pub waits_itself: bool,
 }
 
@@ -123,9 +123,14 @@ pub fn kernel(of: &Loop, target: &PtxTarget) -> Result<Kernel, Error> {
     let cluster = if let Schedule::Rows(rows) = &schedule { rows.cluster() } else { 1 };
     let mut emitter = Emitter::new(&nest);
     emitter.parameters();
-    let waits_itself = target.compute_capability >= [9, 0];
-    if waits_itself {
+    let can_wait = target.compute_capability >= [9, 0];
+    if can_wait {
         emitter.text.put(format_args!("griddepcontrol.launch_dependents"));
+    }
+    // Blocks that begin early begin where there is room: several on one multiprocessor, while the launch before them has
+    // the others. A product takes as long as its busiest multiprocessor, so it begins when all are free.
+    let waits_itself = can_wait && !matches!(schedule, Schedule::Product(_));
+    if waits_itself {
         emitter.text.put(format_args!("griddepcontrol.wait"));
     }
     let [blocks, threads] = match schedule {
