@@ -1,10 +1,12 @@
 """LoadGen's systems under test: what takes its samples to the library, and the library's answers back."""
 
+import gc
 import os
 import queue
 import sys
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import mlperf_loadgen as loadgen
 import numpy as np
@@ -13,6 +15,10 @@ from library import Batcher
 
 # A thread that only runs Python lets another one run after so many seconds; 5 ms would be a third of Server's limit.
 sys.setswitchinterval(1e-4)
+# Nothing here refers to itself. A collection goes through all that waits, and stops every thread meanwhile: 0.1 s for
+# 100,000 waiting samples, so that more wait.
+gc.disable()
+LEAST_PART = 16  # rows of a batch that are worth another thread
 MOST_ROWS = 16  # that a call to the batcher is filled up to, and once more: they have their answers together
 
 
@@ -70,13 +76,14 @@ class Batches(Client):
     """Producers acquire a batch each, and only then take what is waiting: a busy engine gets fuller batches.
 
     `grain` samples are handed to a producer as one: a whole batch where all are there at once, 1 where they come alone.
-    Filling a batch is one call of numpy.
+    A batch is filled by `fillers` threads at once, one call of numpy each, so that few batches are under way.
     """
 
-    def __init__(self, engine, images, labels, producers, grain):
+    def __init__(self, engine, images, labels, producers, fillers, grain):
         self._images = np.zeros((len(images), engine.input.row_pitch), np.uint8)
         self._images[:, : engine.input.row_bytes] = images.reshape(len(images), -1)
-        self._grain, self._batches = grain, 0
+        self._grain, self._batches, self._fillers = grain, 0, fillers
+        self._others = ThreadPoolExecutor(max(1, producers * (fillers - 1)))
         super().__init__(engine, labels, producers)
 
     def issue(self, ids, indices):
@@ -87,6 +94,7 @@ class Batches(Client):
     def close(self):
         """And tells how many samples a batch had."""
         super().close()
+        self._others.shutdown()
         return self.answered / self._batches
 
     def _produce(self):
@@ -96,8 +104,16 @@ class Batches(Client):
             if taken is None:
                 return self._engine.release(batch)
             ids, indices = taken[0], np.array(taken[1], np.intp)
-            np.take(self._images, indices, axis=0, out=self._engine.rows(batch, len(ids)), mode="clip")
+            rows, part = self._engine.rows(batch, len(ids)), max(LEAST_PART, -(-len(ids) // self._fillers))
+            parts = [(indices[first : first + part], rows[first : first + part]) for first in range(0, len(ids), part)]
+            others = [self._others.submit(self._fill, *part) for part in parts[1:]]
+            self._fill(*parts[0])
+            for other in others:
+                other.result()
             self._flying.put((self._engine.submit(batch, len(ids)), ids, indices))
+
+    def _fill(self, indices, rows):
+        np.take(self._images, indices, axis=0, out=rows, mode="clip")
 
     def _complete(self):
         while (flying := self._flying.get()) is not None:

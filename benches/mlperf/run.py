@@ -105,6 +105,7 @@ def parse():
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--staging", type=int, default=7)
     parser.add_argument("--producers", type=int, default=4)
+    parser.add_argument("--fillers", type=int, default=1, help="threads that fill a batch together (default 1)")
     parser.add_argument("--batcher", action="store_true", help="each sample goes to the library's batcher by itself")
     parser.add_argument("--log", type=Path, default=LOGS, help=f"LoadGen's files (default {LOGS})")
     parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
@@ -155,7 +156,7 @@ def test(engine, images, labels, settings, options, rate, seconds):
         under_test = client.Rows(engine, images, labels, options.producers)
     else:
         grain = engine.capacity if options.scenario == "Offline" else 1
-        under_test = client.Batches(engine, images, labels, options.producers, grain)
+        under_test = client.Batches(engine, images, labels, options.producers, options.fillers, grain)
     sut = loadgen.ConstructFastSUT(under_test.issue, under_test.flush)
     loaded = settings.performance_sample_count_override
     qsl = loadgen.ConstructQSL(len(images), loaded, lambda _: None, lambda _: None)  # all are in memory
