@@ -26,7 +26,13 @@ struct Product {
 }
 
 impl Product {
+    /// The product of a node, if it has several rows.
     fn of(graph: &Graph, node: &Node) -> Option<Self> {
+        Self::with_rows(graph, node).filter(|(_, rows)| *rows > 1).map(|(product, _)| product)
+    }
+
+    /// The product of a node, and the number of its rows.
+    fn with_rows(graph: &Graph, node: &Node) -> Option<(Self, usize)> {
         let Op::Contract(of) = &node.op else { return None };
         let operands = [node.inputs[0]?, node.inputs[1]?];
         let [x, w] = operands.map(|id| graph.value(id));
@@ -35,7 +41,7 @@ impl Product {
         let is_f32 = [x, w].iter().all(|of| of.dtype == Dtype::F32);
         let fits = w.rank() == 2 && w.dims.iter().all(|&dim| dim > 0 && dim.is_multiple_of(ALIGN));
         let rows = x.elems().checked_div(*x.dims.last()?)?;
-        (is_f32 && fits && rows > 1).then_some(Self { operands, sums_first })
+        (is_f32 && fits).then_some((Self { operands, sums_first }, rows))
     }
 }
 
@@ -99,6 +105,28 @@ impl Model {
     /// [`e4m3_scales`](Self::e4m3_scales) names them, and scales that are not between 1e-12 and 1e12;
     /// [`Error::Unsupported`] for a network of images; [`Error::Io`] or [`Error::Tensor`] if weights cannot be read.
     pub fn in_e4m3(&self, scales: &BTreeMap<String, f32>) -> Result<Self, Error> {
+        let refused = |problems| Error::option("scales", problems, "products' names, and numbers from 1e-12 to 1e12");
+        self.with_products_in_e4m3(scales, refused)
+    }
+
+    /// The model as its configuration has it. A product that has one row at this size stays in floats.
+    pub(super) fn in_e4m3_as_kept(
+        &self,
+        scales: &BTreeMap<String, f32>,
+        refused: impl Fn(String) -> Error,
+    ) -> Result<Self, Error> {
+        let graph = self.graph(1)?;
+        let is_single = |node: &&Node| Product::with_rows(&graph, node).is_some_and(|(_, rows)| rows == 1);
+        let single: BTreeSet<&str> = graph.nodes.iter().filter(is_single).map(|node| &*node.name).collect();
+        let several = scales.iter().filter(|(name, _)| !single.contains(&***name));
+        self.with_products_in_e4m3(&several.map(|(name, scale)| (name.clone(), *scale)).collect(), refused)
+    }
+
+    fn with_products_in_e4m3(
+        &self,
+        scales: &BTreeMap<String, f32>,
+        refused: impl Fn(String) -> Error,
+    ) -> Result<Self, Error> {
         let (values, graph) = (self.values()?, self.graph(1)?);
         let products: HashMap<&str, Product> =
             graph.nodes.iter().filter_map(|node| Some((&*node.name, Product::of(&graph, node)?))).collect();
@@ -109,11 +137,7 @@ impl Model {
         };
         let problems: Vec<String> = scales.iter().filter_map(problem).collect();
         if !problems.is_empty() {
-            return Err(Error::option(
-                "scales",
-                problems.join("; "),
-                "products' names, and numbers from 1e-12 to 1e12",
-            ));
+            return Err(refused(problems.join("; ")));
         }
         let mut made = BTreeMap::new();
         for name in scales.keys() {

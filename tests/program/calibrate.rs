@@ -4,7 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use super::{Folder, expect_code, run, stderr, stdout};
+use super::embed::{TEXTS, lines, of_texts, path, problem, vectors};
+use super::{Folder, expect_code, json_lines, run, stderr, stdout};
 
 /// Adds this many photos to a folder, some of them twice.
 fn photos(folder: &Folder, count: usize) {
@@ -71,4 +72,52 @@ fn a_folder_that_cannot_be_written_is_told_first() {
     let output = run(&["calibrate", "weights/convnet28", folder.path(), "-o", "/proc/nowhere"]);
     expect_code(&output, 1);
     assert!(stderr(&output).contains("cannot create /proc/nowhere") && stdout(&output).is_empty(), "{output:?}");
+}
+
+/// The encoder's vectors are near those in floats, and not the same.
+#[test]
+fn an_encoder_in_e4m3_opens_like_any_other() {
+    let (folder, out) = (of_texts(), Folder::new("calibrated-e4m3"));
+    let texts = lines(&folder, &TEXTS);
+    let output = run(&["calibrate", path(&folder), &texts, "-o", out.path(), "--precision", "e4m3"]);
+    expect_code(&output, 0);
+    assert!(stdout(&output).contains(" products in e4m3 after 5 rows\n"), "{}", stdout(&output));
+    let config: Value = serde_json::from_slice(&fs::read(out.0.join("config.json")).unwrap()).unwrap();
+    let scales = config["quantization"]["e4m3"].as_object().unwrap();
+    assert!(scales.len() > 4 && scales.values().all(|scale| scale.as_f64().unwrap() > 0.0), "{scales:?}");
+    let embedded = |folder: &str| {
+        let output = run(&["embed", folder, &texts, "--device", "cpu"]);
+        expect_code(&output, 0);
+        vectors(&json_lines(&output))
+    };
+    for (floats, codes) in embedded(path(&folder)).iter().zip(embedded(out.path())) {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let cosine = dot(floats, &codes) / (dot(floats, floats) * dot(&codes, &codes)).sqrt();
+        assert!(*floats != codes && cosine > 0.98, "{cosine}");
+    }
+    let packed = run(&["embed", out.path(), &texts, "--device", "cpu", "--packed", "48"]);
+    expect_code(&packed, 0);
+}
+
+#[test]
+fn what_is_not_for_e4m3_is_told() {
+    let (folder, out) = (of_texts(), Folder::new("calibrated-e4m3-not"));
+    let texts = lines(&folder, &TEXTS);
+    let refused = |args: &[&str], part: &str| {
+        let output = run(&[&["calibrate"], args, &["-o", out.path(), "--precision", "e4m3"]].concat());
+        expect_code(&output, 1);
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+        assert_eq!(fs::read_dir(&out.0).unwrap().count(), 0);
+    };
+    refused(&[path(&folder), &texts, "--method", "max"], "are for bytes");
+    refused(&[path(&problem("CLIP, texts").folder()), "weights/photos"], "expected one of either");
+    refused(&["weights/convnet28", "weights/photos"], "cannot use the model");
+    let config = folder.0.join("config.json");
+    let mut wrong: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    wrong["quantization"] = serde_json::json!({"e4m3": {"no such product": 0.5}});
+    fs::write(&config, wrong.to_string()).unwrap();
+    refused(&[path(&folder), &texts], "is calibrated already");
+    let opened = run(&["embed", path(&folder), &texts, "--device", "cpu"]);
+    expect_code(&opened, 1);
+    assert!(stderr(&opened).contains("`no such product` is no product of several rows"), "{}", stderr(&opened));
 }

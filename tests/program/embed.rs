@@ -15,14 +15,14 @@ use super::embedding::problems::all;
 use super::{expect_code, json_lines, program, run, stderr, stdout};
 
 const WORDS: [&str; 8] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cats", "purr", "dogs", "##s"];
-const TEXTS: [&str; 5] = ["Cats purr", "dogs", "cats purr, cats purr, dogs purr", "", "CATS PURR"];
+pub const TEXTS: [&str; 5] = ["Cats purr", "dogs", "cats purr, cats purr, dogs purr", "", "CATS PURR"];
 
 pub fn problem(name: &str) -> Problem {
     all().into_iter().find(|problem| problem.name == name).expect("a problem of this name")
 }
 
 /// A folder with an encoder of texts and a tokenizer of [`WORDS`].
-fn of_texts() -> Folder {
+pub fn of_texts() -> Folder {
     let folder = problem("BERT, mean, unit").folder();
     add_tokenizer(&folder, 3);
     folder
@@ -64,13 +64,13 @@ pub fn path(folder: &Folder) -> &str {
 }
 
 /// Writes a file with these texts, one on each line; returns its path.
-fn lines(folder: &Folder, texts: &[&str]) -> String {
+pub fn lines(folder: &Folder, texts: &[&str]) -> String {
     let path = folder.0.join("texts.txt");
     fs::write(&path, texts.join("\n") + "\n").unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-fn vectors(lines: &[Value]) -> Vec<Vec<f32>> {
+pub fn vectors(lines: &[Value]) -> Vec<Vec<f32>> {
     let number = |value: &Value| value.as_f64().unwrap() as f32;
     lines.iter().map(|line| line["embedding"].as_array().unwrap().iter().map(number).collect()).collect()
 }

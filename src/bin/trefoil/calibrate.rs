@@ -1,5 +1,7 @@
-//! `trefoil calibrate`: finds scales and means of a model's values on photos, and writes a folder with the model and
-//! these.
+//! `trefoil calibrate`: finds scales and means of a model's values on photos, or scales of an encoder's products, and
+//! writes a folder with the model and these.
+
+mod e4m3;
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,32 +22,50 @@ use crate::{Outcome, models, out, report, setup, stop};
 /// Arguments of `calibrate`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example:
+Examples:
   trefoil calibrate weights/efficientnet-lite0 photos/ -o efficientnet-lite0-s8
   trefoil classify photos/ --model efficientnet-lite0-s8
+  trefoil calibrate bert-base-uncased texts.txt -o bert-base-e4m3 --precision e4m3
+  trefoil embed bert-base-e4m3 texts.txt
 
-A few hundred photos like those that the model will see are enough; at least 16 are needed. The folder OUT gets the same \
-weights, and a config.json with the scales and means under `quantization` (docs/quantization.md). A layer that alone \
-causes an error above --most-error stays in floats, and is listed.")]
+Bytes are for networks of images: a few hundred photos like those that the model will see are enough; at least 16 are \
+needed. The folder OUT gets the same weights, and a config.json with the scales and means under `quantization` \
+(docs/quantization.md). A layer that alone causes an error above --most-error stays in floats, and is listed.
+
+e4m3 is for encoders: it is computed on a few photos, or texts, and OUT gets all files of MODEL that say how it is opened.")]
 pub struct CalibrateArgs {
     /// A model: a folder with model.safetensors and config.json, or the name of such a folder
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// Photos, and folders that are searched recursively for files named like a JPEG or PNG
-    #[arg(required = true, value_name = "PHOTOS")]
-    photos: Vec<PathBuf>,
+    /// Photos, and folders that are searched recursively for files named like a JPEG or PNG; for an encoder of texts files
+    /// with a text on each line
+    #[arg(required = true, value_name = "INPUTS")]
+    inputs: Vec<PathBuf>,
     /// The folder to write
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
-    /// How to choose the largest number that a byte stands for
-    #[arg(long, value_name = "METHOD", default_value = "mse")]
-    method: Method,
-    /// With --method percentile: the percentage of a value's numbers that bytes represent without clipping
-    #[arg(long, value_name = "P", default_value = "99.99", value_parser = percent)]
-    percent: f64,
+    /// The numbers that layers are computed on: bytes, or e4m3 for the products of an encoder
+    #[arg(long, value_name = "PRECISION", default_value = "s8")]
+    precision: Numbers,
+    /// How to choose the largest number that a byte stands for [default: mse]
+    #[arg(long, value_name = "METHOD")]
+    method: Option<Method>,
+    /// With --method percentile: the percentage of a value's numbers that bytes represent without clipping [default: 99.99]
+    #[arg(long, value_name = "P", value_parser = percent)]
+    percent: Option<f64>,
     /// The largest error of a layer in bytes, as a share of the result's variance; layers above it stay in floats
-    #[arg(long, value_name = "SHARE", default_value = "0.005", value_parser = share)]
-    most_error: f64,
+    /// [default: 0.005]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    most_error: Option<f64>,
+}
+
+/// The numbers that a calibrated model is computed on.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    /// Bytes: layers of a network of images
+    S8,
+    /// Numbers of e4m3: products of an encoder of transformers
+    E4m3,
 }
 
 /// What decides the range of a value's bytes.
@@ -73,33 +93,51 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl CalibrateArgs {
     fn method(&self) -> CalibrationMethod {
-        match self.method {
+        match self.method.unwrap_or(Method::Mse) {
             Method::Max => CalibrationMethod::Max,
-            Method::Percentile => CalibrationMethod::Percentile(self.percent),
+            Method::Percentile => CalibrationMethod::Percentile(self.percent.unwrap_or(PERCENT)),
             Method::Entropy => CalibrationMethod::Entropy,
             Method::Mse => CalibrationMethod::Mse,
         }
     }
 }
 
+/// The defaults of --percent and --most-error.
+const PERCENT: f64 = 99.99;
+const MOST_ERROR: f64 = 0.005;
+
 pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
+    match args.precision {
+        Numbers::S8 => run_in_bytes(args),
+        Numbers::E4m3 => {
+            let is_of_bytes = args.method.is_some() || args.percent.is_some() || args.most_error.is_some();
+            ensure!(!is_of_bytes, "--method, --percent and --most-error are for bytes");
+            e4m3::run(args)
+        }
+    }
+}
+
+fn run_in_bytes(args: &CalibrateArgs) -> Result<Outcome> {
     let (model, from) = models::open(Some(&args.model))?;
     let config = config_of(&from)?;
     ensure!(!is_same(&args.out, &from), "{} is the model itself: name another folder", args.out.display());
-    let inputs = Inputs::collect(&args.photos);
+    let inputs = Inputs::collect(&args.inputs);
     ensure!(
         inputs.list.len() >= Calibrator::FEWEST_ROWS,
         "{} photos: expected {} or more, as varied as what the model will see",
         inputs.list.len(),
         Calibrator::FEWEST_ROWS
     );
-    // The folder is made first, so that nothing is computed that could not be kept.
-    let is_new = !args.out.exists();
-    fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
-    let checked = files::check(args.out.join("config.json")).map_err(Into::into);
-    let calibrated = checked.and_then(|()| calibrate(args, &model, config, &inputs));
+    in_folder(&args.out, || calibrate(args, &model, config, &inputs))
+}
+
+/// Makes the folder first, so that nothing is computed that could not be kept.
+fn in_folder(out: &Path, calibrate: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    let is_new = !out.exists();
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let calibrated = files::check(out.join("config.json")).map_err(Into::into).and_then(|()| calibrate());
     if calibrated.is_err() && is_new {
-        let _ = fs::remove_dir(&args.out); // if nothing is in it
+        let _ = fs::remove_dir(out); // if nothing is in it
     }
     calibrated
 }
@@ -112,7 +150,8 @@ fn calibrate(args: &CalibrateArgs, model: &Model, config: Map<String, Value>, in
     if stop::requested() {
         bail!("interrupted: nothing was written");
     }
-    let bad: Vec<Sensitivity> = layers.extract_if(.., |layer| layer.error > args.most_error).collect();
+    let most_error = args.most_error.unwrap_or(MOST_ERROR);
+    let bad: Vec<Sensitivity> = layers.extract_if(.., |layer| layer.error > most_error).collect();
     quantization.floats.extend(bad.iter().map(|layer| layer.layer.clone()));
     let error = calibrator.error(&model.quantized(&quantization)?)?;
     let about = json!({
@@ -120,7 +159,7 @@ fn calibrate(args: &CalibrateArgs, model: &Model, config: Map<String, Value>, in
         "method": method_name(args),
         "photos": calibrator.rows(),
         "error": error,
-        "most_error": args.most_error,
+        "most_error": most_error,
         "left_in_floats": bad.iter().map(|of| json!({"layer": of.layer, "error": of.error})).collect::<Vec<_>>(),
     });
     print(args, &calibrator, &layers, &bad, error)?;
@@ -130,8 +169,8 @@ fn calibrate(args: &CalibrateArgs, model: &Model, config: Map<String, Value>, in
 }
 
 fn method_name(args: &CalibrateArgs) -> String {
-    match args.method {
-        Method::Percentile => format!("percentile {}", args.percent),
+    match args.method.unwrap_or(Method::Mse) {
+        Method::Percentile => format!("percentile {}", args.percent.unwrap_or(PERCENT)),
         other => other.to_possible_value().expect("no method is hidden").get_name().to_owned(),
     }
 }

@@ -1,7 +1,7 @@
 //! `trefoil embed`: turns texts or pictures into vectors, in the order of the inputs.
 
-mod source;
-mod stream;
+pub mod source;
+pub mod stream;
 pub mod tokens;
 pub mod write;
 

@@ -40,10 +40,18 @@ pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<
         }
     };
     encoder::check_sizes(&*encoder, &settings);
+    let quantization = settings.inner("quantization");
+    let scales = quantization.numbers("e4m3");
+    settings.include(&quantization);
+    if !scales.is_empty() && TOWERS.contains(&&*kind) {
+        settings.refuse("`quantization.e4m3`: expected an encoder of one kind of input".into());
+    }
     settings.check()?;
     encoder.check(&asked)?;
     let packed = packing(&*encoder, &asked, &kind)?;
     let model = encoder::model(encoder, &weights, packed)?;
+    let model =
+        if scales.is_empty() { model } else { model.in_e4m3_as_kept(&scales, |what| settings.misfit(&what))? };
     Ok(Some(Model { name: kind.as_str().into(), pictures: pictures.map(Into::into), ..model }))
 }
 

@@ -1,6 +1,7 @@
 //! The keys of the JSON files next to a model's weights. All problems of a file are reported in one error.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -128,6 +129,17 @@ impl Settings {
         })
     }
 
+    /// The numbers by name under a key; none if the key does not exist.
+    pub fn numbers(&self, key: &str) -> BTreeMap<String, f32> {
+        let Some(value) = self.get(key) else { return BTreeMap::new() };
+        let number = |(name, value): (&String, &Value)| Some((name.clone(), value.as_f64()? as f32));
+        let numbers = value.as_object().and_then(|all| all.iter().map(number).collect());
+        numbers.unwrap_or_else(|| {
+            self.wrong(key, "an object of numbers", value);
+            BTreeMap::new()
+        })
+    }
+
     /// The list of names under a key; `None` if the key does not exist.
     pub fn names(&self, key: &str) -> Option<Vec<String>> {
         let value = self.get(key)?;
@@ -211,6 +223,11 @@ impl Settings {
     /// Takes over the problems of an object in the same file.
     pub fn include(&self, inner: &Self) {
         self.problems.borrow_mut().append(&mut inner.problems.borrow_mut());
+    }
+
+    /// The error for scales that do not fit the model.
+    pub fn misfit(&self, what: &str) -> Error {
+        Error::format(&self.path, format!("configuration: `quantization.e4m3`: {what}"))
     }
 
     /// Checks that no problem was recorded.

@@ -51,15 +51,20 @@ fn begin(engine: &Engine, model: &Model, source: &Source, first: usize) -> Resul
     let mut batch = engine.acquire()?;
     let (mut problems, mut rows) = (Vec::new(), 0);
     for input in first..(first + engine.capacity()).min(source.len()) {
-        let filled = match source {
-            Source::Texts(texts) => texts.fill(input, &mut batch, rows),
-            Source::Photos(photos) => photo(&photos[input], model, &mut batch, rows),
-        };
+        let filled = fill(model, source, input, &mut batch, rows);
         rows += usize::from(filled.is_ok());
         problems.push(filled.err());
     }
     let ticket = if rows > 0 { Some(batch.submit(rows)?) } else { None };
     Ok(Pending { problems, ticket, packed: None })
+}
+
+/// Fills a row with an input.
+pub fn fill(model: &Model, source: &Source, input: usize, batch: &mut Batch, row: usize) -> Result<(), String> {
+    match source {
+        Source::Texts(texts) => texts.fill(input, batch, row),
+        Source::Photos(photos) => photo(&photos[input], model, batch, row),
+    }
 }
 
 /// Fills a pack with the next valid texts, end to end, until one has no room, and submits it.
