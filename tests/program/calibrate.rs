@@ -100,6 +100,20 @@ fn an_encoder_in_e4m3_opens_like_any_other() {
 }
 
 #[test]
+fn an_encoder_of_images_is_calibrated_on_photos() {
+    let (folder, out) = (problem("ViT, classes").folder(), Folder::new("calibrated-e4m3-images"));
+    fs::write(out.0.join("empty.png"), b"").unwrap();
+    let empty = out.0.join("empty.png");
+    let args = ["calibrate", path(&folder), "weights/photos", empty.to_str().unwrap(), "-o", out.path()];
+    let output = run(&[&args[..], &["--precision", "e4m3"]].concat());
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("empty.png"), "{}", stderr(&output));
+    assert!(stdout(&output).contains(" products in e4m3 after 3 rows\n"), "{}", stdout(&output));
+    let embedded = run(&["embed", out.path(), "weights/photos", "--device", "cpu"]);
+    expect_code(&embedded, 0);
+}
+
+#[test]
 fn what_is_not_for_e4m3_is_told() {
     let (folder, out) = (of_texts(), Folder::new("calibrated-e4m3-not"));
     let texts = lines(&folder, &TEXTS);
