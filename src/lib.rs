@@ -76,7 +76,7 @@
 //! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans, call logs and the list of ONNX's node tests anew |
 //! | `TREFOIL_ONNX_NODES` | the tests | the folder that `tests/onnx/nodes.py` wrote ONNX's node tests to |
-//! | `TREFOIL_ALL` | the tests | set: each call to the driver fails in turn, which takes minutes; else each fourth one |
+//! | `TREFOIL_ALL` | the tests | set: each call to the driver fails in turn, which takes minutes; else each fifth one |
 //! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
 //! | `TREFOIL_PART` | the tests | `I/N`: part I, counted from 0, of N parts of all cases on a GPU; default all |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
