@@ -1,6 +1,7 @@
 //! Weights as kernels read them: the order of each filter's values, and the values that are added to sums.
 
 use super::kernels::{StemLayers, packed_channel, packed_channels};
+use super::transformer::height_of_eights;
 use super::work::{Layer, Weights, Work, taps};
 use super::{FILTER_ORDER, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
 use crate::tensor::Dtype;
@@ -46,6 +47,8 @@ pub(crate) enum FilterOrder {
     /// As [`Dense`](Self::Dense), with input channels at the places of the sm90 convolution's steps, and zeros at other
     /// places.
     Taps,
+    /// As [`Dense`](Self::Dense), with rows of zeros behind each window whose number of values is no multiple of 8.
+    Eights,
     /// `[taps][K]`.
     Depthwise,
     /// As [`Dense`](Self::Dense), with each 16 output channels in the order of the kernels of bytes. After the first
@@ -123,6 +126,7 @@ impl Packing<'_> {
             FilterOrder::Dense
             | FilterOrder::EvenFirst
             | FilterOrder::Taps
+            | FilterOrder::Eights
             | FilterOrder::Depthwise
             | FilterOrder::Bytes
             | FilterOrder::DepthwiseBytes
@@ -137,12 +141,26 @@ impl Packing<'_> {
             FilterOrder::StemBytes => STEM_FILTER_BYTES,
             FilterOrder::Taps => self.k_stored() * taps * packed_channels(self.c_stored()) * self.dtype.bytes(),
             FilterOrder::Stem(layers) => layers.filter_elems() * self.dtype.bytes(),
+            FilterOrder::Eights => self.k_stored() * self.eights() * self.dtype.bytes(),
             FilterOrder::Dense
             | FilterOrder::EvenFirst
             | FilterOrder::Depthwise
             | FilterOrder::Bytes
             | FilterOrder::DepthwiseBytes => self.k_stored() * taps * self.c_stored() * self.dtype.bytes(),
         }
+    }
+
+    /// The number of values of an output channel with those rows of zeros after which it is a multiple of 8.
+    fn eights(&self) -> usize {
+        let ([_, _, taps], height) = (
+            self.dims(),
+            match self.layer.weights {
+                Weights::Conv(conv) => conv.window.size[0],
+                Weights::Linear(_) => 1,
+            },
+        );
+        let terms = taps * self.c_stored();
+        height_of_eights(height, terms) * (terms / height)
     }
 
     /// The input channel of an output channel's first weight.
@@ -161,6 +179,7 @@ impl Packing<'_> {
         let first = match order {
             FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
             FilterOrder::EvenFirst => even_first(k) * taps * stored[1],
+            FilterOrder::Eights => k * self.eights(),
             FilterOrder::Taps => k * taps * packed_channels(stored[1]),
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];
@@ -174,7 +193,9 @@ impl Packing<'_> {
             FilterOrder::Taps => {
                 first + tap * packed_channels(stored[1]) + packed_channel(stored[1], first_channel + c)
             }
-            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Bytes => first + tap * stored[1] + c,
+            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Eights | FilterOrder::Bytes => {
+                first + tap * stored[1] + c
+            }
             FilterOrder::Depthwise | FilterOrder::DepthwiseBytes => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
             FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
@@ -184,7 +205,11 @@ impl Packing<'_> {
     /// The byte offset of the bias that is stored after the filter; `None` if there is none.
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
-            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Taps | FilterOrder::Depthwise => None,
+            FilterOrder::Dense
+            | FilterOrder::EvenFirst
+            | FilterOrder::Taps
+            | FilterOrder::Eights
+            | FilterOrder::Depthwise => None,
             FilterOrder::Bytes | FilterOrder::DepthwiseBytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }

@@ -110,7 +110,13 @@ pub enum RowNormResult {
 impl ProductOp {
     /// The sizes of a run with this number of rows.
     pub const fn sizes(&self, batch: usize) -> ProductSizes {
-        ProductSizes { m: batch * self.rows, n: self.weights.out_channels, k: self.terms }
+        ProductSizes { m: batch * self.rows, n: self.weights.out_channels, k: self.stored_terms() }
+    }
+
+    /// The number of values of a row of the operand and of the matrix.
+    pub(crate) const fn stored_terms(&self) -> usize {
+        let [height, _] = self.weights.window.size;
+        height_of_eights(height, self.terms) * (self.terms / height)
     }
 
     /// A short text of the operation.
@@ -165,6 +171,17 @@ impl RowNormOp {
     pub(super) const fn flops(&self) -> usize {
         8 * self.rows * self.columns
     }
+}
+
+/// The height of the windows of `terms` values that a product reads, if they are `height` high: whole rows of zeros follow
+/// values whose number is no multiple of 8.
+pub(super) const fn height_of_eights(height: usize, terms: usize) -> usize {
+    let row = terms / height;
+    let mut stored = height;
+    while !(stored * row).is_multiple_of(8) {
+        stored += 1;
+    }
+    stored
 }
 
 /// The end of the text of an operation: whether its result is codes of e4m3.

@@ -38,7 +38,7 @@ impl Split<'_> {
                 self.to.rows.insert(*port, *image);
                 *port
             }
-            Read::Patches { value, size } => self.patches(*value, *size, name),
+            Read::Patches { value, size, stored } => self.patches(*value, *size, *stored, name),
             Read::Blocks(blocks) => self.push_blocks(blocks, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
                 Some(&(_, there)) => there,
@@ -53,7 +53,7 @@ impl Split<'_> {
         let half = self.add(ValueType::new(self.dtype, &mask.dims));
         let op = Op::Map(mask.expr.clone().cast(self.dtype));
         self.push(Node { name: format!("{name} (mask)"), op, inputs, outputs: vec![half] });
-        let made = if mask.is_odd { self.padded(half, name) } else { half };
+        let made = if mask.is_odd { self.padded(half, mask.dims.len() - 1, 1, name) } else { half };
         self.masks.push((mask.clone(), made));
         made
     }
@@ -72,8 +72,8 @@ impl Split<'_> {
         self.half(x, name)
     }
 
-    /// The pixels of an image's windows, one window after the other.
-    fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], name: &str) -> ValueId {
+    /// The pixels of an image's windows, one window after the other, each followed by zeros up to a height.
+    fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], stored: usize, name: &str) -> ValueId {
         let [batch, height, width, channels] = self.to.graph.value(x).dims[..] else { unreachable!("of an image") };
         let of = |dtype, dims: [usize; 6]| ValueType::new(dtype, &dims);
         let apart = of(Dtype::F32, [batch, height / r, r, width / s, s, channels]);
@@ -81,15 +81,15 @@ impl Split<'_> {
         let turned = [batch, height / r, width / s, r, s, channels];
         let x = self.node(name, "patches", Op::Transpose(vec![0, 1, 3, 2, 4, 5]), x, of(Dtype::F32, turned));
         let dtype = self.dtype;
-        self.node(name, &dtype.to_string(), Op::Map(Expr::arg(0).cast(dtype)), x, of(dtype, turned))
+        let x = self.node(name, &dtype.to_string(), Op::Map(Expr::arg(0).cast(dtype)), x, of(dtype, turned));
+        if stored > r { self.padded(x, 3, stored - r, name) } else { x }
     }
 
-    /// The value with one element more at the end of each row.
-    fn padded(&mut self, x: ValueId, name: &str) -> ValueId {
+    /// The value with some more elements, which are zeros, at the end of an axis.
+    fn padded(&mut self, x: ValueId, axis: usize, more: usize, name: &str) -> ValueId {
         let mut dims = self.to.graph.value(x).dims.clone();
         let (before, mut after) = (vec![0; dims.len()], vec![0; dims.len()]);
-        let last = dims.len() - 1;
-        (dims[last], after[last]) = (dims[last] + 1, 1);
+        (dims[axis], after[axis]) = (dims[axis] + more, more as isize);
         let pad = Pad { before, after, mode: PadMode::Constant(Number::Float(0.0)) };
         self.node(name, "padded", Op::Pad(pad), x, ValueType { dtype: self.dtype, dims })
     }

@@ -58,6 +58,8 @@ pub(super) enum Read {
         value: ValueId,
         /// The size of a window.
         size: [usize; 2],
+        /// Its height with the rows of zeros that follow.
+        stored: usize,
     },
     /// The mask that is added to scores.
     Mask(Mask),

@@ -9,6 +9,7 @@ use super::{Context, Found, Read, convolution};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
 use crate::plan::roofline::LAUNCH;
+use crate::plan::transformer::height_of_eights;
 use crate::plan::values::layers::{self, classifier, image, layer};
 use crate::plan::{Limits, ProductOp, ProductSizes, Rates, RowsAt, StepOp};
 use crate::tensor::Dtype;
@@ -19,7 +20,7 @@ const MOST_NODES: usize = 24;
 /// The product that begins at node `at`, and its last node. `halves` are values that steps write in the type of
 /// kernels.
 pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>) -> Option<(NodeId, Found)> {
-    let Product { weights, x, bias: own, sizes } = Product::of(context, at)?;
+    let Product { weights, x, bias: own, terms, sizes } = Product::of(context, at)?;
     let ProductSizes { m, n, k } = sizes;
     let (x, x_at) = match x {
         Read::Half(x) => {
@@ -39,7 +40,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
     let op = ProductOp {
         weights,
         rows: m / context.batch,
-        terms: k,
+        terms,
         x: x_at,
         activation,
         bias: bias.is_some(),
@@ -55,6 +56,8 @@ struct Product {
     x: Read,
     /// The bias that the node itself adds.
     bias: Option<ValueId>,
+    /// The number of products in each value of the result.
+    terms: usize,
     sizes: ProductSizes,
 }
 
@@ -84,12 +87,12 @@ impl Product {
         let n = *y.dims.last()?;
         let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
         let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k };
-        Some(Self { weights, x: Read::Half(x), bias: None, sizes })
+        Some(Self { weights, x: Read::Half(x), bias: None, terms: k, sizes })
     }
 
     /// A convolution whose windows do not overlap and cover the image, as a product of the windows' pixels. If kernels
-    /// for images would pad the channels, windows of several pixels are copied side by side; otherwise they are read in
-    /// place.
+    /// for images would pad the channels, windows of several pixels are copied side by side, unless rows of zeros would
+    /// follow each, more than a quarter of its height; otherwise they are read in place.
     fn of_windows(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
         let [x, w] = [node.inputs[0]?, node.inputs[1]?];
         let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
@@ -100,10 +103,12 @@ impl Product {
         if of.groups != 1 || !covers || !is_apart {
             return None;
         }
+        let terms = r * s * channels;
+        let stored = height_of_eights(r, terms);
         let read = match (channels % 8 == 0, r * s) {
             (true, 1) => Read::Half(x),
-            (true, _) => return None,
-            (false, _) => Read::Patches { value: x, size: [r, s] },
+            (false, _) if 4 * stored <= 5 * r => Read::Patches { value: x, size: [r, s], stored },
+            _ => return None,
         };
         let bias = node.inputs.get(2).copied().flatten();
         if bias.is_some_and(|id| graph.constant(id).is_none() || graph.value(id).dtype != Dtype::F32) {
@@ -116,8 +121,8 @@ impl Product {
         // The bias is an operand of the step; a kernel for another size may read it together with the filter.
         let (filter, own) = (name(w)?, bias.and_then(name));
         let weights = Conv2d { filter, bias: own, ..Conv2d::named(&node.name, n, window) };
-        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
-        Some(Self { weights, x: read, bias, sizes })
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: stored * s * channels };
+        Some(Self { weights, x: read, bias, terms, sizes })
     }
 }
 

@@ -469,6 +469,27 @@ fn a_convolution_of_patches_is_a_product() {
     assert_eq!((step.flops, step.inputs.len()), (2 * 8 * 768 * 64, 2));
 }
 
+/// Patches of 14x14 pixels of 3 channels are 588 values; two rows of zeros make them 672.
+#[test]
+fn zeros_follow_patches_that_are_no_multiple_of_8() {
+    let plan = |size: usize| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[2, 2 * size, 2 * size, 3]);
+        let filter = g.weight("filter", Dtype::F32, &[64, 3, size, size]);
+        let conv = Conv { window: Window::all(2, size, size, 0), groups: 1 };
+        let y = g.node("patches", Op::Conv(conv), &[x, filter]);
+        g.output("y", y);
+        plan_of(&g.finish().unwrap(), &Limits::h200(), 2)
+    };
+    let of_14 = plan(14);
+    let step = of_14.steps.iter().find(|step| step.name == "patches").unwrap();
+    let StepOp::Product(of) = &step.op else { panic!("{of_14}") };
+    assert_eq!((of.terms, of.x.pitch, of.sizes(2).k, step.flops), (588, 672, 672, 2 * 8 * 588 * 64));
+    assert_eq!(of_14.tensors[step.inputs[0].0].bytes, 8 * 672 * 2, "{of_14}");
+    // 27 values would become 72.
+    assert!(!labels(&plan(3)).contains(&"product".into()), "{}", plan(3));
+}
+
 #[test]
 fn norms_in_pieces_are_norms() {
     for (is_centred, label) in [(true, "layer-norm"), (false, "rms-norm")] {
