@@ -92,6 +92,7 @@ fn time_masked(device: &Device, sizes: &AttentionSizes, kernel: AttentionKernel,
         result: &result,
         out: HeadsAt { first: 0, pitches: [dims, width, width * rows] },
         result_scale: None,
+        backward: false,
     };
     let copies = copies(8 * images * rows * width);
     let runs = masks.iter().map(|(_, mask)| AttentionRun::new(device, &operands(*mask), kernel, copies));
@@ -145,6 +146,7 @@ fn time_packed(device: &Device, limits: &Limits, heads: usize, texts: usize, rou
         result: &result,
         out: HeadsAt { first: 0, pitches: [dims, width, width * longest] },
         result_scale: None,
+        backward: false,
     };
     let mut padded = AttentionRun::new(device, &padded, sizes.kernel(limits)?, copies(8 * texts * longest * width))?;
     let micros = medians(2, rounds, |index, times| if index == 0 { packed.run(times) } else { padded.run(times) })?;
@@ -182,6 +184,7 @@ fn time(
         result: &result,
         out: HeadsAt { first: 0, pitches: [dims, width, width * rows] },
         result_scale: None,
+        backward: false,
     };
     let copies = copies(8 * images * rows * width);
     let runs = kernels.iter().map(|&kernel| AttentionRun::new(device, &operands, kernel, copies));

@@ -119,6 +119,7 @@ fn time_e4m3(
         result_scale,
         result: &result,
         first: 0,
+        backward: false,
     };
     let copies = copies(m * k + n * k + 3 * m * n);
     let runs = tiles.iter().map(|&tile| E4m3ProductRun::new(device, &operands, tile, copies));
@@ -156,6 +157,7 @@ fn time(
         scale: None,
         residual: has_residual.then_some((&residual, rows(n))),
         result: (&result, rows(n)),
+        backward: false,
     };
     let copies = copies(2 * (m * k + n * k + 2 * m * n));
     let runs = kernels.iter().map(|&kernel| ProductRun::new(device, &operands, kernel, copies));

@@ -52,6 +52,7 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, E
             bias: Some(&bias),
             result: (&result, at),
             codes,
+            backward: false,
         };
         RowNormRun::new(device, &operands, copies(4 * rows * columns))
     };

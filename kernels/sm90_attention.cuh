@@ -43,8 +43,10 @@ struct Sm90AttentionArgs {
   int32_t result_head;    // from one head's
   int32_t dims;
   float to_codes;         // what results are multiplied by before they are rounded to codes
+  int32_t first_block;    // blocks are taken from there on: from 0 up, or from the last down; of packed rows 0
+  int32_t padding[15];
 };
-static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, rows) == 680 &&
+static_assert(sizeof(Sm90AttentionArgs) == 832 && offsetof(Sm90AttentionArgs, rows) == 680 &&
                   offsetof(Sm90AttentionArgs, table) == 736,
               "mirrored in sm90_attention.rs");
 
@@ -184,8 +186,9 @@ template <class Tile, bool kPacked = Tile::kPacked> struct Walk {
 
  private:
   __device__ __forceinline__ void enter() {
-    head = divide(block, args.by_blocks);
-    first_tile = (block - head * args.head_blocks) * args.block_tiles;
+    const int32_t at = abs(args.first_block - block);
+    head = divide(at, args.by_blocks);
+    first_tile = (at - head * args.head_blocks) * args.block_tiles;
     keys = args.keys;
     if (args.lengths != nullptr) keys = max(0, min(keys, __ldcg(args.lengths + divide(head, args.by_heads))));
   }

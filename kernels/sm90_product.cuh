@@ -39,7 +39,8 @@ struct Sm90ProductArgs {
   FastDivide by_n_tiles;
   float factor;         // of bytes: of all sums
   float result_factor;  // of results in bytes
-  int32_t padding[9];
+  int32_t first_m_tile;  // tiles of rows are taken from there on: from 0 up, or from the last down
+  int32_t padding[8];
 };
 static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
 
@@ -122,7 +123,7 @@ struct ProductOrigin {
 
 template <class Tile> TREFOIL_DEVICE ProductOrigin product_origin(const Sm90ProductArgs &args, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_n_tiles);
-  return {(tile - m_tile * args.n_tiles) * Tile::kTileN, m_tile * Tile::kTileM};
+  return {(tile - m_tile * args.n_tiles) * Tile::kTileN, abs(args.first_m_tile - m_tile) * Tile::kTileM};
 }
 
 // The first tile that a warpgroup has a part in, and the first channel of its part of each.

@@ -17,8 +17,10 @@ struct RowNormArgs {
   float to_codes;       // what values are multiplied by before they are rounded to codes
   uint2 *codes;         // chunks of 8 codes
   int64_t codes_pitch;
+  int32_t first_block;  // blocks take rows from its rows on: from 0 up, or from the last down
+  int32_t padding;
 };
-static_assert(sizeof(RowNormArgs) == 88 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
+static_assert(sizeof(RowNormArgs) == 96 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
 
 constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
@@ -71,7 +73,8 @@ TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t row, int32_t ch
 
 // The kernel body.
 template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
-  const int32_t row = blockIdx.x * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
+  const int32_t block = abs(args.first_block - static_cast<int32_t>(blockIdx.x));
+  const int32_t row = block * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
   allow_next_launch();
   wait_for_earlier_launches();
   uint4 bits[kWarpRows][kChunks];

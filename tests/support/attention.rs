@@ -141,6 +141,11 @@ impl Problem {
         self.sizes.kernels(limits)
     }
 
+    /// Whether a kernel computes the last heads first: about half of the problems of each kernel.
+    fn is_backward(&self, kernel: AttentionKernel) -> bool {
+        (self.sizes.rows + self.sizes.heads + kernel.block_tiles) % 2 == 1
+    }
+
     /// Number of values of the result.
     pub fn values(&self) -> usize {
         let AttentionSizes { images, heads, rows, dims, .. } = self.sizes;
@@ -175,6 +180,7 @@ impl Problem {
             result: &poisoned,
             out,
             result_scale: None,
+            backward: self.is_backward(kernel),
         };
         let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
@@ -216,6 +222,7 @@ impl Problem {
             result: &of_f16,
             out: HeadsAt { first: GUARD, pitches: [dims, heads * dims, rows * heads * dims] },
             result_scale: None,
+            backward: self.is_backward(kernel),
         };
         let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
         run.run(1).map_err(|error| error.to_string())?;
@@ -231,6 +238,7 @@ impl Problem {
             result: &poisoned[..],
             out: operands.out,
             result_scale: Some(result_scale),
+            backward: operands.backward,
         };
         let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;

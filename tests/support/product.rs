@@ -113,7 +113,7 @@ impl Problem {
         let operands = self.operands::<T>();
         let at = RowsAt { first: GUARD, pitch: n + self.gap };
         let poisoned = vec![T::POISON; m * at.pitch + 2 * GUARD];
-        let of = self.as_operands(&operands, (&poisoned, at));
+        let of = self.as_operands(&operands, (&poisoned, at), kernel);
         let mut run = ProductRun::new(device, &of, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
@@ -148,7 +148,13 @@ impl Problem {
         Operands { x, w, residual, bias: random.singles(n, 2.0), scale: random.singles(n, 1.5) }
     }
 
-    fn as_operands<'a, T: Half>(&self, of: &'a Operands<T>, result: (&'a [T], RowsAt)) -> ProductOperands<'a, T> {
+    /// The operands for a kernel. Whether the last rows come first depends on sizes and kernel, so that each kernel does both.
+    fn as_operands<'a, T: Half>(
+        &self,
+        of: &'a Operands<T>,
+        result: (&'a [T], RowsAt),
+        kernel: ProductKernel,
+    ) -> ProductOperands<'a, T> {
         let ProductSizes { n, k, .. } = self.sizes;
         let [has_bias, has_scale, has_residual] = self.has;
         let rows = |columns: usize| RowsAt { first: 0, pitch: columns + self.gap };
@@ -161,6 +167,7 @@ impl Problem {
             scale: has_scale.then_some(&of.scale[..]),
             residual: has_residual.then_some((&of.residual[..], rows(n))),
             result,
+            backward: (self.sizes.m + kernel.tile.m / 8) % 2 == 1,
         }
     }
 

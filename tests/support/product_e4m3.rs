@@ -108,6 +108,7 @@ impl Problem {
             result_scale: self.result_scale,
             result: &poisoned,
             first: GUARD,
+            backward: m % 2 == 1,
         };
         let mut run = E4m3ProductRun::new(device, &of, tile, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;

@@ -56,6 +56,11 @@ pub fn to_codes() -> Vec<(Problem, f32)> {
 }
 
 impl Problem {
+    /// Whether the last rows are computed first.
+    fn is_backward(&self) -> bool {
+        self.sizes[0] % 2 == 1
+    }
+
     /// Number of values of the result.
     pub fn values(&self) -> usize {
         self.sizes[0] * self.sizes[1]
@@ -85,6 +90,7 @@ impl Problem {
             bias: self.has_bias.then_some(&bias[..]),
             result: (&poisoned, at),
             codes: None,
+            backward: self.is_backward(),
         };
         let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
@@ -129,6 +135,7 @@ impl Problem {
                 bias: self.has_bias.then_some(&bias[..]),
                 result: (&halves, at),
                 codes: Some(RowNormCodes { values: (&poisoned, at), scale, alone }),
+                backward: self.is_backward(),
             };
             let mut run = RowNormRun::new(device, &operands, 1)?;
             run.run(2)?;

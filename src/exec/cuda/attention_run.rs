@@ -37,6 +37,8 @@ pub struct AttentionOperands<'a, T = f16, Y = T> {
     pub out: HeadsAt,
     /// The scale of the result if it is codes.
     pub result_scale: Option<f32>,
+    /// Whether the last heads are computed first.
+    pub backward: bool,
 }
 
 /// Attention on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
@@ -207,6 +209,7 @@ impl<T: Element, Y: Element> AttentionOperands<'_, T, Y> {
             lengths: self.lengths.map(|_| lengths),
             mask: self.mask.map(|(_, pitches)| Mask { address: mask, pitches }),
             result: self.result_scale,
+            backward: self.backward,
         }
     }
 }

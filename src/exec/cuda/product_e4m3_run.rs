@@ -36,6 +36,8 @@ pub struct E4m3ProductOperands<'a> {
     pub result: &'a [u8],
     /// The byte of the buffer at which the result begins, a multiple of 16.
     pub first: usize,
+    /// Whether the last rows are computed first.
+    pub backward: bool,
 }
 
 /// A matrix product of e4m3 on a GPU, ready to run: several copies of its operands in turns, so that none stays in a
@@ -132,6 +134,7 @@ impl E4m3ProductOperands<'_> {
             residual: self.residual.map(|_| residual),
             y: result + self.first as u64,
             result: self.result_scale,
+            backward: self.backward,
         }
     }
 }

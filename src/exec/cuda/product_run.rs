@@ -30,6 +30,8 @@ pub struct ProductOperands<'a, T = f16> {
     pub residual: Option<(&'a [T], RowsAt)>,
     /// The buffer for the result, and the place of its rows.
     pub result: (&'a [T], RowsAt),
+    /// Whether the last rows are computed first.
+    pub backward: bool,
 }
 
 /// A matrix product on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
@@ -109,6 +111,7 @@ impl<T: Element> ProductOperands<'_, T> {
             scale: self.scale.map(|_| scale),
             residual: self.residual.map(|(_, at)| at.on(residual)),
             y: self.result.1.on(result),
+            backward: self.backward,
         }
     }
 }

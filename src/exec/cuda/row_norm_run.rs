@@ -31,6 +31,8 @@ pub struct RowNormOperands<'a, T = f16> {
     pub result: (&'a [T], RowsAt),
     /// The codes that the norm writes too, or instead of the result, if any; operands are of f16 then.
     pub codes: Option<RowNormCodes<'a>>,
+    /// Whether the last rows are computed first.
+    pub backward: bool,
 }
 
 /// The codes of e4m3 that a norm writes of its result.
@@ -128,6 +130,7 @@ impl<T: Element> RowNormOperands<'_, T> {
             bias: self.bias.map(|_| bias),
             y: (!is_alone).then(|| self.result.1.on(result)),
             codes,
+            backward: self.backward,
         }
     }
 }

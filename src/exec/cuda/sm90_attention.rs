@@ -22,7 +22,7 @@ use crate::tensor::Dtype;
 
 kernel_args! {
     /// `Sm90AttentionArgs`; the maps are encoded before the launch.
-    Sm90AttentionArgs, 768 bytes {
+    Sm90AttentionArgs, 832 bytes {
         q: MapBytes,
         k: MapBytes,
         v: MapBytes,
@@ -51,6 +51,8 @@ kernel_args! {
         result_head: i32,
         dims: i32,
         to_codes: f32,
+        first_block: i32,
+        padding: [i32; 15],
     }
 }
 
@@ -186,6 +188,8 @@ pub(crate) struct AttentionProblem {
     pub(crate) mask: Option<Mask>,
     /// The scale of the result if it is codes, of f16; else it is of the type of the operands.
     pub(crate) result: Option<f32>,
+    /// Whether the last heads are computed first.
+    pub(crate) backward: bool,
 }
 
 impl AttentionProblem {
@@ -205,13 +209,14 @@ impl AttentionProblem {
             lengths: None,
             mask: of.mask.map(|pitches| Mask { address: step.input_address(3), pitches }),
             result: of.result,
+            backward: step.backward,
         }
     }
 }
 
 /// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
-    let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask, result } = problem;
+    let AttentionProblem { dtype, sizes, scale, ahead, q, k, v, out, lengths, mask, result, backward } = problem;
     let AttentionKernel { tile, block_tiles, tails } = kernel;
     sizes.check(kernel)?;
     chunks_of("values of a head", sizes.dims)?;
@@ -256,6 +261,7 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         head_blocks: in_range("blocks of a head", head_blocks, 1, INDEX_LIMIT)?,
         tail: tail as i32,
         to_codes: to_codes(*result)?,
+        first_block: if *backward { blocks as i32 - 1 } else { 0 },
         ..Zeroable::zeroed()
     };
     let maps = vec![
@@ -340,6 +346,7 @@ mod tests {
         lengths: Some(0x504),
         mask: Some(Mask { address: 0x608, pitches: [60_000, 202, 0] }),
         result: None,
+        backward: false,
     };
     const KERNEL: AttentionKernel =
         AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3, tails: false };

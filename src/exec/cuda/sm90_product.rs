@@ -43,7 +43,8 @@ kernel_args! {
         by_n_tiles: FastDivide,
         factor: f32,
         result_factor: f32,
-        padding: [i32; 9],
+        first_m_tile: i32,
+        padding: [i32; 8],
     }
 }
 
@@ -129,6 +130,8 @@ pub(crate) struct ProductProblem {
     pub(crate) residual: Option<Rows>,
     /// The result; overlaps nothing.
     pub(crate) y: Rows,
+    /// Whether the last rows are computed first, where a block has several tiles.
+    pub(crate) backward: bool,
 }
 
 impl ProductProblem {
@@ -150,13 +153,14 @@ impl ProductProblem {
             scale: next(of.scale),
             residual: next(of.residual).map(dense),
             y: dense(y),
+            backward: step.backward,
         }
     }
 }
 
 /// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usize) -> Result<Launch, Error> {
-    let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y } = *problem;
+    let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y, backward } = *problem;
     let ProductSizes { m, n, k } = sizes;
     let ProductKernel { tile, parts } = kernel;
     sizes.check(kernel)?;
@@ -180,6 +184,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         activation_a,
         activation_b,
         by_n_tiles: FastDivide::by(n_tiles as u32),
+        first_m_tile: if backward && !tile.is_split() { m_tiles as i32 - 1 } else { 0 },
         ..Zeroable::zeroed()
     };
     let residual_rows = if tile.is_split() { tile.m / parts } else { CHUNK_ROWS };
@@ -245,6 +250,7 @@ mod tests {
         scale: Some(0x408),
         residual: Some(Rows { address: 0x500, pitch: 336 }),
         y: Rows { address: 0x600, pitch: 344 },
+        backward: false,
     };
     const IN_TURNS: ProductKernel =
         ProductKernel { tile: ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, parts: 1 };
@@ -276,7 +282,12 @@ mod tests {
         let args: Sm90ProductArgs = of.args.read();
         assert_eq!([args.bias, args.scale, args.residual_values, args.y_values], [0x304, 0x408, 0x500, 0x600]);
         assert_eq!([args.m, args.n, args.steps, args.tiles, args.n_tiles], [1000, 328, 3, 18, 3]);
-        assert_eq!([args.residual_pitch, args.y_pitch], [336, 344]);
+        assert_eq!([args.residual_pitch, args.y_pitch, args.first_m_tile], [336, 344, 0]);
+        let first = |kernel| {
+            let of = launch(&ProductProblem { backward: true, ..PROBLEM }, kernel, 13).unwrap();
+            of.args.read::<Sm90ProductArgs>().first_m_tile
+        };
+        assert_eq!([first(IN_TURNS), first(SPLIT)], [5, 0]);
         assert_eq!([args.activation_a, args.activation_b], [-std::f32::consts::LOG2_E, -0.0]);
         assert_eq!(args.by_n_tiles.divide(17), 5);
         let map = |address, dims, pitch, box_rows| TensorMap::Matrix { address, dims, pitch, box_dims: [64, box_rows] };

@@ -96,6 +96,8 @@ pub(crate) struct E4m3Problem {
     pub(crate) y: u64,
     /// The scale of the result if it is codes; else it is f16.
     pub(crate) result: Option<f32>,
+    /// Whether the last rows are computed first.
+    pub(crate) backward: bool,
 }
 
 impl E4m3Problem {
@@ -117,13 +119,14 @@ impl E4m3Problem {
             residual: next(product.residual),
             y,
             result: *result,
+            backward: step.backward,
         }
     }
 }
 
 /// The launch of `problem` by the kernels of `tile` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &E4m3Problem, tile: ProductTile, units: usize) -> Result<Launch, Error> {
-    let E4m3Problem { sizes, activation, x, w, factor, unit, bias, scale, residual, y, result } = *problem;
+    let E4m3Problem { sizes, activation, x, w, factor, unit, bias, scale, residual, y, result, backward } = *problem;
     let ProductSizes { m, n, k } = sizes;
     if n % 16 != 0 || k % 16 != 0 || n == 0 || k == 0 {
         return Err(unsupported("columns of a product of e4m3", format!("{n} of {k}"), "they are multiples of 16"));
@@ -155,6 +158,7 @@ pub(crate) fn launch(problem: &E4m3Problem, tile: ProductTile, units: usize) -> 
         by_n_tiles: FastDivide::by(n_tiles as u32),
         factor,
         result_factor: to_codes(result)?,
+        first_m_tile: if backward { m_tiles as i32 - 1 } else { 0 },
         ..Zeroable::zeroed()
     };
     // Maps have pairs of codes as elements.
@@ -210,6 +214,7 @@ mod tests {
         residual: None,
         y: 0x600,
         result: Some(0.25),
+        backward: false,
     };
 
     #[test]

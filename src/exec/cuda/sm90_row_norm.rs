@@ -13,7 +13,7 @@ use crate::tensor::Dtype;
 
 kernel_args! {
     /// `RowNormArgs`.
-    RowNormArgs, 88 bytes {
+    RowNormArgs, 96 bytes {
         x: u64,
         y: u64,
         weight: u64,
@@ -28,6 +28,8 @@ kernel_args! {
         to_codes: f32,
         codes: u64,
         codes_pitch: i64,
+        first_block: i32,
+        padding: i32,
     }
 }
 
@@ -115,6 +117,8 @@ pub(crate) struct RowNormProblem {
     pub(crate) y: Option<Rows>,
     /// The result in codes of e4m3, if they are wanted, and their scale. Then x is of f16.
     pub(crate) codes: Option<(Rows, f32)>,
+    /// Whether the last rows are computed first, where there are many.
+    pub(crate) backward: bool,
 }
 
 impl RowNormProblem {
@@ -131,13 +135,14 @@ impl RowNormProblem {
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
         let (dtype, sizes) = (step.x().dtype, [rows, columns]);
         let weight = step.input_address(1);
-        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, codes }
+        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, codes, backward: step.backward }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
-    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, codes } = *problem;
+    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, codes, backward } =
+        *problem;
     let chunks = chunks_of("columns", columns)?;
     let [f16, bf16, to_e4m3, both] = ENTRIES;
     let (names, few) = match (y, codes) {
@@ -173,6 +178,8 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         to_codes: to_codes(codes.map(|(_, scale)| scale))?,
         codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
         codes_pitch: codes.map_or(Ok(0), |(codes, _)| chunk_pitch(codes))?,
+        first_block: if backward && rows > FEW_ROWS { blocks as i32 - 1 } else { 0 },
+        padding: 0,
     };
     Ok(Launch {
         entry: entry.into(),
@@ -201,6 +208,7 @@ mod tests {
         bias: Some(0x300),
         y: Some(Rows { address: 0x400, pitch: 792 }),
         codes: None,
+        backward: false,
     };
     const CODES: (Rows, f32) = (Rows { address: 0x508, pitch: 800 }, 0.25);
 
@@ -224,6 +232,11 @@ mod tests {
         assert_eq!([args.x, args.weight, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
         assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1025, 97, 1]));
         assert_eq!([args.epsilon, args.per_column], [1e-6, 1.0 / 776.0]);
+        let first = |rows| {
+            let of = launch(&RowNormProblem { sizes: [rows, 776], backward: true, ..PROBLEM }).unwrap();
+            of.args.read::<RowNormArgs>().first_block
+        };
+        assert_eq!((args.first_block, first(1025), first(1024)), (0, 256, 0));
         assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [257, 1, 1], [64, 1, 1]));
         let of = launch(&RowNormProblem { sizes: [1024, 776], ..PROBLEM }).unwrap();
         assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_few", [1024, 1, 1], [128, 1, 1]));
