@@ -1,16 +1,17 @@
 //! Times matrix products alone, with the epilogues that transformers need, by each kernel, in f16 and in e4m3.
 //!
-//! usage: product_times [ROUNDS [ROWS|ROWSxNxK[+ACTIVATION]...]]
+//! usage: product_times [ROUNDS|sustained [ROWS|ROWSxNxK[+ACTIVATION|+residual]...]]
 //!
 //! For each product of a known network, or for the given sizes, with `+silu` or another activation, it prints the
 //! microseconds of the kernels that the planner predicts to be the fastest, sorted by time, as well as the TFLOP/s of
-//! the fastest one, and marks the planner's choice. A figure is the median of rounds in which all kernels run in turn.
+//! the fastest one, and marks the planner's choice. A figure is the median of rounds in which all kernels run in turn;
+//! with `sustained` each kernel in f16 runs by itself for a quarter of a second, at the clock that its power leaves.
 //! Operands are random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch
 //! on the same products.
 
 mod alone;
 
-use alone::{Random, assert_written, copies, medians};
+use alone::{Random, assert_written, copies, medians, sustained};
 use half::f16;
 use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, ProductTile, RowsAt};
 use trefoil::{Device, E4m3ProductOperands, E4m3ProductRun, Error, ProductOperands, ProductRun, Target};
@@ -23,12 +24,17 @@ const LAYERS: [(usize, usize, ProductActivation, bool); 4] = [
     (3072, 768, ProductActivation::Gelu, false),
     (768, 3072, ProductActivation::None, true),
 ];
-/// The most kernels that are timed for a product.
+/// The most kernels that are timed for a product, in turns and one after the other.
 const KERNELS: usize = 6;
+const KERNELS_SUSTAINED: usize = 8;
 
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
-    let rounds = arguments.next().map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
+    let rounds = match arguments.next().as_deref() {
+        None => Some(7),
+        Some("sustained") => None,
+        Some(rounds) => Some(rounds.parse().expect("ROUNDS is a number")),
+    };
     let asked: Vec<Vec<Problem>> = arguments.map(|argument| problems(&argument)).collect();
     let usual = || ROWS.into_iter().flat_map(of_rows).collect();
     let asked: Vec<Problem> = if asked.is_empty() { usual() } else { asked.into_iter().flatten().collect() };
@@ -38,7 +44,7 @@ fn main() -> Result<(), Error> {
     for Problem { sizes, activation, residual } in asked {
         let ProductSizes { m, n, k } = sizes;
         let mut kernels = sizes.kernels(&limits);
-        kernels.truncate(KERNELS);
+        kernels.truncate(if rounds.is_some() { KERNELS } else { KERNELS_SUSTAINED });
         let mut times = time(&device, sizes, activation, residual, &kernels, rounds)?;
         times.sort_by(|a, b| a.1.total_cmp(&b.1));
         let activated = if activation == ProductActivation::None { String::new() } else { format!(", {activation:?}") };
@@ -49,6 +55,7 @@ fn main() -> Result<(), Error> {
             print!("; {kernel} {micros:.1}{mark}");
         }
         println!();
+        let Some(rounds) = rounds else { continue };
         for result_scale in [None, Some(0.01)].into_iter().filter(|scale| !(residual && scale.is_some())) {
             let tiles = ProductTile::of_e4m3(sizes, &limits);
             let times = time_e4m3(&device, sizes, activation, residual, result_scale, &tiles, rounds)?;
@@ -80,12 +87,14 @@ fn of_rows(m: usize) -> impl Iterator<Item = Problem> {
 /// The products that an argument selects.
 fn problems(argument: &str) -> Vec<Problem> {
     let (sizes, name) = argument.split_once('+').unwrap_or((argument, "none"));
+    let residual = name == "residual";
+    let name = if residual { "none" } else { name };
     let is_named = |of: &ProductActivation| format!("{of:?}").eq_ignore_ascii_case(name);
     let activation = ProductActivation::ALL.into_iter().find(is_named).expect("the name of an activation");
     let numbers: Vec<usize> = sizes.split('x').map(|number| number.parse().expect("numbers")).collect();
     match numbers[..] {
         [m] => of_rows(m).collect(),
-        [m, n, k] => vec![Problem { sizes: ProductSizes { m, n, k }, activation, residual: false }],
+        [m, n, k] => vec![Problem { sizes: ProductSizes { m, n, k }, activation, residual }],
         _ => panic!("expected ROWS or ROWSxNxK, found `{argument}`"),
     }
 }
@@ -140,7 +149,7 @@ fn time(
     activation: ProductActivation,
     has_residual: bool,
     kernels: &[ProductKernel],
-    rounds: usize,
+    rounds: Option<usize>,
 ) -> Result<Vec<(ProductKernel, f64)>, Error> {
     let ProductSizes { m, n, k } = sizes;
     let mut random = Random(1);
@@ -162,7 +171,11 @@ fn time(
     let copies = copies(2 * (m * k + n * k + 2 * m * n));
     let runs = kernels.iter().map(|&kernel| ProductRun::new(device, &operands, kernel, copies));
     let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
-    let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
+    let run = |index: usize, times| -> Result<f64, Error> { runs[index].run(times) };
+    let micros = match rounds {
+        Some(rounds) => medians(kernels.len(), rounds, run)?,
+        None => sustained(kernels.len(), run)?,
+    };
     for run in &runs {
         assert_written(&run.result()?, result.len());
     }

@@ -7,9 +7,13 @@
 // The tiles. A test compares these lines with the table in sm90_product.rs.
 //                       in turns, channels, rows, stages, buffers
 using Tile128x192 = ProductTile<true, 128, 192, 4, 3>;
+using Tile128x184 = ProductTile<true, 128, 184, 4, 3>;
+using Tile128x176 = ProductTile<true, 128, 176, 4, 3>;
+using Tile128x168 = ProductTile<true, 128, 168, 4, 3>;
+using Tile128x144 = ProductTile<true, 128, 144, 5, 3>;
 using Tile128x128 = ProductTile<true, 128, 128, 5, 3>;
 using Tile128x64 = ProductTile<true, 128, 64, 6, 3>;
-using Tile192x192 = ProductTile<false, 192, 192, 3, 3>;
+using Tile192x192 = ProductTile<false, 192, 192, 4, 2>;
 using Tile128x256 = ProductTile<false, 128, 256, 4, 2>;
 //                          rows  stages
 using Split64x32 = SplitTile<32, 8>;
@@ -56,6 +60,10 @@ using Split64x32 = SplitTile<32, 8>;
 
 #define TREFOIL_SM90_PRODUCTS(kind, Activation)                                                                   \
   TREFOIL_SM90_PRODUCT(128x192, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x184, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x176, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x168, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x144, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT(128x128, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT(128x64, kind, Activation)                                                                  \
   TREFOIL_SM90_PRODUCT(192x192, kind, Activation)                                                                 \

@@ -20,8 +20,8 @@
 struct Sm90ProductArgs {
   TensorMap w;         // elements {K, N}, box {64, channels of the tile}
   TensorMap x;         // elements {K, M}, box {64, rows of the tile}
-  TensorMap residual;  // elements {N, M}, box {64, 64}, or {64, rows of a split tile / parts of k}
-  TensorMap y;         // elements {N, M}, box {64, 64}, of bytes {32, 64}
+  TensorMap residual;  // elements {N, M}, box {64, rows of a chunk}, or {64, rows of a split tile / parts of k}
+  TensorMap y;         // elements {N, M}, box {64, rows of a chunk}, of bytes {32, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones
   const float *unit;   // [n], of bytes: what a sum of 1 stands for, before `factor`; null: ones
@@ -58,7 +58,7 @@ struct ProductOfElements {
   static constexpr bool kWritesBytes = false;   // whether the result is codes of bytes
 };
 
-// Everything that follows from a tile's shape: whole slabs of channels, and a whole number of chunks of rows.
+// Everything that follows from a tile's shape: whole slabs of channels, and eights of rows.
 template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_, class Numbers_ = ProductOfElements>
 struct ProductTile {
   using Numbers = Numbers_;
@@ -75,16 +75,21 @@ struct ProductTile {
   static constexpr int kWBytes = kSlabs * kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
 
   // The residual comes, and the output goes, a slab of some rows at a time, in the same place: kBuffers for each
-  // warpgroup.
-  static constexpr int kChunkM = 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = kBuffers_;
-  static constexpr int kSlabChunks = kTileM / kChunkM, kChunks = kGroupSlabs * kSlabChunks;
+  // warpgroup. The last of a slab ends where the tile does, and may begin with rows that the one before it has too. Three
+  // warpgroups have smaller ones, so that there is room for a stage more.
+  static constexpr int kChunkM = kGroups == 3 ? 32 : 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = kBuffers_;
+  static constexpr int kSlabChunks = (kTileM + kChunkM - 1) / kChunkM, kChunks = kGroupSlabs * kSlabChunks;
+  static __host__ __device__ constexpr int chunk_m(int of_slab) {
+    return of_slab + 1 < kSlabChunks ? of_slab * kChunkM : kTileM - kChunkM;
+  }
 
   static constexpr int kChunksAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
   static constexpr int kChunkBarriers = kHasStorer ? 2 : 1;  // of a buffer
   static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + kChunkBarriers * kGroups * kBuffers);
 
-  static_assert(kTileN % kSlabN == 0 && kTileM % kChunkM == 0 && kTileM <= 256, "whole chunks, and a box");
+  static_assert(kTileN % kSlabN == 0 && kTileM >= kChunkM && kTileM <= 256, "a chunk, and a box");
+  static_assert(kTileM % (Numbers::kWritesBytes ? 32 : 8) == 0, "whole groups of sums");
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
   static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
 };
@@ -173,7 +178,7 @@ template <class Tile> struct ProductChunk {
   uint32_t count;       // those before it
 
   __device__ __forceinline__ int32_t n() const { return index / Tile::kSlabChunks * kSlabN; }
-  __device__ __forceinline__ int32_t m() const { return index % Tile::kSlabChunks * Tile::kChunkM; }
+  __device__ __forceinline__ int32_t m() const { return Tile::chunk_m(index % Tile::kSlabChunks); }
   __device__ __forceinline__ void advance() {
     ++count;
     if (++index == Tile::kChunks) index = 0, tile += Tile::kTurns * gridDim.x;
@@ -436,14 +441,14 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
         barrier_wait(shared.ready(group, count), shared.chunk_parity(count));
         // Of a slab beyond the last channel nothing is stored.
         if (n < args.n)
-          finish_chunk<Tile>(d[i] + chunk * (Tile::kChunkM / 2), of, activation, has_residual, is_plain,
+          finish_chunk<Tile>(d[i] + Tile::chunk_m(chunk) / 2, of, activation, has_residual, is_plain,
                              smem_chunk + lane_at);
         fence_shared_for_copies();
         if constexpr (Tile::kHasStorer) {
           barrier_arrive_once(shared.written(group, count));
         } else {
           barrier_sync(all_written, 128);
-          if (stores) store_chunk(args, shared, group, first_n, count, n, origin.m + chunk * Tile::kChunkM, ahead);
+          if (stores) store_chunk(args, shared, group, first_n, count, n, origin.m + Tile::chunk_m(chunk), ahead);
         }
       }
     }

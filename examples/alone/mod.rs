@@ -5,6 +5,8 @@ use trefoil::Error;
 
 /// Number of launches between two marks.
 pub const LAUNCHES: usize = 12;
+/// Seconds of the half that counts, and of the one that does not.
+const SUSTAINED_SECONDS: f64 = 0.12;
 /// Bytes that operands rotate over: more than a GPU's L2 cache has.
 const ROTATION_BYTES: usize = 200 << 20;
 
@@ -35,6 +37,19 @@ pub fn medians(
         times[times.len() / 2]
     };
     Ok(micros.into_iter().map(median).collect())
+}
+
+/// Microseconds of a launch of each of `count` operations, each by itself for some time, of which the second half counts: at
+/// the clock that its own power leaves. Twice, the second time in the opposite order; the mean of both.
+#[allow(dead_code, reason = "of one example")]
+pub fn sustained(count: usize, mut run: impl FnMut(usize, usize) -> Result<f64, Error>) -> Result<Vec<f64>, Error> {
+    let mut micros = vec![0.0; count];
+    for index in (0..count).chain((0..count).rev()) {
+        let launches = (SUSTAINED_SECONDS * LAUNCHES as f64 / run(index, LAUNCHES)?) as usize + 1;
+        run(index, launches)?;
+        micros[index] += 0.5e6 * run(index, launches)? / launches as f64;
+    }
+    Ok(micros)
 }
 
 /// Stops the program unless the first `count` values of a result, which were NaN before the launch, are finite.

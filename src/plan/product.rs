@@ -153,8 +153,12 @@ impl ProductActivation {
 
 impl ProductTile {
     /// Every tile.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 10] = [
         Self { n: 128, m: 192, way: ProductWay::InTurns },
+        Self { n: 128, m: 184, way: ProductWay::InTurns },
+        Self { n: 128, m: 176, way: ProductWay::InTurns },
+        Self { n: 128, m: 168, way: ProductWay::InTurns },
+        Self { n: 128, m: 144, way: ProductWay::InTurns },
         Self { n: 128, m: 128, way: ProductWay::InTurns },
         Self { n: 128, m: 64, way: ProductWay::InTurns },
         Self { n: 192, m: 192, way: ProductWay::Together },
@@ -166,10 +170,10 @@ impl ProductTile {
     /// `kernels/sm90_product.cu`.
     pub(crate) const fn stages(self) -> usize {
         match (self.way, self.n, self.m) {
-            (ProductWay::Together, 192, _) => 3,
-            (ProductWay::Together, ..) | (ProductWay::InTurns, _, 192) => 4,
-            (ProductWay::InTurns, _, 128) => 5,
-            (ProductWay::InTurns, ..) => 6,
+            (ProductWay::Together, ..) => 4,
+            (ProductWay::InTurns, _, ..128) => 6,
+            (ProductWay::InTurns, _, 128..168) => 5,
+            (ProductWay::InTurns, ..) => 4,
             (ProductWay::Split, ..) => 8,
         }
     }
@@ -190,7 +194,12 @@ impl ProductTile {
 
     /// The number of chunks of the result for which a warpgroup has a place in shared memory.
     pub(crate) const fn buffers(self) -> usize {
-        if self.m == 256 { 2 } else { 3 }
+        if matches!(self.way, ProductWay::Together) && self.n + self.m > 320 { 2 } else { 3 }
+    }
+
+    /// The number of rows of the result that are stored together, with 64 channels each.
+    pub(crate) const fn chunk_rows(self) -> usize {
+        if self.groups() == 3 { 32 } else { 64 }
     }
 
     /// Bytes of dynamic shared memory of a block: stages, some chunks of the result for each warpgroup, and barriers: one
@@ -199,7 +208,7 @@ impl ProductTile {
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
         let chunks = self.buffers() * self.groups();
-        let results = chunks * CHUNK_ROWS * ROW_BYTES;
+        let results = chunks * self.chunk_rows() * ROW_BYTES;
         let (results, barriers) = match self.way {
             ProductWay::InTurns => (results, 2 * chunks),
             ProductWay::Together => (results, chunks),
@@ -234,8 +243,6 @@ const QUICK: f64 = 1.702;
 pub(crate) const SLAB: usize = 64;
 /// The number of columns of X and W in a stage.
 pub(crate) const STEP_K: usize = 64;
-/// The number of rows of the result that are stored together, with 64 channels each.
-pub(crate) const CHUNK_ROWS: usize = 64;
 /// Clocks that a block takes to store a value of its tile, with one warpgroup or with three; and with two that compute a
 /// tile together, which have room for two chunks only: fitted to three products of 768 and 1024 columns.
 const STORE: f64 = 0.15;
@@ -315,7 +322,8 @@ impl ProductSizes {
         let products = steps as f64 * tile.step_clocks();
         // Only one of the parts of k has the step in which rows end.
         let copies = self.cut_clocks(tile) / parts as f64;
-        let store = if tile.buffers() == 2 { STORE_OF_TWO } else { STORE } * (tile.n * tile.m) as f64;
+        let stored = tile.n * tile.m.next_multiple_of(tile.chunk_rows());
+        let store = if tile.m == 256 { STORE_OF_TWO } else { STORE } * stored as f64;
         match tile.way {
             // One warpgroup stores while the other one multiplies.
             ProductWay::InTurns => rounds * products.max(store / 2.0).max(copies) + store,
@@ -341,7 +349,8 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
-        assert_eq!(all, [213_152, 213_168, 196_800, 221_304, 229_472, 110_736]);
+        let in_turns = [213_152, 209_056, 204_960, 200_864, 223_408, 213_168, 196_800];
+        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472, 110_736]].concat());
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
@@ -354,13 +363,23 @@ mod tests {
         let layers = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
         assert_eq!(layers.map(|(n, k)| chosen(25_216, n, k)), [(128, 192, 1); 4]);
         assert_eq!(layers.map(|(n, k)| chosen(6304, n, k).0), [128, 192, 128, 192]);
-        // 220 us for 238 by 192x192 in the first case; 166 for 165 and 131 for 125 by 128x192 in the others.
-        let long = [(16_448, 1024, 4096), (12_288, 1024, 4096), (16_448, 768, 3072)];
+        // By 128x256 the second takes 166 us for 165 by 128x192, and the third 131 for 125.
+        let long = [(4096, 1024, 4096), (12_288, 1024, 4096), (16_448, 768, 3072)];
         assert_eq!(long.map(|(m, n, k)| chosen(m, n, k).1), [256, 192, 192]);
         let in_turns = (128, 64, 1);
         // As ViT-B/16 and BERT-base at one row are the fastest.
         assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [(64, 32, 1), (64, 32, 2), in_turns, (64, 32, 2)]);
         assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 4, 1, 4].map(|parts| (64, 32, parts)));
+    }
+
+    /// Tiles of fewer rows are taken where as many rounds of them have all rows.
+    #[test]
+    fn heights_of_tiles_follow_from_rounds() {
+        let height = |m, n, k| sizes(m, n, k).kernel(&Limits::h200()).unwrap().tile.m;
+        let whisper = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
+        assert_eq!(whisper.map(|(n, k)| height(12_000, n, k)), [184; 4]);
+        assert_eq!([(1024, 1024), (1024, 4096), (4096, 1024)].map(|(n, k)| height(16_448, n, k)), [168, 168, 192]);
+        assert_eq!((height(6304, 2304, 768), height(6304, 3072, 768), height(1576, 3072, 768)), (176, 192, 144));
     }
 
     /// Each row of x and of w is copied again for every tile. If rows end within a step, larger tiles are faster.
@@ -378,6 +397,6 @@ mod tests {
         assert!(refused(sizes(1, 12, 8)) && refused(sizes(1, 8, 12)) && refused(sizes(0, 8, 8)));
         assert!(refused(sizes(1, 0, 8)) && refused(sizes(1, 8, 0)));
         assert!(sizes(1, 8, 8).kernel(&Limits::a100()).is_err());
-        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 5 + 3);
+        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 9 + 3);
     }
 }

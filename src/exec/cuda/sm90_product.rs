@@ -14,8 +14,8 @@ use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{
-    ActivationKind, CHUNK_ROWS, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile,
-    ProductWay, RowsAt, SLAB, STEP_K, StepOp,
+    ActivationKind, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile, ProductWay, RowsAt,
+    SLAB, STEP_K, StepOp,
 };
 use crate::tensor::Dtype;
 
@@ -69,6 +69,10 @@ macro_rules! names {
 /// The kernels of each tile.
 const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, names!("128x192")),
+    (ProductTile { n: 128, m: 184, way: ProductWay::InTurns }, names!("128x184")),
+    (ProductTile { n: 128, m: 176, way: ProductWay::InTurns }, names!("128x176")),
+    (ProductTile { n: 128, m: 168, way: ProductWay::InTurns }, names!("128x168")),
+    (ProductTile { n: 128, m: 144, way: ProductWay::InTurns }, names!("128x144")),
     (ProductTile { n: 128, m: 128, way: ProductWay::InTurns }, names!("128x128")),
     (ProductTile { n: 128, m: 64, way: ProductWay::InTurns }, names!("128x64")),
     (ProductTile { n: 192, m: 192, way: ProductWay::Together }, names!("192x192")),
@@ -187,13 +191,13 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         first_m_tile: if backward && !tile.is_split() { m_tiles as i32 - 1 } else { 0 },
         ..Zeroable::zeroed()
     };
-    let residual_rows = if tile.is_split() { tile.m / parts } else { CHUNK_ROWS };
+    let residual_rows = if tile.is_split() { tile.m / parts } else { tile.chunk_rows() };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], [SLAB, tile.n])?,
         boxes("x", x, [k, m], [SLAB, tile.m])?,
         boxes("residual", residual.unwrap_or(y), [n, m], [SLAB, residual_rows])?,
-        boxes("y", y, [n, m], [SLAB, CHUNK_ROWS])?,
+        boxes("y", y, [n, m], [SLAB, tile.chunk_rows()])?,
     ];
     let grid =
         if tile.is_split() { product("blocks", &[tiles as usize, parts])? } else { tiles.min(units.max(1) as u32) };
