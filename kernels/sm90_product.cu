@@ -15,6 +15,9 @@ using Tile128x128 = ProductTile<true, 128, 128, 5, 3>;
 using Tile128x64 = ProductTile<true, 128, 64, 6, 3>;
 using Tile192x192 = ProductTile<false, 192, 192, 4, 2>;
 using Tile128x256 = ProductTile<false, 128, 256, 4, 2>;
+using Pair128x192 = ProductPair<true, 128, 192, 4, 3>;
+using Pair128x184 = ProductPair<true, 128, 184, 4, 3>;
+using Pair128x168 = ProductPair<true, 128, 168, 4, 3>;
 //                          rows  stages
 using Split64x32 = SplitTile<32, 8>;
 
@@ -36,6 +39,8 @@ using Split64x32 = SplitTile<32, 8>;
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
+//            Pair*: as Tile*, in clusters of two blocks, which have neighbouring channels of the same rows: n_tiles and the
+//            grid are even.
 //            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
 //            the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes. Compute capability 9.0 exactly.
@@ -50,6 +55,12 @@ using Split64x32 = SplitTile<32, 8>;
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, 1)                                           \
       TREFOIL_ENTRY(sm90_product_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {                 \
     sm90_product<Tile##tile, Activation>(args);                                                                   \
+  }
+
+#define TREFOIL_SM90_PRODUCT_PAIR(tile, kind, Activation)                                                         \
+  extern "C" __global__ void __launch_bounds__(Pair##tile::kThreads, 1)                                           \
+      TREFOIL_ENTRY(sm90_product_pair_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {            \
+    sm90_product<Pair##tile, Activation>(args);                                                                   \
   }
 
 #define TREFOIL_SM90_PRODUCT_SPLIT(tile, kind, Activation)                                                        \
@@ -68,6 +79,9 @@ using Split64x32 = SplitTile<32, 8>;
   TREFOIL_SM90_PRODUCT(128x64, kind, Activation)                                                                  \
   TREFOIL_SM90_PRODUCT(192x192, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT(128x256, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT_PAIR(128x192, kind, Activation)                                                            \
+  TREFOIL_SM90_PRODUCT_PAIR(128x184, kind, Activation)                                                            \
+  TREFOIL_SM90_PRODUCT_PAIR(128x168, kind, Activation)                                                            \
   TREFOIL_SM90_PRODUCT_SPLIT(64x32, kind, Activation)
 
 TREFOIL_SM90_PRODUCTS(clamped, Clamped)

@@ -19,7 +19,7 @@
 // of them as elements.
 struct Sm90ProductArgs {
   TensorMap w;         // elements {K, N}, box {64, channels of the tile}
-  TensorMap x;         // elements {K, M}, box {64, rows of the tile}
+  TensorMap x;         // elements {K, M}, box {64, rows of the tile that a block copies}
   TensorMap residual;  // elements {N, M}, box {64, rows of a chunk}, or {64, rows of a split tile / parts of k}
   TensorMap y;         // elements {N, M}, box {64, rows of a chunk}, of bytes {32, 64}
   const float *bias;   // [n]; null: zeros
@@ -59,9 +59,12 @@ struct ProductOfElements {
 };
 
 // Everything that follows from a tile's shape: whole slabs of channels, and eights of rows.
-template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_, class Numbers_ = ProductOfElements>
+template <bool kInTurns_, int kTileN_, int kTileM_, int kStages_, int kBuffers_, class Numbers_ = ProductOfElements,
+          int kBlocks_ = 1>
 struct ProductTile {
   using Numbers = Numbers_;
+  // Of a cluster, two at most: they have neighbouring channels of the same rows, of which each copies a half for both.
+  static constexpr int kBlocks = kBlocks_;
   static constexpr bool kInTurns = kInTurns_;
   static constexpr int kTileN = kTileN_, kTileM = kTileM_, kStages = kStages_;
   static constexpr int kSlabs = kTileN / kSlabN, kGroups = kInTurns ? 2 : kSlabs, kThreads = 128 * (1 + kGroups);
@@ -73,6 +76,9 @@ struct ProductTile {
 
   // A stage: channels, then rows.
   static constexpr int kWBytes = kSlabs * kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
+  // Rows that a block copies: all, or a half in eights, so that the two halves may have eight rows in common.
+  static constexpr int kCopiedM = (kTileM / kBlocks + 7) / 8 * 8;
+  static constexpr int kCopiedBytes = kWBytes + kBlocks * kCopiedM * kRowBytes;  // into a stage
 
   // The residual comes, and the output goes, a slab of some rows at a time, in the same place: kBuffers for each
   // warpgroup. The last of a slab ends where the tile does, and may begin with rows that the one before it has too. Three
@@ -90,9 +96,13 @@ struct ProductTile {
 
   static_assert(kTileN % kSlabN == 0 && kTileM >= kChunkM && kTileM <= 256, "a chunk, and a box");
   static_assert(kTileM % (Numbers::kWritesBytes ? 32 : 8) == 0, "whole groups of sums");
-  static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kXBytes % 1024 == 0 && kBlocks <= 2, "swizzled in 1024 bytes, and two halves");
   static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
 };
+
+// The same for two blocks that share rows.
+template <bool kInTurns, int kTileN, int kTileM, int kStages, int kBuffers>
+using ProductPair = ProductTile<kInTurns, kTileN, kTileM, kStages, kBuffers, ProductOfElements, 2>;
 
 // Shared memory: stages, chunks, barriers. Stages and chunks are counted over all tiles.
 template <class Tile> struct Shared {
@@ -145,8 +155,19 @@ template <class Tile> TREFOIL_DEVICE int32_t first_channel(uint32_t group) {
 template <class Tile>
 TREFOIL_DEVICE void load_channels(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, int32_t step,
                                   int32_t n) {
-  barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
+  barrier_arrive_expect(shared.full(at), Tile::kCopiedBytes);
   copy_box_2d(shared.w(at), &args.w, shared.full(at), step * kStepK, n);
+}
+
+// Copies a stage's rows, those of the tile from row m on: all of them, or this block's half for both.
+template <class Tile>
+TREFOIL_DEVICE void load_rows(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, int32_t step, int32_t m) {
+  if constexpr (Tile::kBlocks == 1) {
+    copy_box_2d(shared.x(at), &args.x, shared.full(at), step * kStepK, m);
+  } else {
+    const int32_t row = cluster_rank() * (Tile::kTileM - Tile::kCopiedM);
+    copy_box_2d_to(3, shared.x(at) + row * kRowBytes, &args.x, shared.full(at), step * kStepK, m + row);
+  }
 }
 
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, const Shared<Tile> &shared) {
@@ -165,8 +186,12 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, cons
         barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
         load_channels(args, shared, at, step, origin.n);
       }
-      copy_box_2d(shared.x(at), &args.x, shared.full(at), step * kStepK, origin.m);
+      load_rows(args, shared, at, step, origin.m);
     }
+  }
+  if constexpr (Tile::kBlocks > 1) {
+    // The block ends after the other has read what it copied there, and has given all stages back.
+    for (int i = 0; i < Tile::kStages; ++i, ++at) barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
   }
 }
 
@@ -239,9 +264,14 @@ TREFOIL_DEVICE void store(const Sm90ProductArgs &args, const Shared<Tile> &share
 
 // ---- multiply: a warpgroup ---------------------------------------------------------------------------------------
 
-// Gives a stage back, once for each warp.
+// Gives a stage back, once for each warp: to all who copy into it.
 template <class Tile> TREFOIL_DEVICE void release(const Shared<Tile> &shared, uint32_t at) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty(at));
+  const uint32_t lane = threadIdx.x % 32;
+  if constexpr (Tile::kBlocks == 1) {
+    if (lane == 0) barrier_arrive(shared.empty(at));
+  } else {
+    if (lane < Tile::kBlocks) barrier_arrive_at(shared.empty(at), lane);
+  }
 }
 
 // Begins the products of the stage `at`, of some slabs from `slab` on: 32 bytes of a row at a time. `add` false: the sums
@@ -464,7 +494,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     if (shared.base % 1024 != 0) __trap();  // the swizzle is of addresses
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.full(stage), 1);
-      barrier_init(shared.empty(stage), 4 * Tile::kTileGroups);
+      barrier_init(shared.empty(stage), 4 * Tile::kTileGroups * Tile::kBlocks);
     }
     for (int group = 0; group < Tile::kGroups; ++group) {
       for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) {
@@ -475,6 +505,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     fence_barrier_init();
   }
   __syncthreads();
+  if constexpr (Tile::kBlocks > 1) cluster_arrive(), cluster_wait();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {

@@ -85,6 +85,9 @@ pub struct RowsAt {
 pub enum ProductWay {
     /// One warpgroup computes a tile, while another one finishes its tile.
     InTurns,
+    /// The same, in clusters of two blocks that compute neighbouring columns of the same rows. Each block copies one half
+    /// of the rows for both.
+    InPairs,
     /// All warpgroups of a block compute a tile together.
     Together,
     /// The blocks of a cluster compute a tile together, each for a part of k.
@@ -153,7 +156,7 @@ impl ProductActivation {
 
 impl ProductTile {
     /// Every tile.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self { n: 128, m: 192, way: ProductWay::InTurns },
         Self { n: 128, m: 184, way: ProductWay::InTurns },
         Self { n: 128, m: 176, way: ProductWay::InTurns },
@@ -163,6 +166,9 @@ impl ProductTile {
         Self { n: 128, m: 64, way: ProductWay::InTurns },
         Self { n: 192, m: 192, way: ProductWay::Together },
         Self { n: 128, m: 256, way: ProductWay::Together },
+        Self { n: 128, m: 192, way: ProductWay::InPairs },
+        Self { n: 128, m: 184, way: ProductWay::InPairs },
+        Self { n: 128, m: 168, way: ProductWay::InPairs },
         Self { n: 64, m: 32, way: ProductWay::Split },
     ];
 
@@ -171,9 +177,9 @@ impl ProductTile {
     pub(crate) const fn stages(self) -> usize {
         match (self.way, self.n, self.m) {
             (ProductWay::Together, ..) => 4,
-            (ProductWay::InTurns, _, ..128) => 6,
-            (ProductWay::InTurns, _, 128..168) => 5,
-            (ProductWay::InTurns, ..) => 4,
+            (ProductWay::InTurns | ProductWay::InPairs, _, ..128) => 6,
+            (ProductWay::InTurns | ProductWay::InPairs, _, 128..168) => 5,
+            (ProductWay::InTurns | ProductWay::InPairs, ..) => 4,
             (ProductWay::Split, ..) => 8,
         }
     }
@@ -181,7 +187,7 @@ impl ProductTile {
     /// The number of warpgroups that multiply.
     const fn groups(self) -> usize {
         match self.way {
-            ProductWay::InTurns => 2,
+            ProductWay::InTurns | ProductWay::InPairs => 2,
             ProductWay::Together | ProductWay::Split => self.n / SLAB,
         }
     }
@@ -210,7 +216,7 @@ impl ProductTile {
         let chunks = self.buffers() * self.groups();
         let results = chunks * self.chunk_rows() * ROW_BYTES;
         let (results, barriers) = match self.way {
-            ProductWay::InTurns => (results, 2 * chunks),
+            ProductWay::InTurns | ProductWay::InPairs => (results, 2 * chunks),
             ProductWay::Together => (results, chunks),
             ProductWay::Split => (6 * self.n * self.m, 2),
         };
@@ -220,6 +226,17 @@ impl ProductTile {
     /// The numbers of parts into which k may be divided.
     pub(crate) const fn part_counts(self) -> &'static [usize] {
         if self.is_split() { &[1, 2, 4] } else { &[1] }
+    }
+
+    /// The number of rows that a block copies: all rows of the tile, or a half in multiples of 8.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn copied_rows(self) -> usize {
+        if self.is_paired() { (self.m / 2).next_multiple_of(8) } else { self.m }
+    }
+
+    /// Whether two blocks copy rows for each other.
+    pub(crate) const fn is_paired(self) -> bool {
+        matches!(self.way, ProductWay::InPairs)
     }
 
     /// Whether the blocks of a cluster compute a tile together.
@@ -267,7 +284,11 @@ impl fmt::Display for ProductKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ProductTile { n, m, way } = self.tile;
         write!(f, "sm90 product {n}x{m}")?;
-        if way == ProductWay::Split { write!(f, ", k in {}", self.parts) } else { Ok(()) }
+        match way {
+            ProductWay::Split => write!(f, ", k in {}", self.parts),
+            ProductWay::InPairs => write!(f, ", pairs"),
+            ProductWay::InTurns | ProductWay::Together => Ok(()),
+        }
     }
 }
 
@@ -299,7 +320,8 @@ impl ProductSizes {
         let eights = |columns: usize| columns > 0 && columns.is_multiple_of(8);
         let ProductKernel { tile, parts } = kernel;
         let is_one = ProductTile::ALL.contains(&tile) && tile.part_counts().contains(&parts);
-        if is_one && self.m > 0 && eights(self.n) && eights(self.k) {
+        let has_pairs = !tile.is_paired() || self.n.div_ceil(tile.n).is_multiple_of(2);
+        if is_one && has_pairs && self.m > 0 && eights(self.n) && eights(self.k) {
             return Ok(());
         }
         let instead = "use one of ProductSizes::kernels, with n and k that are multiples of 8".into();
@@ -326,7 +348,7 @@ impl ProductSizes {
         let store = if tile.m == 256 { STORE_OF_TWO } else { STORE } * stored as f64;
         match tile.way {
             // One warpgroup stores while the other one multiplies.
-            ProductWay::InTurns => rounds * products.max(store / 2.0).max(copies) + store,
+            ProductWay::InTurns | ProductWay::InPairs => rounds * products.max(store / 2.0).max(copies) + store,
             ProductWay::Together => rounds * (products + store).max(copies),
             ProductWay::Split => {
                 let (load, rounds) = (tiles as f64 / units as f64, tiles.div_ceil(2 * units) as f64);
@@ -350,7 +372,8 @@ mod tests {
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
         let in_turns = [213_152, 209_056, 204_960, 200_864, 223_408, 213_168, 196_800];
-        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472, 110_736]].concat());
+        let in_pairs = [213_152, 209_056, 200_864];
+        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736]].concat());
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
@@ -380,6 +403,13 @@ mod tests {
         assert_eq!(whisper.map(|(n, k)| height(12_000, n, k)), [184; 4]);
         assert_eq!([(1024, 1024), (1024, 4096), (4096, 1024)].map(|(n, k)| height(16_448, n, k)), [168, 168, 192]);
         assert_eq!((height(6304, 2304, 768), height(6304, 3072, 768), height(1576, 3072, 768)), (176, 192, 144));
+    }
+
+    /// Pairs have an even number of tiles side by side.
+    #[test]
+    fn pairs_need_two_tiles_of_columns() {
+        let pairs = |n| sizes(1000, n, 64).kernels(&Limits::h200()).iter().filter(|of| of.tile.is_paired()).count();
+        assert_eq!([128, 136, 256, 264].map(pairs), [0, 3, 3, 0]);
     }
 
     /// Each row of x and of w is copied again for every tile. If rows end within a step, larger tiles are faster.

@@ -77,6 +77,9 @@ const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 128, m: 64, way: ProductWay::InTurns }, names!("128x64")),
     (ProductTile { n: 192, m: 192, way: ProductWay::Together }, names!("192x192")),
     (ProductTile { n: 128, m: 256, way: ProductWay::Together }, names!("128x256")),
+    (ProductTile { n: 128, m: 192, way: ProductWay::InPairs }, names!("pair_128x192")),
+    (ProductTile { n: 128, m: 184, way: ProductWay::InPairs }, names!("pair_128x184")),
+    (ProductTile { n: 128, m: 168, way: ProductWay::InPairs }, names!("pair_128x168")),
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
 ];
 
@@ -91,7 +94,8 @@ impl Launcher for Sm90Product {
     fn entries(&self) -> Vec<EntryPoint> {
         let of_tile = |(tile, of_types): (ProductTile, [[&'static str; 4]; 2])| {
             let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
-            let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
+            let parts = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
+            let cluster = if tile.is_paired() { 2 } else { parts };
             let of_type = move |(module, names): (&'static str, [&'static str; 4])| {
                 names.map(|name| EntryPoint { module, name, threads, shared_bytes, cluster })
             };
@@ -195,16 +199,20 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], [SLAB, tile.n])?,
-        boxes("x", x, [k, m], [SLAB, tile.m])?,
+        boxes("x", x, [k, m], [SLAB, tile.copied_rows()])?,
         boxes("residual", residual.unwrap_or(y), [n, m], [SLAB, residual_rows])?,
         boxes("y", y, [n, m], [SLAB, tile.chunk_rows()])?,
     ];
-    let grid =
-        if tile.is_split() { product("blocks", &[tiles as usize, parts])? } else { tiles.min(units.max(1) as u32) };
+    let at_once = units.max(1) as u32;
+    let (grid, cluster) = match tile.way {
+        ProductWay::Split => (product("blocks", &[tiles as usize, parts])?, parts as u32),
+        ProductWay::InPairs => (tiles.min(at_once.next_multiple_of(2)), 2),
+        ProductWay::InTurns | ProductWay::Together => (tiles.min(at_once), 1),
+    };
     Ok(Launch {
         entry: entry.into(),
         grid: [grid, 1, 1],
-        cluster: parts as u32,
+        cluster,
         block: [tile.threads() as u32, 1, 1],
         shared_bytes: tile.shared_bytes() as u32,
         args: ArgBytes::new(&args),
@@ -269,6 +277,9 @@ mod tests {
             let in_turns = way == ProductWay::InTurns;
             let (stem, line) = match way {
                 ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{m}, {stages}")),
+                ProductWay::InPairs => {
+                    ("pair_", format!("Pair{n}x{m} = ProductPair<true, {n}, {m}, {stages}, {buffers}"))
+                }
                 _ => ("", format!("Tile{n}x{m} = ProductTile<{in_turns}, {n}, {m}, {stages}, {buffers}")),
             };
             let kinds = ["clamped", "sigmoid", "ramp", "erf"];
@@ -308,6 +319,22 @@ mod tests {
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_64x32_sigmoid", [768, 1, 1], 4));
         assert_eq!((of.block, of.shared_bytes), ([160, 1, 1], 110_736));
         assert_eq!(of.maps[2], map(0x500, [328, 1000], 336, 8));
+    }
+
+    #[test]
+    fn blocks_of_a_pair_copy_a_half_of_the_rows_each() {
+        let pair = |m| ProductKernel { tile: ProductTile { n: 128, m, way: ProductWay::InPairs }, parts: 1 };
+        let (sizes, y) = (ProductSizes { n: 512, ..SIZES }, Rows { pitch: 512, ..PROBLEM.y });
+        let problem = ProductProblem { sizes, residual: None, y, ..PROBLEM };
+        for (m, copied) in [(192, 96), (184, 96), (168, 88)] {
+            let of = launch(&problem, pair(m), 13).unwrap();
+            assert_eq!(
+                (&*of.entry, of.grid, of.cluster),
+                (&*format!("sm90_product_pair_128x{m}_sigmoid"), [14, 1, 1], 2)
+            );
+            assert!(matches!(of.maps[1], TensorMap::Matrix { box_dims, .. } if box_dims == [64, copied]));
+        }
+        assert!(launch(&PROBLEM, pair(192), 13).is_err());
     }
 
     #[test]
