@@ -7,10 +7,10 @@ cd "$(dirname "$0")/.."
 kind=$1
 shift
 case $kind in
-address) build_std=() more=() few=(ring:: device::cpu exec::cpu:: loops:: files::) ;;
+address) build_std=() few=(ring:: device::cpu exec::cpu:: loops:: files::) ;;
 # Without its own build the standard library's locks are taken for races. The schedules of the ring are one thread's.
 thread)
-    build_std=(-Zbuild-std) more=(--features ffi)
+    build_std=(-Zbuild-std)
     few=(ring:: device:: engine:: exec::cpu:: loops::team loops::tests::shared ffi:: files:: simulate:: --skip schedules_all)
     ;;
 *) echo "expected address or thread, found $kind" >&2 && exit 64 ;;
@@ -18,7 +18,7 @@ esac
 [ $# -gt 0 ] || set -- "${few[@]}"
 export RUSTFLAGS="-Zsanitizer=$kind"
 run() {
-    cargo +nightly test --lib --no-default-features "${more[@]}" "${build_std[@]}" --target x86_64-unknown-linux-gnu \
+    cargo +nightly test --lib --no-default-features "${build_std[@]}" --target x86_64-unknown-linux-gnu \
         --target-dir "target/$kind" -- "$@"
 }
 ASAN_OPTIONS=detect_leaks=0 run "$@"

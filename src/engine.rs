@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::phases::Phase;
 use crate::plan::{Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, Stage};
-#[cfg(feature = "ffi")]
+#[cfg(any(feature = "ffi", test))]
 use crate::tensor::RowPort;
 use crate::tensor::{Element, RowSpec, Size};
 use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
@@ -257,20 +257,20 @@ impl Engine {
     }
 
     /// The row of a state of one request. The name is that of the state's input.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn state(&self, name: &str) -> Result<&RowPort, Error> {
         self.core.state(name).map(|(row, _)| row)
     }
 
     /// All bytes of a state; `bytes` is their number, which is checked.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn read_state_bytes(&self, name: &str, bytes: usize) -> Result<Vec<u8>, Error> {
         self.core.check_state(name, bytes)?; // before as many are allocated
         let mut to = vec![0; bytes];
         self.core.read_state(name, &mut to).map(|()| to)
     }
 
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn write_state_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         self.core.write_state(name, bytes)
     }
@@ -363,7 +363,7 @@ impl Engine {
     }
 
     /// The ring that the engine's tickets belong to.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_ring(&self.core)
     }

@@ -90,7 +90,7 @@ mod device;
 mod engine;
 mod error;
 mod exec;
-#[cfg(feature = "ffi")]
+#[cfg(any(feature = "ffi", test))]
 mod ffi;
 pub mod files;
 mod fnv;

@@ -127,7 +127,7 @@ impl Fleet {
     }
 
     /// The fleet that its tickets belong to.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_ring(&self.peers.rings().now()[0])
     }

@@ -180,7 +180,7 @@ impl Batch {
 
     /// The address of row 0, for callers that cannot borrow; the other rows follow at the spec's pitch. It may be used
     /// until the batch is submitted or dropped, and not together with a borrow of its rows.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes_mut().as_mut_ptr()
     }

@@ -78,7 +78,7 @@ mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
 mod on_device;
-#[cfg(feature = "ffi")]
+#[cfg(any(feature = "ffi", test))]
 mod origin;
 mod output;
 mod peers;
@@ -115,7 +115,7 @@ pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
 pub use on_device::DeviceOutput;
-#[cfg(feature = "ffi")]
+#[cfg(any(feature = "ffi", test))]
 pub(crate) use origin::Origin;
 pub use output::{Output, OutputPart};
 pub use peers::DeviceStats;

@@ -67,7 +67,7 @@ impl Output {
     }
 
     /// The content of its rows.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn kind(&self) -> OutputKind {
         self.core.spec.output_kind
     }

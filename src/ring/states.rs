@@ -95,7 +95,7 @@ impl Core {
     }
 
     /// An error if the state has another number of bytes.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub fn check_state(&self, name: &str, bytes: usize) -> Result<(), Error> {
         check_bytes(self.find_state(name)?.1, bytes)
     }

@@ -92,7 +92,7 @@ impl Ticket {
     }
 
     /// The ring that the ticket belongs to.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn origin(&self) -> super::Origin {
         super::Origin::of_ring(&self.core)
     }

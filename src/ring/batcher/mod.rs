@@ -99,7 +99,10 @@ struct Shared {
     /// The bucket of the rows.
     bucket: usize,
     /// Identifies the batcher; all its buckets share it.
-    #[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "programs in C ask where a ticket is from"))]
+    #[cfg_attr(
+        not(any(feature = "ffi", test)),
+        expect(dead_code, reason = "programs in C ask where a ticket is from")
+    )]
     identity: Arc<()>,
     bounds: Bounds,
     when_full: WhenFull,
@@ -187,7 +190,7 @@ impl Batcher {
     }
 
     /// The batcher that its tickets belong to.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn origin(&self) -> super::Origin {
         super::Origin::of_batcher(&self.shared[0].core, &self.shared[0].identity)
     }

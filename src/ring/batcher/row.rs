@@ -248,13 +248,13 @@ impl<'a> Request<'a> {
     }
 
     /// The layout of its rows.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn input(self) -> &'a RowSpec {
         self.shared.input()
     }
 
     /// Makes it fail with [`Error::Timeout`] instead of waiting for a free row, whatever `WhenFull` says.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn at_once(mut self) -> Self {
         self.at_once = true;
         self

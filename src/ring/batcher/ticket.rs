@@ -11,7 +11,7 @@ use super::state::Wake;
 use crate::error::Error;
 use crate::ring::Output;
 use crate::sync::{lock, thread};
-#[cfg(feature = "ffi")]
+#[cfg(any(feature = "ffi", test))]
 use crate::tensor::OutputKind;
 use crate::tensor::{Element, PortKey, RowSpec};
 
@@ -76,7 +76,7 @@ impl RowTicket {
     }
 
     /// The batcher that the ticket belongs to.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
         crate::ring::Origin::of_batcher(&self.shared.core, &self.shared.identity)
     }
@@ -180,7 +180,7 @@ impl RowOutput {
     }
 
     /// The classes with their values, see [`OutputPart::scored`].
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn scored(&self) -> Result<impl Iterator<Item = (usize, f32)>, Error> {
         self.output.part(0).scored(self.index)
     }
@@ -194,7 +194,7 @@ impl RowOutput {
     }
 
     /// The content of the row.
-    #[cfg(feature = "ffi")]
+    #[cfg(any(feature = "ffi", test))]
     pub(crate) fn kind(&self) -> OutputKind {
         self.output.kind()
     }
