@@ -17,7 +17,7 @@ use super::{Limits, ProductOp, ProductSizes, ProductTile, ProductWay};
 ///     activation: ProductActivation::Gelu,
 ///     bias: true,
 ///     scale: false,
-///     residual: false,
+///     residual: None,
 /// };
 /// let of = E4m3ProductOp { product, factor: 0.01, has_units: true, result: Some(0.02) };
 /// assert_eq!(StepOp::E4m3Product(of).label(3), "e4m3 product+gelu to e4m3");

@@ -17,7 +17,7 @@ use crate::model::Conv2d;
 ///     activation: ProductActivation::Gelu,
 ///     bias: true,
 ///     scale: false,
-///     residual: false,
+///     residual: None,
 /// };
 /// assert_eq!(product.sizes(128), ProductSizes { m: 25_216, n: 3072, k: 768 });
 /// assert_eq!(StepOp::Product(product).label(2), "product+gelu");
@@ -38,8 +38,8 @@ pub struct ProductOp {
     pub bias: bool,
     /// Whether the activations are multiplied by a factor for each column.
     pub scale: bool,
-    /// Whether a residual is added at the end.
-    pub residual: bool,
+    /// The place of the rows of a residual, which is added at the end, in its operand; `None` without one.
+    pub residual: Option<RowsAt>,
 }
 
 /// Attention, whose step reads queries, keys, values and a mask, if there is one.
@@ -123,7 +123,7 @@ impl ProductOp {
     pub(super) fn label(&self) -> String {
         let activation = self.activation.suffix();
         let scale = if self.scale { "+scale" } else { "" };
-        let residual = if self.residual { "+res" } else { "" };
+        let residual = if self.residual.is_some() { "+res" } else { "" };
         format!("product{activation}{scale}{residual}")
     }
 }

@@ -159,7 +159,7 @@ impl ProductProblem {
             w: step.filter(step.name()),
             bias: next(of.bias),
             scale: next(of.scale),
-            residual: next(of.residual).map(dense),
+            residual: of.residual.zip(next(of.residual.is_some())).map(|(at, address)| at.on(address)),
             y: dense(y),
             backward: step.backward,
         }

@@ -116,7 +116,7 @@ impl E4m3Problem {
             unit: next(*has_units),
             bias: next(product.bias),
             scale: next(product.scale),
-            residual: next(product.residual),
+            residual: next(product.residual.is_some()),
             y,
             result: *result,
             backward: step.backward,

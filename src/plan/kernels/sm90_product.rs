@@ -53,7 +53,7 @@ fn sizes(work: &Work<'_>) -> Option<ProductSizes> {
     match work.op {
         StepOp::Product(of) => {
             let (rows, residual) = (work.half()?, work.inputs.last()?);
-            (!of.residual || residual.dtype == rows).then(|| of.sizes(work.batch))
+            (of.residual.is_none() || residual.dtype == rows).then(|| of.sizes(work.batch))
         }
         _ => None,
     }

@@ -61,6 +61,6 @@ fn of<'a>(work: &Work<'a>) -> Option<(&'a E4m3ProductOp, ProductSizes)> {
     let residual = work.inputs.last()?.dtype;
     let fits = work.inputs[0].dtype == Dtype::U8
         && work.writes(written)
-        && (!of.product.residual || (residual == Dtype::F16 && of.result.is_none()));
+        && (of.product.residual.is_none() || (residual == Dtype::F16 && of.result.is_none()));
     fits.then(|| (of, of.product.sizes(work.batch)))
 }

@@ -36,7 +36,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
     }
     let Epilogue { bias, activation, scale, residual } = epilogue;
     let vectors = [bias, scale].into_iter().flatten().map(Read::Own);
-    let reads = [x].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
+    let residual = residual.map(|residual| rows(context, residual, [m, n], halves));
+    let reads = [x].into_iter().chain(vectors).chain(residual.map(|(value, _)| Read::Half(value))).collect();
     let op = ProductOp {
         weights,
         rows: m / context.batch,
@@ -45,7 +46,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         activation,
         bias: bias.is_some(),
         scale: scale.is_some(),
-        residual: residual.is_some(),
+        residual: residual.map(|(_, at)| at),
     };
     Some((last, Found { op: StepOp::Product(op), named: at, reads, writes, codes: None }))
 }
