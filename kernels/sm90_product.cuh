@@ -12,6 +12,7 @@
 #pragma once
 
 #include "element.cuh"
+#include "sm90_product_norm.cuh"
 #include "sm90_ptx.cuh"
 #include "sm90_ptx_e4m3.cuh"
 
@@ -40,9 +41,12 @@ struct Sm90ProductArgs {
   float factor;         // of bytes: of all sums
   float result_factor;  // of results in bytes
   int32_t first_m_tile;  // tiles of rows are taken from there on: from 0 up, or from the last down
-  int32_t padding[8];
+  float2 *statistics;        // [parts][m, and one more if it is odd]; of x with Norm::kOfX, of y with Norm::kOfY
+  const float *weight_sums;  // [n]; the sums of rows of w with Norm::kOfX
+  NormedRows normed;         // x with Norm::kOfX
+  int32_t padding[14];
 };
-static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
+static_assert(sizeof(Sm90ProductArgs) == 704 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
 
 constexpr int kStepK = 64;              // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepK * 2;   // of a channel and of a row in a stage, and of 64 channels of a row of y

@@ -8,6 +8,22 @@
 
 #include "sm90_product.cuh"
 
+// A thread's channel of a row of sums, and eight more: what OfChannels has of them, and the sums of their weights.
+template <Norm kNorm> struct SplitChannels : OfChannels<> {
+  float weight_sum[2];
+
+  __device__ __forceinline__ SplitChannels(const Sm90ProductArgs &args, int32_t n) : OfChannels<>(args, n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      weight_sum[i] = kNorm == Norm::kOfX && n + 8 * i < args.n ? __ldg(args.weight_sums + n + 8 * i) : 0.0f;
+  }
+
+  // A sum of channel i with its bias, of a row with this norm if there is one.
+  __device__ __forceinline__ float add(int i, float sum, float factor, float of_weights) const {
+    return kNorm == Norm::kOfX ? fmaf(factor, sum, fmaf(of_weights, weight_sum[i], bias[i])) : biased(sum, i);
+  }
+};
+
 // Everything that follows from a tile's shape: a warpgroup for a slab of channels, and a warp that loads.
 template <int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kTileM = kTileM_, kStages = kStages_, kTileN = kSlabN;
@@ -20,9 +36,12 @@ template <int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kSumsAt = kStages * kStageBytes, kResidualsAt = kSumsAt + kSumBytes;
   static constexpr int kBarriersAt = kResidualsAt + kTileM * kRowBytes;
   static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2);
+  // Norms of the rows that a block adds up follow, and their barrier.
+  static constexpr int kNormsAt = kSharedBytes, kNormedBytes = kNormsAt + kTileM * kNormBytes + 16;
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
   static_assert(kTileM % (8 * kMostParts) == 0, "equal parts of whole eights of rows");
-  static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
+  static_assert(kMinBlocks * (kNormedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
+  static_assert(kNormsAt % 16 == 0, "two rows are read at once");
 };
 
 // What a block does: of one tile the steps from `begin` to `end`.
@@ -58,6 +77,9 @@ template <class Tile> struct SplitShared {
   __device__ __forceinline__ uint32_t added() const { return base + Tile::kSharedBytes - 16; }
   // Completed by all blocks' sums.
   __device__ __forceinline__ uint32_t received() const { return base + Tile::kSharedBytes - 8; }
+  __device__ __forceinline__ uint32_t norms() const { return base + Tile::kNormsAt; }
+  // Completed by the norms.
+  __device__ __forceinline__ uint32_t normed() const { return norms() + Tile::kTileM * kNormBytes; }
   __device__ __forceinline__ uint32_t sum(uint32_t index) const {
     return base + Tile::kSumsAt + index * Tile::kTwoBytes + threadIdx.x * 8;
   }
@@ -93,6 +115,21 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
   if (args.residual_values == nullptr) return;
   barrier_arrive_expect(shared.added(), share.rows() * kRowBytes);
   copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
+}
+
+// Makes the norms of the rows that this block adds up, with a lane for two.
+template <class Tile>
+TREFOIL_DEVICE void split_prepare_norms(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
+                                        const SplitShare<Tile> &share) {
+  const uint32_t row = threadIdx.x % 32 * 2;
+  const int32_t m = share.first_m() + static_cast<int32_t>(row);
+  wait_for_earlier_launches();
+  if (row < share.rows() && m < args.m) {
+    const float4 of_rows = norms_of_rows(args.normed, args.statistics + m, statistics_pitch(args.m));
+    store_shared_f32x2(shared.norms() + row * kNormBytes, {of_rows.x, of_rows.y});
+    store_shared_f32x2(shared.norms() + (row + 1) * kNormBytes, {of_rows.z, of_rows.w});
+  }
+  barrier_arrive(shared.normed());  // each lane for what it wrote
 }
 
 // ---- multiply, add up and store: a warpgroup ---------------------------------------------------------------------
@@ -147,48 +184,61 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
 
 // Stores this block's part of the tile. Lanes of an even and an odd channel exchange a row: then each has two channels
 // of one. Twos go by eight rows, the first eight channels and the second of each.
-template <class Tile, class Activation, int kParts>
+template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                const SplitShare<Tile> &share, const OfChannels<> &of,
+                                const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
                                 const float2 (&sums)[Tile::kTwos / kParts]) {
   constexpr int kTwos = Tile::kTwos / kParts;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2, row = lane % 4 * 2 + odd;
   const Activation activation(args.activation_a, args.activation_b);
   const int32_t n = share.origin.n + warp * 16 + lane / 4 - odd, first_m = share.first_m() + row;
+  // Of two channels of a row in shared memory, where residuals come and statistics are taken of what is stored.
+  const auto place = [&](int two) {
+    return shared.residuals() + (two / 2 * 8 + row) * kRowBytes + (warp * 2 + two % 2 ^ row) * 16 + (lane / 4 - odd) * 2;
+  };
   uint32_t residuals[kTwos] = {};
   if (args.residual_values != nullptr) {
     barrier_wait(shared.added(), 0);
 #pragma unroll
-    for (int two = 0; two < kTwos; ++two)
-      residuals[two] = load_shared_u32(shared.residuals() + (two / 2 * 8 + row) * kRowBytes +
-                                       (warp * 2 + two % 2 ^ row) * 16 + (lane / 4 - odd) * 2);
+    for (int two = 0; two < kTwos; ++two) residuals[two] = load_shared_u32(place(two));
   }
+  if constexpr (kNorm == Norm::kOfX) barrier_wait(shared.normed(), 0);
   uint16_t *const y = args.y_values + static_cast<int64_t>(first_m) * args.y_pitch + n;
 #pragma unroll
   for (int two = 0; two < kTwos; ++two) {
-    const float x = activation(sums[two].x + of.bias[two % 2]) * of.scale[two % 2];
-    const float next = activation(sums[two].y + of.bias[two % 2]) * of.scale[two % 2];
+    float4 norm = {};  // of this lane's two rows before they are exchanged
+    if constexpr (kNorm == Norm::kOfX)
+      norm = load_shared_four(shared.norms() + (two / 2 * 8 + lane % 4 * 2) * kNormBytes);
+    const float x = activation(of.add(two % 2, sums[two].x, norm.x, norm.y)) * of.scale[two % 2];
+    const float next = activation(of.add(two % 2, sums[two].y, norm.z, norm.w)) * of.scale[two % 2];
     const float other = __shfl_xor_sync(0xffffffff, odd ? x : next, 4);
     const float2 add = unpack_elements(residuals[two]);
     const uint32_t pair = odd ? pack_elements(other + add.x, next + add.y) : pack_elements(x + add.x, other + add.y);
     const int32_t m = two / 2 * 8, in_row = two % 2 * 8;
     if (n + in_row < args.n && first_m + m < args.m)
       *reinterpret_cast<uint32_t *>(y + static_cast<int64_t>(m) * args.y_pitch + in_row) = pair;
+    if constexpr (kNorm == Norm::kOfY) store_shared_u32(place(two), pair);
+  }
+  if constexpr (kNorm == Norm::kOfY) {
+    barrier_sync(1, Tile::kMultiply);
+    if (warp * 16 < share.rows())
+      store_statistics(args.statistics, shared.residuals(), threadIdx.x, share.rows(), share.first_m(), args.m,
+                       share.origin.n, args.n);
   }
 }
 
-template <class Tile, class Activation, int kParts>
+template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_finish(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                 const SplitShare<Tile> &share, const OfChannels<> &of,
+                                 const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
                                  const float (&d)[Tile::kTileM / 2]) {
   float2 sums[Tile::kTwos / kParts];
   exchange<Tile, kParts>(shared, share, d, sums);
   wait_for_earlier_launches();
-  split_store<Tile, Activation, kParts>(args, shared, share, of, sums);
+  split_store<Tile, kNorm, Activation, kParts>(args, shared, share, of, sums);
 }
 
 // The kernel body.
-template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(const Sm90ProductArgs &args) {
+template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_product_split(const Sm90ProductArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   const SplitShared<Tile> shared{shared_address(shared_bytes)};
   const SplitShare<Tile> share(args);
@@ -200,6 +250,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(c
     }
     barrier_init(shared.added(), 1);
     barrier_init(shared.received(), 1);
+    if constexpr (kNorm == Norm::kOfX) barrier_init(shared.normed(), 32);
     barrier_arrive_expect(shared.received(), Tile::kSumBytes);
     fence_barrier_init();
   }
@@ -208,14 +259,15 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(c
   // The same for all lanes, and the compiler knows it.
   if (__shfl_sync(0xffffffff, threadIdx.x / Tile::kMultiply, 0) == 1) {
     if (threadIdx.x % 32 == 0) split_load(args, shared, share);
+    if constexpr (kNorm == Norm::kOfX) split_prepare_norms(args, shared, share);
     return;
   }
-  const OfChannels<> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+  const SplitChannels<kNorm> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
   float d[Tile::kTileM / 2];
   split_multiply(shared, share.end - share.begin, d);
   switch (share.log_parts) {
-    case 0: return split_finish<Tile, Activation, 1>(args, shared, share, of, d);
-    case 1: return split_finish<Tile, Activation, 2>(args, shared, share, of, d);
-    default: return split_finish<Tile, Activation, Tile::kMostParts>(args, shared, share, of, d);
+    case 0: return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, d);
+    case 1: return split_finish<Tile, kNorm, Activation, 2>(args, shared, share, of, d);
+    default: return split_finish<Tile, kNorm, Activation, Tile::kMostParts>(args, shared, share, of, d);
   }
 }

@@ -75,6 +75,31 @@ pub(crate) fn read_linear(
     Ok((weight, bias))
 }
 
+/// Multiplies `filter` [K, C] by the factors of a norm of the rows that it multiplies, in place. Returns what is added to
+/// the products: their own biases, and the products of the filter with the norm's biases. The names are those of the
+/// factors, of the norm's biases and of the products' biases.
+#[cfg(feature = "cuda")]
+pub(crate) fn fold_norm_of_rows(
+    weights: &Weights,
+    names: [Option<&str>; 3],
+    filter: &mut [f32],
+    [k, c]: [usize; 2],
+) -> Result<Vec<f32>, Error> {
+    let vector = |name: Option<&str>, len: usize| name.map(|name| read(weights, name, &[len])).transpose();
+    let [gamma, beta, bias] = [vector(names[0], c)?, vector(names[1], c)?, vector(names[2], k)?];
+    let mut added = vec![0.0; k];
+    for (k_out, row) in filter.chunks_exact_mut(c).enumerate() {
+        let own = bias.as_ref().map_or(0.0, |bias| f64::from(bias[k_out]));
+        let terms = row.iter().zip(beta.iter().flatten()).map(|(w, beta)| f64::from(*w) * f64::from(*beta));
+        let name = names.iter().flatten().last().copied().unwrap_or_default();
+        added[k_out] = narrow(weights, name, k_out, own + terms.sum::<f64>())?;
+        for (w, gamma) in row.iter_mut().zip(gamma.iter().flatten()) {
+            *w = narrow(weights, name, k_out, f64::from(*w) * f64::from(*gamma))?;
+        }
+    }
+    Ok(added)
+}
+
 /// Folds a batch norm into `filter` [K, …] and `bias` [K] in place.
 fn fold_norm(
     weights: &Weights,
@@ -111,7 +136,7 @@ fn narrow(weights: &Weights, tensor: &str, k_out: usize, value: f64) -> Result<f
         return Ok(narrowed);
     }
     let found = format!("{value:e} in channel {k_out}");
-    Err(weights.error(tensor, "finite f32 values after folding the batch norm", found))
+    Err(weights.error(tensor, "finite f32 values after folding the norm", found))
 }
 
 fn read(weights: &Weights, name: &str, dims: &[usize]) -> Result<Vec<f32>, Error> {

@@ -51,6 +51,8 @@ pub(crate) use encoders::network as network_of_encoder;
 pub use encoders::{Embedding, Pooling, Tower};
 pub use families::{architecture, architectures, build};
 pub(crate) use first_layers::overlaps_its_neighbour;
+#[cfg(feature = "cuda")]
+pub(crate) use fold::fold_norm_of_rows;
 pub(crate) use fold::read_linear;
 pub(crate) use fold::{FoldedConv, fold_conv};
 pub(crate) use images::{Conv2d, Linear, Node, NodeId, Op, Pad, Pool, Window};

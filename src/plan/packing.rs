@@ -3,7 +3,7 @@
 use super::kernels::{StemLayers, packed_channel, packed_channels};
 use super::transformer::height_of_eights;
 use super::work::{Layer, Weights, Work, taps};
-use super::{FILTER_ORDER, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
+use super::{FILTER_ORDER, NormWithin, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
 use crate::tensor::Dtype;
 
 /// The weights that go into one sum.
@@ -25,6 +25,8 @@ pub(crate) struct Packing<'a> {
     pub(crate) dtype: Dtype,
     /// How the values are rounded to bytes; `None` if they are not bytes.
     pub(crate) bytes: Option<ByteWeights<'a>>,
+    /// The norm of the rows that the layer multiplies, if the step computes it.
+    pub(crate) norm: Option<&'a NormWithin>,
 }
 
 /// One of the filters of a step of bytes. Its rounding depends on all filters that go into the step's sums.
@@ -44,6 +46,9 @@ pub(crate) enum FilterOrder {
     /// `[K][taps][C]` with the stored channels, for a convolution or a linear layer; zeros for input channels outside
     /// of the output channel's group.
     Dense,
+    /// As [`Dense`](Self::Dense), multiplied by the factors of a norm. The sums of each output channel's values follow, in
+    /// f32, and then what is added to its results.
+    Normed,
     /// As [`Dense`](Self::Dense), with input channels at the places of the sm90 convolution's steps, and zeros at other
     /// places.
     Taps,
@@ -69,7 +74,7 @@ pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     let packing = |layer: Layer<'a>| {
         let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
         let dtype = if layer.input.dtype == Dtype::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
-        Packing { layer, order, dtype, bytes: None }
+        Packing { layer, order, dtype, bytes: None, norm: None }
     };
     let sum = |layers: Vec<Layer<'a>>| PackedSum {
         filters: layers.into_iter().map(packing).collect(),
@@ -84,7 +89,7 @@ pub(super) fn in_bytes<'a>(work: &Work<'a>, order: FilterOrder) -> Vec<PackedSum
     let channels: Vec<usize> = layers.iter().map(|layer| layer.input.shape.channels).collect();
     let packing = |(index, layer)| {
         let bytes = Some(ByteWeights { op: work.op, channels: channels.clone(), index });
-        Packing { layer, order, dtype: Dtype::I8, bytes }
+        Packing { layer, order, dtype: Dtype::I8, bytes, norm: None }
     };
     vec![PackedSum { filters: layers.into_iter().enumerate().map(packing).collect(), bias: None }]
 }
@@ -123,6 +128,7 @@ impl Packing<'_> {
             {
                 self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>())
             }
+            FilterOrder::Normed => self.filter_bytes() + 2 * self.k_stored() * size_of::<f32>(),
             FilterOrder::Dense
             | FilterOrder::EvenFirst
             | FilterOrder::Taps
@@ -143,6 +149,7 @@ impl Packing<'_> {
             FilterOrder::Stem(layers) => layers.filter_elems() * self.dtype.bytes(),
             FilterOrder::Eights => self.k_stored() * self.eights() * self.dtype.bytes(),
             FilterOrder::Dense
+            | FilterOrder::Normed
             | FilterOrder::EvenFirst
             | FilterOrder::Depthwise
             | FilterOrder::Bytes
@@ -177,7 +184,7 @@ impl Packing<'_> {
         let [_, _, taps] = self.dims();
         let (order, stored) = (self.order, [self.k_stored(), self.c_stored()]);
         let first = match order {
-            FilterOrder::Dense => k * taps * stored[1] + self.first_channel(k),
+            FilterOrder::Dense | FilterOrder::Normed => k * taps * stored[1] + self.first_channel(k),
             FilterOrder::EvenFirst => even_first(k) * taps * stored[1],
             FilterOrder::Eights => k * self.eights(),
             FilterOrder::Taps => k * taps * packed_channels(stored[1]),
@@ -193,9 +200,11 @@ impl Packing<'_> {
             FilterOrder::Taps => {
                 first + tap * packed_channels(stored[1]) + packed_channel(stored[1], first_channel + c)
             }
-            FilterOrder::Dense | FilterOrder::EvenFirst | FilterOrder::Eights | FilterOrder::Bytes => {
-                first + tap * stored[1] + c
-            }
+            FilterOrder::Dense
+            | FilterOrder::Normed
+            | FilterOrder::EvenFirst
+            | FilterOrder::Eights
+            | FilterOrder::Bytes => first + tap * stored[1] + c,
             FilterOrder::Depthwise | FilterOrder::DepthwiseBytes => first + tap * stored[0],
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
             FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
@@ -213,13 +222,13 @@ impl Packing<'_> {
             FilterOrder::Bytes | FilterOrder::DepthwiseBytes | FilterOrder::StemBytes => {
                 self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
             }
-            FilterOrder::Stem(_) => Some(self.filter_bytes()),
+            FilterOrder::Normed | FilterOrder::Stem(_) => Some(self.filter_bytes()),
         }
     }
 
     /// Whether the weights are in the order of a checkpoint.
     pub(crate) fn is_in_order(&self) -> bool {
         let [_, c, taps] = self.dims();
-        self.order == FilterOrder::Dense && taps == 1 && c == self.c_stored()
+        matches!(self.order, FilterOrder::Dense | FilterOrder::Normed) && taps == 1 && c == self.c_stored()
     }
 }

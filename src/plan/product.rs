@@ -223,6 +223,13 @@ impl ProductTile {
         stages + results + 8 * (2 * self.stages() + barriers)
     }
 
+    /// Bytes of shared memory for norms of rows, in kernels for few rows that make them: two floats for each row, and a
+    /// barrier.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn norm_bytes(self) -> usize {
+        8 * self.m + 16
+    }
+
     /// The numbers of parts into which k may be divided.
     pub(crate) const fn part_counts(self) -> &'static [usize] {
         if self.is_split() { &[1, 2, 4] } else { &[1] }

@@ -18,6 +18,8 @@ use super::{Limits, ProductOp, ProductSizes, ProductTile, ProductWay};
 ///     bias: true,
 ///     scale: false,
 ///     residual: None,
+///     norm: None,
+///     statistics: false,
 /// };
 /// let of = E4m3ProductOp { product, factor: 0.01, has_units: true, result: Some(0.02) };
 /// assert_eq!(StepOp::E4m3Product(of).label(3), "e4m3 product+gelu to e4m3");

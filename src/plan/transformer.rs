@@ -1,10 +1,12 @@
 //! Operations of transformers: products, attention and norms of rows of f16 or bf16.
 
-use super::{AttentionSizes, HeadsAt, ProductActivation, ProductSizes, RowsAt};
+use super::product::SLAB;
+use super::{AttentionSizes, HeadsAt, ProductActivation, ProductKernel, ProductSizes, RowsAt};
 use crate::model::Conv2d;
 
-/// A product of rows with a matrix of weights, and its epilogue. The step reads the rows, then biases, factors and
-/// residual if there are any, and writes rows one behind the other.
+/// A product of rows with a matrix of weights, and its epilogue. The step reads the rows, then the statistics of the rows
+/// if it norms them, then biases, factors and residual if there are any. It writes rows one behind the other, and their
+/// statistics if a product behind it norms them.
 ///
 /// ```
 /// use trefoil::plan::{ProductActivation, ProductOp, ProductSizes, RowsAt, StepOp};
@@ -18,6 +20,8 @@ use crate::model::Conv2d;
 ///     bias: true,
 ///     scale: false,
 ///     residual: None,
+///     norm: None,
+///     statistics: false,
 /// };
 /// assert_eq!(product.sizes(128), ProductSizes { m: 25_216, n: 3072, k: 768 });
 /// assert_eq!(StepOp::Product(product).label(2), "product+gelu");
@@ -40,6 +44,26 @@ pub struct ProductOp {
     pub scale: bool,
     /// The place of the rows of a residual, which is added at the end, in its operand; `None` without one.
     pub residual: Option<RowsAt>,
+    /// The norm of the rows within the product, if there is one; biases are then among the weights.
+    pub norm: Option<NormWithin>,
+    /// Whether the statistics of the result's rows are written too.
+    pub statistics: bool,
+}
+
+/// A LayerNorm or RMSNorm of rows within the product that reads them: the norm's factors are in the product's weights,
+/// and mean and variance of each row, made of its statistics, are applied to the sums.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormWithin {
+    /// Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
+    pub centred: bool,
+    /// The number that is added to the variance; positive.
+    pub epsilon: f32,
+    /// Name of the norm's factors.
+    pub weight: String,
+    /// Name of the norm's biases, if it has any.
+    pub bias: Option<String>,
+    /// Name of the product's own biases, if it has any.
+    pub product_bias: Option<String>,
 }
 
 /// Attention, whose step reads queries, keys, values and a mask, if there is one.
@@ -119,12 +143,25 @@ impl ProductOp {
         height_of_eights(height, self.terms) * (self.terms / height)
     }
 
+    /// Whether a kernel for products computes this one. Those for few rows do what there is to do of norms.
+    pub(super) fn is_for(&self, kernel: ProductKernel) -> bool {
+        kernel.tile.is_split() || !(self.norm.is_some() || self.statistics)
+    }
+
+    /// The dimensions of the statistics of the result's rows in a run: parts, an even number of rows, and two numbers.
+    pub(super) const fn statistics_dims(&self, batch: usize) -> [usize; 3] {
+        let ProductSizes { m, n, .. } = self.sizes(batch);
+        [n.div_ceil(SLAB), m.next_multiple_of(2), 2]
+    }
+
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
+        let norm = self.norm.as_ref().map_or("", |norm| if norm.centred { "layer-norm+" } else { "rms-norm+" });
+        let statistics = if self.statistics { "+statistics" } else { "" };
         let activation = self.activation.suffix();
         let scale = if self.scale { "+scale" } else { "" };
         let residual = if self.residual.is_some() { "+res" } else { "" };
-        format!("product{activation}{scale}{residual}")
+        format!("{norm}product{activation}{scale}{residual}{statistics}")
     }
 }
 

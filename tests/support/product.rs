@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
+use trefoil::plan::ProductWay;
 use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, RowsAt};
-use trefoil::{Device, Dtype, ProductOperands, ProductRun, Shape};
+use trefoil::{Device, Dtype, ProductNormOperands, ProductOperands, ProductRun, Shape};
 
 use super::halves::Half;
 use super::random::Random;
@@ -24,8 +25,23 @@ pub struct Problem {
     gap: usize,
     /// The largest absolute value of x.
     most: f64,
+    /// What is done of norms of rows.
+    norm: Norm,
     /// The expected rows, computed by the first kernel that is compared.
     expected: Arc<OnceLock<Vec<Expected>>>,
+}
+
+/// What a product does of a norm of rows.
+#[derive(Clone, Copy, Debug)]
+enum Norm {
+    None,
+    /// It norms the rows of x, which lie around `offset`.
+    OfX {
+        centred: bool,
+        offset: f64,
+    },
+    /// It writes the statistics of the rows of the result.
+    OfY,
 }
 
 /// The operands of a problem.
@@ -35,6 +51,9 @@ struct Operands<T> {
     bias: Vec<f32>,
     scale: Vec<f32>,
     residual: Vec<T>,
+    /// The statistics of the rows of x, and the sums of the rows of w.
+    statistics: Vec<f32>,
+    weight_sums: Vec<f32>,
 }
 
 /// All problems of a type.
@@ -46,6 +65,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         has,
         gap,
         most: 1.0,
+        norm: Norm::None,
         expected: Arc::default(),
     };
     let plain = |m, n, k| of(m, n, k, ProductActivation::None, [true, false, false], 0);
@@ -65,6 +85,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all.push(of(4100, 776, 136, ProductActivation::Gelu, [true, true, true], 8));
     all.push(of(20_011, 136, 8, ProductActivation::Silu, [false, true, true], 0));
     all.push(of(2000, 768, 768, ProductActivation::Gelu, [true, false, false], 0));
+    all.extend(with_norms(&of));
     if dtype == Dtype::Bf16 {
         // Some results are too large for f16, and the squares of some are too large for f32.
         let beyond = ProductActivation::ALL.into_iter().zip([1e6, 1e22].into_iter().cycle());
@@ -77,12 +98,50 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all
 }
 
+/// Products that norm the rows that they read, and products that write statistics of rows.
+fn with_norms(of: &impl Fn(usize, usize, usize, ProductActivation, [bool; 3], usize) -> Problem) -> Vec<Problem> {
+    let of_x = |centred, offset, problem| Problem { norm: Norm::OfX { centred, offset }, ..problem };
+    let of_y = |problem| Problem { norm: Norm::OfY, ..problem };
+    let (none, bias) = (ProductActivation::None, [true, false, false]);
+    let mut all = Vec::new();
+    for m in [1, 3, 31, 64, 65, 197, 257, 385] {
+        all.push(of_x(true, 0.0, of(m, 200, 136, none, bias, 0)));
+        all.push(of_y(of(m, 200, 136, none, [true, true, true], 0)));
+    }
+    for columns in [8, 64, 72, 128, 264, 776, 1032, 1160] {
+        all.push(of_x(true, 0.5, of(70, 136, columns, none, bias, 8)));
+        all.push(of_x(false, 0.5, of(70, 72, columns, none, [false; 3], 8)));
+        all.push(of_y(of(70, columns, 72, none, [true, false, true], 8)));
+    }
+    for activation in ProductActivation::ALL.into_iter().filter(|&of| of != ProductActivation::HardSwish) {
+        all.push(of_x(true, 0.0, of(333, 136, 264, activation, bias, 0)));
+        all.push(of_x(true, -3.0, of(99, 264, 72, activation, [true; 3], 16)));
+    }
+    all.extend([4.0, -64.0].map(|offset| of_x(true, offset, of(197, 72, 768, none, bias, 0))));
+    all.extend([[false; 3], [true, false, false], [false, true, true]].map(|has| of_y(of(131, 72, 200, none, has, 0))));
+    all.push(of_y(of(131, 72, 200, ProductActivation::Relu, [true, false, true], 0)));
+    // These problems have more tiles than multiprocessors, several for each warpgroup, or tiles of few steps.
+    all.push(of_x(true, 0.25, of(9001, 392, 72, none, bias, 0)));
+    all.push(of_x(true, 0.25, of(4100, 776, 136, ProductActivation::Gelu, bias, 8)));
+    all.push(of_x(false, 0.25, of(2000, 768, 768, ProductActivation::QuickGelu, bias, 0)));
+    all.push(of_y(of(9001, 392, 72, none, [true, false, true], 0)));
+    all.push(of_y(of(4100, 776, 136, none, [true; 3], 8)));
+    all.push(of_y(of(20_011, 136, 8, none, [true, false, true], 0)));
+    all.push(of_y(of(2000, 768, 768, none, [true, false, true], 0)));
+    all
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ProductSizes { m, n, k } = self.sizes;
         write!(f, "{}, {m} x {n} x {k}, {:?}", self.dtype, self.activation)?;
         if self.most != 1.0 {
             write!(f, ", up to {:e}", self.most)?;
+        }
+        match self.norm {
+            Norm::None => {}
+            Norm::OfX { centred, offset } => write!(f, ", norm of rows around {offset}, centred {centred}")?,
+            Norm::OfY => write!(f, ", statistics")?,
         }
         let named = self.has.into_iter().zip(["bias", "scale", "residual"]).filter(|(has, _)| *has);
         named.into_iter().try_for_each(|(_, name)| write!(f, ", {name}"))
@@ -92,7 +151,9 @@ impl fmt::Display for Problem {
 impl Problem {
     /// The kernels that can compute the problem on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<ProductKernel> {
-        self.sizes.kernels(limits)
+        let has_norm = !matches!(self.norm, Norm::None);
+        let fits = |kernel: &ProductKernel| !has_norm || kernel.tile.way == ProductWay::Split;
+        self.sizes.kernels(limits).into_iter().filter(fits).collect()
     }
 
     /// Number of values of the result.
@@ -113,7 +174,10 @@ impl Problem {
         let operands = self.operands::<T>();
         let at = RowsAt { first: GUARD, pitch: n + self.gap };
         let poisoned = vec![T::POISON; m * at.pitch + 2 * GUARD];
-        let of = self.as_operands(&operands, (&poisoned, at), kernel);
+        let pitch = m.next_multiple_of(2);
+        let len = if matches!(self.norm, Norm::OfY) { 2 * pitch * n.div_ceil(PART) } else { 0 };
+        let statistics = vec![f32::NAN; len];
+        let of = self.as_operands(&operands, (&poisoned, at), &statistics, kernel);
         let mut run = ProductRun::new(device, &of, kernel, 1).map_err(|error| error.to_string())?;
         run.run(2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
@@ -129,6 +193,17 @@ impl Problem {
             let actual: Vec<f32> = result[first..first + n].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
         }
+        if let Norm::OfY = self.norm {
+            let statistics = run.statistics().map_err(|error| error.to_string())?;
+            for row in 0..m {
+                let values: Vec<f64> = result[at.first + row * at.pitch..][..n].iter().map(|v| v.value()).collect();
+                for (part, values) in values.chunks(PART).enumerate() {
+                    let actual = &statistics[2 * (part * pitch + row)..][..2];
+                    let wrong = |error| format!("part {part} of row {row}: {error}");
+                    expected_statistics(values).check(Growth::Worst, actual).map_err(wrong)?;
+                }
+            }
+        }
         Ok(())
     }
 
@@ -143,9 +218,16 @@ impl Problem {
         let ProductSizes { m, n, k } = self.sizes;
         let mut random = Random::new(&format!("{:?} {:?} {:?}", self.sizes, self.activation, self.has));
         let mut halves = |count: usize, most: f64| T::all((0..count).map(|_| most * random.signed()));
-        let x = halves(m * (k + self.gap), self.most);
+        let mut x = halves(m * (k + self.gap), self.most);
         let (w, residual) = (halves(n * k, 1.0), halves(m * (n + self.gap), self.most));
-        Operands { x, w, residual, bias: random.singles(n, 2.0), scale: random.singles(n, 1.5) }
+        let (bias, scale) = (random.singles(n, 2.0), random.singles(n, 1.5));
+        let (mut statistics, mut weight_sums) = (Vec::new(), Vec::new());
+        if let Norm::OfX { offset, .. } = self.norm {
+            x.iter_mut().for_each(|x| *x = T::of(x.value() + offset));
+            statistics = statistics_of(&x, [m, k], k + self.gap);
+            weight_sums = w.chunks(k).map(|row| row.iter().map(|w| w.value()).sum::<f64>() as f32).collect();
+        }
+        Operands { x, w, residual, bias, scale, statistics, weight_sums }
     }
 
     /// The operands for a kernel. Whether the last rows come first depends on sizes and kernel, so that each kernel does both.
@@ -153,6 +235,7 @@ impl Problem {
         &self,
         of: &'a Operands<T>,
         result: (&'a [T], RowsAt),
+        statistics: &'a [f32],
         kernel: ProductKernel,
     ) -> ProductOperands<'a, T> {
         let ProductSizes { n, k, .. } = self.sizes;
@@ -168,6 +251,16 @@ impl Problem {
             residual: has_residual.then_some((&of.residual[..], rows(n))),
             result,
             backward: (self.sizes.m + kernel.tile.m / 8) % 2 == 1,
+            norm: match self.norm {
+                Norm::None => ProductNormOperands::None,
+                Norm::OfX { centred, .. } => ProductNormOperands::OfX {
+                    statistics: &of.statistics,
+                    weight_sums: &of.weight_sums,
+                    centred,
+                    epsilon: EPSILON,
+                },
+                Norm::OfY => ProductNormOperands::OfY(statistics),
+            },
         }
     }
 
@@ -176,13 +269,22 @@ impl Problem {
         let [has_bias, has_scale, has_residual] = self.has;
         let value = |row: usize, column: usize| {
             let x = &of.x[row * (k + self.gap)..][..k];
-            let terms = x.iter().zip(&of.w[column * k..][..k]).map(|(x, w)| x.value() * w.value());
+            let w = &of.w[column * k..][..k];
+            let terms = x.iter().zip(w).map(|(x, w)| x.value() * w.value());
             let bias = if has_bias { f64::from(of.bias[column]) } else { 0.0 };
             let (sum, magnitude) = terms.fold((bias, bias.abs()), |(sum, all), term| (sum + term, all + term.abs()));
             let scale = if has_scale { f64::from(of.scale[column]) } else { 1.0 };
             let residual = if has_residual { of.residual[row * (n + self.gap) + column].value() } else { 0.0 };
             // Tensor cores make the sums, whatever the type.
             let error = Growth::Worst.sum(Storage::F16, k + 1, magnitude);
+            let (sum, error) = match self.norm {
+                Norm::OfX { centred, .. } => {
+                    let w_sum = w.iter().map(|w| w.value()).sum::<f64>();
+                    let x: Vec<f64> = x.iter().map(|x| x.value()).collect();
+                    normed(&x, centred, w_sum, bias, (sum - bias, error))
+                }
+                Norm::None | Norm::OfY => (sum, error),
+            };
             finished(self.activation, sum, error, scale, residual, T::ROUNDING)
         };
         let expected = |row: usize| {
@@ -193,6 +295,63 @@ impl Problem {
     }
 }
 
+/// The statistics of the parts of rows: those of the first part of all rows, then of the next.
+fn statistics_of<T: Half>(x: &[T], [m, k]: [usize; 2], pitch: usize) -> Vec<f32> {
+    let of_part = |part: usize, row: usize| {
+        let row = row.min(m - 1); // one row more if their number is odd
+        let end = k.min((part + 1) * PART);
+        let values: Vec<f64> = x[row * pitch..][part * PART..end].iter().map(|x| x.value()).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        [mean as f32, values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() as f32]
+    };
+    let rows = 0..m.next_multiple_of(2);
+    (0..k.div_ceil(PART)).flat_map(|part| rows.clone().flat_map(move |row| of_part(part, row))).collect()
+}
+
+/// Mean and sum of squares of the distances from it of some values, as a kernel computes them in f32.
+fn expected_statistics(values: &[f64]) -> Expected {
+    let (count, magnitude) = (values.len(), values.iter().map(|v| v.abs()).sum::<f64>());
+    let mean = values.iter().sum::<f64>() / count as f64;
+    let of_mean = (Growth::Worst.sum(Storage::F32, count + 1, magnitude) + 3.0 * U32 * magnitude) / count as f64;
+    let distances: Vec<f64> = values.iter().map(|v| v - mean).collect();
+    let off = |distance: f64| of_mean + U32 * (distance.abs() + of_mean);
+    let squares = distances.iter().map(|distance| distance * distance).sum::<f64>();
+    let from_mean = distances.iter().map(|of| off(*of) * (2.0 * of.abs() + off(*of))).sum::<f64>();
+    let of_squares = from_mean + Growth::Worst.sum(Storage::F32, count + 1, squares + from_mean);
+    Expected { shape: Shape::vector(2), values: vec![mean, squares], errors: vec![of_mean, of_squares] }
+}
+
+/// The sum with the norm of its row, and its error; `sum` is the sum without it and its error. Statistics of parts are
+/// rounded once. A kernel adds up, for each part, how far its mean is from the first one's: the sum of squares of these
+/// distances is at most that of the row times one more than the parts. The root halves a relative error, and is approximated
+/// to two units of the last place.
+fn normed(x: &[f64], centred: bool, w_sum: f64, bias: f64, (sum, of_sum): (f64, f64)) -> (f64, f64) {
+    let (columns, parts) = (x.len() as f64, x.len().div_ceil(PART) as f64);
+    let means: Vec<f64> = x.chunks(PART).map(|part| part.iter().sum::<f64>() / part.len() as f64).collect();
+    let mean = x.iter().sum::<f64>() / columns;
+    let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / columns;
+    let largest = means.iter().fold(0.0, |most: f64, mean| most.max(mean.abs()));
+    // Of a distance, and of the mean: the roundings of means, and of a sum of distances with a factor.
+    let of_distance = 3.0 * U32 * largest;
+    let of_mean = of_distance + (parts + 6.0) * U32 * 2.0 * largest;
+    let from_distances =
+        2.0 * of_distance * (means.iter().map(|mean| (mean - means[0]).abs()).sum::<f64>() / parts * 2.0 + of_distance);
+    let of_squares = 3.0 * (parts + 8.0) * U32 * (1.0 + parts) * squares + 2.0 * from_distances;
+    let from_mean = if centred { 0.0 } else { of_mean * (2.0 * mean.abs() + of_mean) + 2.0 * U32 * mean * mean };
+    let (from, variance) = if centred { (mean, squares) } else { (0.0, squares + mean * mean) };
+    let relative = (of_squares + from_mean) / (variance + f64::from(EPSILON)) + 8.0 * U32;
+    let scale = (variance + f64::from(EPSILON)).sqrt().recip();
+    let (subtracted, of_subtracted) = (from * w_sum, if centred { of_mean * w_sum.abs() } else { 0.0 });
+    let exact = scale * (sum - subtracted) + bias;
+    let roundings = 4.0 * U32 * (scale * (sum.abs() + subtracted.abs()) + bias.abs());
+    let error = scale * (1.0 + relative) * (of_sum + of_subtracted) + relative * scale * (sum - subtracted).abs();
+    (exact, error + roundings)
+}
+
+/// The number of columns of which a row has statistics.
+const PART: usize = 64;
+/// The number that is added to variances.
+const EPSILON: f32 = 1e-5;
 /// Number of values before and behind the result that no kernel may write.
 const GUARD: usize = 1024;
 /// The most products that the reference has time for.

@@ -145,12 +145,12 @@ impl Copies {
         self.operand(self.operands.len() - 1)
     }
 
-    fn operand<T: Pod>(&self, number: usize) -> Result<Vec<T>, Error> {
-        let result = &self.operands[number][0];
-        let host = HostBuffer::new(&self.device, result.len())?;
+    fn operand<T: Pod>(&self, index: usize) -> Result<Vec<T>, Error> {
+        let operand = &self.operands[index][0];
+        let host = HostBuffer::new(&self.device, operand.len())?;
         let copied = Event::new(&self.device)?;
         // SAFETY: both buffers outlive the copy, whose event is waited for; the stream orders it behind the runs.
-        unsafe { self.stream.copy_out(&host, result, result.len())? };
+        unsafe { self.stream.copy_out(&host, operand, operand.len())? };
         copied.record(&self.stream)?;
         copied.wait()?;
         // SAFETY: the copy is done, nobody else knows the buffer.

@@ -7,10 +7,10 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::error::Error;
-use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
+use crate::model::{Conv2d, Linear, Model, fold_conv, fold_norm_of_rows, read_linear};
 use crate::plan::packing::{ByteWeights, FilterOrder, PackedSum, Packing};
 use crate::plan::work::Weights;
-use crate::plan::{Constant, Plan, Step, StepOp, kernels};
+use crate::plan::{Constant, NormWithin, Plan, Step, StepOp, kernels};
 use crate::sync::share;
 use crate::tensor::Dtype;
 
@@ -47,6 +47,8 @@ struct Source {
     stored: [usize; 2],
     /// If the layer is rounded to bytes: the step that it is rounded for, and the channels of each input of that step.
     bytes: Option<(StepOp, Vec<usize>)>,
+    /// The norm of the rows that the layer multiplies, if the step computes it.
+    norm: Option<NormWithin>,
 }
 
 /// The operation of a layer.
@@ -93,7 +95,8 @@ impl Source {
             Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
         let bytes = packing.bytes.as_ref().map(|of| (of.op.of_any_size(), of.channels.clone()));
-        Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()], bytes }
+        let stored = [packing.k_stored(), packing.c_stored()];
+        Self { layer, dims: packing.dims(), stored, bytes, norm: packing.norm.cloned() }
     }
 }
 
@@ -262,13 +265,17 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
         return fill_codes(model, packing, target);
     }
     let [k, c, taps] = packing.dims();
-    let (filter, bias) = match packing.layer.weights {
+    let (mut filter, mut bias) = match packing.layer.weights {
         Weights::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, packing.layer.input.shape.channels)?;
             (folded.filter, folded.bias)
         }
         Weights::Linear(linear) => read_linear(model.weights(), linear, c)?,
     };
+    if let Some(NormWithin { weight, bias: norm_bias, product_bias, .. }) = packing.norm {
+        let names = [Some(&**weight), norm_bias.as_deref(), product_bias.as_deref()];
+        bias = fold_norm_of_rows(model.weights(), names, &mut filter, [k, c])?;
+    }
     let target = &mut target[..packing.bytes()];
     let halves = match packing.dtype {
         Dtype::Bf16 => halves::<bf16>(&filter, packing)?,
@@ -281,7 +288,7 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     if packing.is_in_order() {
         halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
     } else {
-        let mut source = halves.into_iter();
+        let mut source = halves.iter().copied();
         for k in 0..k {
             let place = packing.places(k);
             for c in 0..c {
@@ -292,10 +299,20 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
         }
     }
     if let Some(behind) = packing.bias_behind() {
+        let sums = packing.norm.map_or(Vec::new(), |_| sums_of_rows(packing.dtype, &halves, c));
         let behind = target[behind..].chunks_exact_mut(4);
-        behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
+        behind.zip(sums.iter().chain(&bias)).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
+}
+
+/// The sums of each row of `columns` values in f16 or bf16, from their bits.
+fn sums_of_rows(dtype: Dtype, bits: &[u16], columns: usize) -> Vec<f32> {
+    let value = |bits: &u16| match dtype {
+        Dtype::Bf16 => bf16::from_bits(*bits).to_f64(),
+        _ => f16::from_bits(*bits).to_f64(),
+    };
+    bits.chunks_exact(columns).map(|row| row.iter().map(value).sum::<f64>() as f32).collect()
 }
 
 /// Writes a filter that is rounded to bytes. Biases and scales lie behind the first filter of a sum and nowhere else,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::graph::{Contract, Conv, Conv2d, GraphBuilder, Op, ValueId, Window};
+use crate::graph::{Contract, Conv, Conv2d, Expr, GraphBuilder, Norm, Op, ValueId, Window};
 use crate::model::images::Network;
 use crate::model::{Preprocessing, Weights};
 use crate::plan::values::{self, ValuesRequest};
@@ -261,4 +261,66 @@ fn a_matrix_is_packed_in_the_type_of_its_rows() {
     };
     let [of_f16, of_bf16] = plans.each_ref().map(fill);
     assert!(of_bf16.is_ok() && of_f16.unwrap_err().to_string().contains("beyond the range of f16"));
+}
+
+/// A product behind a norm: the norm's factors are in the matrix, its sums and what is added lie behind it.
+#[test]
+fn a_norm_is_in_the_matrix_of_the_product_behind_it() {
+    const K: usize = 192;
+    let graph = |rows| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[rows, 4, K]);
+        let product = |g: &mut GraphBuilder, name: &str, x, columns| {
+            let w = g.weight(&format!("{name}.w"), Dtype::F32, &[K, columns]);
+            let b = g.weight(&format!("{name}.b"), Dtype::F32, &[columns]);
+            let y = g.node(name, Op::Contract(Contract::matmul(3, 2)), &[x, w]);
+            g.map(&format!("{name}.sum"), Expr::arg(0) + Expr::arg(1), &[y, b])
+        };
+        let first = product(&mut g, "first", x, K);
+        let vectors = ["norm.w", "norm.b"].map(|name| g.weight(name, Dtype::F32, &[K]));
+        let norm = Op::Norm(Norm { axis: 2, eps: 1e-5, centred: true });
+        let normed = g.node("norm", norm, &[first, vectors[0], vectors[1]]);
+        let y = product(&mut g, "behind", normed, 8);
+        g.output("y", y);
+        g.finish()
+    };
+    let value = |seed: usize, i: usize| ((i * 37 + seed) % 101) as f32 / 64.0 - 0.75;
+    let names = ["first.w", "first.b", "norm.w", "norm.b", "behind.w", "behind.b"];
+    let dims = [vec![K, K], vec![K], vec![K], vec![K], vec![K, 8], vec![8]];
+    let tensors = names.into_iter().zip(dims).enumerate().map(|(seed, (name, dims))| {
+        let values: Vec<f32> = (0..dims.iter().product()).map(|i| value(seed, i)).collect();
+        (name, dims, values)
+    });
+    let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
+    let model = Model::of_graphs(weights, graph).unwrap();
+    let [x, y] = [("x", K), ("y", 8)].map(|(name, columns)| RowSpec::new([(name, Dtype::F32, vec![4, columns])]));
+    let request = ValuesRequest {
+        limits: &Limits::h200(),
+        batch: 1,
+        rows: [&x, &y],
+        states: &[],
+        precision: Dtype::F16,
+        in_f32: &BTreeSet::new(),
+        choices: &Choices::new(),
+    };
+    let plans = [values::plan(&graph(1).unwrap(), &request).unwrap()];
+    let step = plans[0].steps.iter().find(|step| step.name == "behind").unwrap();
+    assert!(matches!(&step.op, StepOp::Product(of) if of.norm.is_some() && !of.bias), "{}", plans[0]);
+    let layout = Layout::new(&plans).unwrap();
+    let mut bytes = vec![0; layout.bytes()];
+    layout.fill(&model, &plans, &mut bytes).unwrap();
+    let at = layout.filter(&plans[0], step, "behind");
+    let float = |index: usize| f32::from_le_bytes(bytes[at + 2 * 8 * K + 4 * index..][..4].try_into().unwrap());
+    for n in 0..8 {
+        let (mut sum, mut added) = (0.0, f64::from(value(5, n)));
+        for k in 0..K {
+            let [weight, bias, w] = [value(2, k), value(3, k), value(4, k * 8 + n)];
+            let packed = f16::from_f32((f64::from(w) * f64::from(weight)) as f32);
+            let place = at + 2 * (n * K + k);
+            assert_eq!(bytes[place..place + 2], packed.to_le_bytes(), "{n} {k}");
+            (sum, added) = (sum + packed.to_f64(), added + f64::from(w) * f64::from(bias));
+        }
+        assert_eq!(float(n), sum as f32);
+        assert!((f64::from(float(8 + n)) - added).abs() < 1e-5, "{n}");
+    }
 }

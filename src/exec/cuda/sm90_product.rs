@@ -21,7 +21,7 @@ use crate::tensor::Dtype;
 
 kernel_args! {
     /// `Sm90ProductArgs`; the maps are encoded before the launch.
-    Sm90ProductArgs, 640 bytes {
+    Sm90ProductArgs, 704 bytes {
         w: MapBytes,
         x: MapBytes,
         residual: MapBytes,
@@ -44,7 +44,22 @@ kernel_args! {
         factor: f32,
         result_factor: f32,
         first_m_tile: i32,
-        padding: [i32; 8],
+        statistics: u64,
+        weight_sums: u64,
+        normed: NormedRows,
+        padding: [i32; 14],
+    }
+}
+
+kernel_args! {
+    /// `NormedRows`.
+    NormedRows, 24 bytes {
+        parts: i32,
+        last: i32,
+        centred: i32,
+        epsilon: f32,
+        per_column: f32,
+        padding: i32,
     }
 }
 
@@ -65,6 +80,38 @@ macro_rules! names {
         ]
     };
 }
+
+/// The names of a tile's kernels that norm the rows that they read, in both modules: one for each activation but ramps.
+macro_rules! of_norm {
+    ($tile:literal) => {
+        [of_norm!($tile, ""), of_norm!($tile, "_bf16")]
+    };
+    ($tile:literal, $of:literal) => {
+        [
+            concat!("sm90_product_of_norm_", $tile, "_clamped", $of),
+            concat!("sm90_product_of_norm_", $tile, "_sigmoid", $of),
+            concat!("sm90_product_of_norm_", $tile, "_erf", $of),
+        ]
+    };
+}
+
+/// The name of a tile's kernel that writes statistics of rows, in both modules.
+macro_rules! for_norm {
+    ($tile:literal) => {
+        [
+            concat!("sm90_product_for_norm_", $tile, "_clamped"),
+            concat!("sm90_product_for_norm_", $tile, "_clamped_bf16"),
+        ]
+    };
+}
+
+/// The kernels of each tile that norm the rows that they read.
+const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 1] =
+    [(ProductTile { n: 64, m: 32, way: ProductWay::Split }, of_norm!("split_64x32"))];
+
+/// The kernels of each tile that write statistics of rows.
+const FOR_NORM: [(ProductTile, [&str; 2]); 1] =
+    [(ProductTile { n: 64, m: 32, way: ProductWay::Split }, for_norm!("split_64x32"))];
 
 /// The kernels of each tile.
 const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
@@ -92,16 +139,23 @@ impl Launcher for Sm90Product {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of_tile = |(tile, of_types): (ProductTile, [[&'static str; 4]; 2])| {
-            let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
+        let of_tile = |tile: ProductTile, norm: usize, of_types: [&[&'static str]; 2]| {
+            let (threads, shared_bytes) = (tile.threads() as u32, (tile.shared_bytes() + norm) as u32);
             let parts = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
             let cluster = if tile.is_paired() { 2 } else { parts };
-            let of_type = move |(module, names): (&'static str, [&'static str; 4])| {
-                names.map(|name| EntryPoint { module, name, threads, shared_bytes, cluster })
-            };
-            MODULES.into_iter().zip(of_types).flat_map(of_type)
+            let of_name =
+                |module: &'static str, name: &'static str| EntryPoint { module, name, threads, shared_bytes, cluster };
+            let names =
+                MODULES.iter().zip(of_types).flat_map(|(module, names)| names.iter().map(move |name| (module, name)));
+            names.map(|(module, name)| of_name(module, name)).collect::<Vec<_>>()
         };
-        ENTRIES.into_iter().flat_map(of_tile).collect()
+        let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, 0, names.each_ref().map(|of| &of[..])));
+        let of_norm = OF_NORM
+            .iter()
+            .flat_map(|(tile, names)| of_tile(*tile, tile.norm_bytes(), names.each_ref().map(|of| &of[..])));
+        let for_norm =
+            FOR_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, 0, names.each_ref().map(std::slice::from_ref)));
+        plain.chain(of_norm).chain(for_norm).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -113,7 +167,10 @@ impl Launcher for Sm90Product {
 
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
-        vec![Arguments::of::<Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", Sm90ProductArgs::FIELDS)]
+        vec![
+            Arguments::of::<Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", Sm90ProductArgs::FIELDS),
+            Arguments::of::<NormedRows>("sm90_product_norm.cuh", "NormedRows", NormedRows::FIELDS).part(),
+        ]
     }
 }
 
@@ -140,6 +197,26 @@ pub(crate) struct ProductProblem {
     pub(crate) y: Rows,
     /// Whether the last rows are computed first, where a block has several tiles.
     pub(crate) backward: bool,
+    /// What is done of norms of rows, if anything is.
+    pub(crate) norm: Option<ProductNorm>,
+}
+
+/// What a product does of a norm of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ProductNorm {
+    /// It norms the rows of x, whose statistics are at this address.
+    OfX {
+        /// Address of the statistics: a mean and a sum of squares for each row of each part.
+        statistics: u64,
+        /// Address of the sum of each row of w.
+        weight_sums: u64,
+        /// Whether the mean is subtracted: LayerNorm.
+        centred: bool,
+        /// The positive number that is added to the variance.
+        epsilon: f32,
+    },
+    /// It writes the statistics of the rows of y to this address.
+    OfY(u64),
 }
 
 impl ProductProblem {
@@ -151,13 +228,27 @@ impl ProductProblem {
         let mut next =
             |is_there: bool| is_there.then(|| others.next().map(|index| step.input_address(index))).flatten();
         let (x, _, y) = step.pointers();
+        let w = step.filter(step.name());
+        // What a norm leaves of the weights lies behind the matrix: their sums, then what is added.
+        let weight_sums = w + (sizes.n * sizes.k * step.x().dtype.bytes()) as u64;
+        let added = weight_sums + (sizes.n * size_of::<f32>()) as u64;
+        let norm = match &of.norm {
+            Some(norm) => next(true).map(|statistics| ProductNorm::OfX {
+                statistics,
+                weight_sums,
+                centred: norm.centred,
+                epsilon: norm.epsilon,
+            }),
+            None => of.statistics.then(|| ProductNorm::OfY(step.output_address(1))),
+        };
         Self {
             dtype: step.x().dtype,
             sizes,
             activation: of.activation,
             x: of.x.on(x),
-            w: step.filter(step.name()),
-            bias: next(of.bias),
+            w,
+            norm,
+            bias: next(of.bias).or_else(|| of.norm.as_ref().map(|_| added)),
             scale: next(of.scale),
             residual: of.residual.zip(next(of.residual.is_some())).map(|(at, address)| at.on(address)),
             y: dense(y),
@@ -168,12 +259,12 @@ impl ProductProblem {
 
 /// The launch of `problem` by `kernel` on a GPU of `units` multiprocessors.
 pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usize) -> Result<Launch, Error> {
-    let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y, backward } = *problem;
+    let ProductProblem { dtype, sizes, activation, x, w, bias, scale, residual, y, backward, norm } = *problem;
     let ProductSizes { m, n, k } = sizes;
     let ProductKernel { tile, parts } = kernel;
     sizes.check(kernel)?;
     let (kind, [activation_a, activation_b]) = activation.kind();
-    let entry = entry(dtype, tile, kind)?;
+    let entry = entry(dtype, tile, kind, norm)?;
     let (n_tiles, m_tiles, steps) = (n.div_ceil(tile.n), m.div_ceil(tile.m), k.div_ceil(STEP_K));
     let tiles = product("tiles", &[n_tiles, m_tiles])?;
     product("steps of all tiles", &[tiles as usize, steps])?;
@@ -193,8 +284,9 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         activation_b,
         by_n_tiles: FastDivide::by(n_tiles as u32),
         first_m_tile: if backward && !tile.is_split() { m_tiles as i32 - 1 } else { 0 },
-        ..Zeroable::zeroed()
+        ..with_norm(norm, sizes)?
     };
+    let is_normed = matches!(norm, Some(ProductNorm::OfX { .. }));
     let residual_rows = if tile.is_split() { tile.m / parts } else { tile.chunk_rows() };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
@@ -214,24 +306,70 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         grid: [grid, 1, 1],
         cluster,
         block: [tile.threads() as u32, 1, 1],
-        shared_bytes: tile.shared_bytes() as u32,
+        shared_bytes: (tile.shared_bytes() + if is_normed { tile.norm_bytes() } else { 0 }) as u32,
         args: ArgBytes::new(&args),
         maps,
         waits_itself: true,
     })
 }
 
-/// The kernel of a tile that computes this kind of activation on values of this type.
-fn entry(dtype: Dtype, tile: ProductTile, kind: ActivationKind) -> Result<&'static str, Error> {
-    let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
-    let names = names.transpose()?;
-    let of_kind = |[clamped, sigmoid, ramp, erf]: &[&'static str; 4]| match kind {
-        ActivationKind::Clamped => *clamped,
-        ActivationKind::Sigmoid => *sigmoid,
-        ActivationKind::Ramp => *ramp,
-        ActivationKind::Erf => *erf,
+/// Arguments of which only those of a norm are set.
+fn with_norm(norm: Option<ProductNorm>, sizes: ProductSizes) -> Result<Sm90ProductArgs, Error> {
+    let none = Sm90ProductArgs::zeroed();
+    match norm {
+        None => Ok(none),
+        Some(ProductNorm::OfY(statistics)) => {
+            Ok(Sm90ProductArgs { statistics: aligned("statistics", statistics, 16)?, ..none })
+        }
+        Some(ProductNorm::OfX { statistics, weight_sums, centred, epsilon }) => {
+            if !(epsilon.is_finite() && epsilon > 0.0) {
+                return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
+            }
+            let parts = sizes.k.div_ceil(SLAB);
+            let normed = NormedRows {
+                parts: in_range("parts of a row", parts, 1, INDEX_LIMIT)?,
+                last: (sizes.k - (parts - 1) * SLAB) as i32,
+                centred: i32::from(centred),
+                epsilon,
+                per_column: (sizes.k as f32).recip(),
+                padding: 0,
+            };
+            let statistics = aligned("statistics", statistics, 16)?;
+            let weight_sums = aligned("sums of weights", weight_sums, 4)?;
+            Ok(Sm90ProductArgs { normed, statistics, weight_sums, ..none })
+        }
+    }
+}
+
+/// The kernel of a tile that computes this kind of activation, and what is done of norms, on values of this type.
+fn entry(
+    dtype: Dtype,
+    tile: ProductTile,
+    kind: ActivationKind,
+    norm: Option<ProductNorm>,
+) -> Result<&'static str, Error> {
+    let index = match kind {
+        ActivationKind::Clamped => 0,
+        ActivationKind::Sigmoid => 1,
+        ActivationKind::Ramp => 2,
+        ActivationKind::Erf => 3,
     };
-    names.map(of_kind).ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
+    let found = match norm {
+        None => {
+            let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
+            names.transpose()?.map(|names| names[index])
+        }
+        Some(ProductNorm::OfX { .. }) => {
+            let names = OF_NORM.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
+            let of_kind = [Some(0), Some(1), None, Some(2)][index];
+            names.transpose()?.zip(of_kind).map(|(names, kind)| names[kind])
+        }
+        Some(ProductNorm::OfY(_)) => {
+            let name = FOR_NORM.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, *names));
+            name.transpose()?.filter(|_| kind == ActivationKind::Clamped)
+        }
+    };
+    found.ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
 }
 
 /// The tensor map of a matrix of [columns, rows], with boxes of such dimensions.
@@ -263,6 +401,7 @@ mod tests {
         residual: Some(Rows { address: 0x500, pitch: 336 }),
         y: Rows { address: 0x600, pitch: 344 },
         backward: false,
+        norm: None,
     };
     const IN_TURNS: ProductKernel =
         ProductKernel { tile: ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, parts: 1 };
@@ -289,6 +428,16 @@ mod tests {
         });
         assert!(found.eq(listed));
         assert_eq!(ENTRIES.map(|(tile, _)| tile), ProductTile::ALL);
+        let stem = |tile: ProductTile| format!("{}{}x{}", if tile.is_split() { "split_" } else { "" }, tile.n, tile.m);
+        for (tile, names) in FOR_NORM {
+            assert_eq!(names, ["", "_bf16"].map(|of| format!("sm90_product_for_norm_{}_clamped{of}", stem(tile))));
+        }
+        for (tile, names) in OF_NORM {
+            let of = |of: &str| {
+                ["clamped", "sigmoid", "erf"].map(|k| format!("sm90_product_of_norm_{}_{k}{of}", stem(tile)))
+            };
+            assert_eq!(names, ["", "_bf16"].map(of));
+        }
     }
 
     #[test]
@@ -353,6 +502,36 @@ mod tests {
         let problem = ProductProblem { bias: None, scale: None, residual: None, ..PROBLEM };
         let args: Sm90ProductArgs = launch(&problem, IN_TURNS, 132).unwrap().args.read();
         assert_eq!([args.bias, args.scale, args.residual_values], [0; 3]);
+    }
+
+    #[test]
+    fn norms_have_their_kernels_and_numbers() {
+        let of_x = ProductNorm::OfX { statistics: 0x710, weight_sums: 0x80c, centred: true, epsilon: 1e-6 };
+        let of = |norm, kernel| {
+            let of = launch(&ProductProblem { norm: Some(norm), ..PROBLEM }, kernel, 13).unwrap();
+            (of.args.read::<Sm90ProductArgs>(), of.entry.into_owned(), of.shared_bytes)
+        };
+        let (args, entry, shared_bytes) = of(of_x, SPLIT);
+        let normed = NormedRows { parts: 3, last: 8, centred: 1, epsilon: 1e-6, per_column: 1.0 / 136.0, padding: 0 };
+        assert_eq!((args.normed, args.statistics, args.weight_sums), (normed, 0x710, 0x80c));
+        assert_eq!((&*entry, shared_bytes), ("sm90_product_of_norm_split_64x32_sigmoid", 110_736 + 32 * 8 + 16));
+        let clamped = ProductProblem { activation: ProductActivation::None, ..PROBLEM };
+        let of_y = ProductProblem { norm: Some(ProductNorm::OfY(0x710)), ..clamped };
+        let found = launch(&of_y, SPLIT, 13).unwrap();
+        let args: Sm90ProductArgs = found.args.read();
+        assert_eq!((args.statistics, args.weight_sums, args.normed.parts), (0x710, 0, 0));
+        assert_eq!((&*found.entry, found.shared_bytes), ("sm90_product_for_norm_split_64x32_clamped", 110_736));
+        // Ramps are not behind norms, statistics behind activations that are clamped only.
+        let refused = |problem: ProductProblem, kernel| launch(&problem, kernel, 13).is_err();
+        assert!(refused(
+            ProductProblem { norm: Some(of_x), activation: ProductActivation::HardSwish, ..PROBLEM },
+            SPLIT
+        ));
+        assert!(refused(ProductProblem { norm: of_y.norm, ..PROBLEM }, SPLIT));
+        // Only kernels for few rows do either.
+        assert!(refused(ProductProblem { norm: Some(of_x), ..clamped }, IN_TURNS) && refused(of_y, IN_TURNS));
+        let flat = ProductNorm::OfX { statistics: 0x710, weight_sums: 0x80c, centred: true, epsilon: 0.0 };
+        assert!(refused(ProductProblem { norm: Some(flat), ..clamped }, SPLIT));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{FilterOrder, PackedSum, Packing, usual};
 use crate::plan::work::Work;
-use crate::plan::{Limits, ProductSizes, StepOp};
+use crate::plan::{Limits, ProductOp, ProductSizes, StepOp};
+use crate::tensor::Dtype;
 
 /// The kernel in `kernels/sm90_product.cu`.
 pub(super) struct Sm90Product;
@@ -16,7 +17,7 @@ impl KernelDef for Sm90Product {
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
-        sizes(work).is_some()
+        product(work).is_some()
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -24,39 +25,42 @@ impl KernelDef for Sm90Product {
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        let Some(sizes) = sizes(work) else { return Vec::new() };
-        let of = |kernel| Variant::modelled((Kernel::Sm90Product(kernel), sizes.clocks(kernel, limits)));
-        sizes.kernels(limits).into_iter().map(of).collect()
+        let Some((of, sizes)) = product(work) else { return Vec::new() };
+        let variant = |kernel| Variant::modelled((Kernel::Sm90Product(kernel), sizes.clocks(kernel, limits)));
+        sizes.kernels(limits).into_iter().filter(|kernel| of.is_for(*kernel)).map(variant).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
-        match (kernel, sizes(work)) {
-            (Kernel::Sm90Product(kernel), Some(sizes)) => sizes.check(kernel),
+        match (kernel, product(work)) {
+            (Kernel::Sm90Product(kernel), Some((of, sizes))) if of.is_for(kernel) => sizes.check(kernel),
             _ => Err(not_a_choice(work.name, kernel)),
         }
     }
 
-    /// The matrix without a bias, in the type of the rows: biases are tensors.
+    /// The matrix without a bias, in the type of the rows: biases are tensors. A norm within the product is in the matrix,
+    /// and what it adds behind it.
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        let is_whole = matches!(work.op, StepOp::Product(of) if of.terms.is_multiple_of(8));
-        let order = if is_whole { FilterOrder::Dense } else { FilterOrder::Eights };
-        let in_type = |filter| Packing { dtype: work.inputs[0].dtype, order, ..filter };
+        let StepOp::Product(of) = work.op else { return usual(work) };
+        let order = match of.norm {
+            Some(_) => FilterOrder::Normed,
+            None if of.terms.is_multiple_of(8) => FilterOrder::Dense,
+            None => FilterOrder::Eights,
+        };
+        let in_type =
+            |filter| Packing { dtype: work.inputs[0].dtype, order, norm: of.norm.as_ref(), ..filter };
         let alone =
             |PackedSum { filters, .. }| PackedSum { filters: filters.into_iter().map(in_type).collect(), bias: None };
         usual(work).into_iter().map(alone).collect()
     }
 }
 
-/// The sizes of a step's product, if its rows are f16 or bf16 and a residual has the same type.
-fn sizes(work: &Work<'_>) -> Option<ProductSizes> {
-    match work.op {
-        StepOp::Product(of) => {
-            let (rows, residual) = (work.half()?, work.inputs.last()?);
-            (of.residual.is_none() || residual.dtype == rows).then(|| of.sizes(work.batch))
-        }
-        _ => None,
-    }
+/// A step's product and its sizes, if its rows are f16 or bf16 and result and residual have the same type.
+fn product<'a>(work: &Work<'a>) -> Option<(&'a ProductOp, ProductSizes)> {
+    let StepOp::Product(of) = work.op else { return None };
+    let (rows, result, last) = (work.inputs.first()?.dtype, work.outputs.first()?.dtype, work.inputs.last()?.dtype);
+    let is_half = matches!(rows, Dtype::F16 | Dtype::Bf16) && result == rows && (of.residual.is_none() || last == rows);
+    is_half.then(|| (of, of.sizes(work.batch)))
 }
 
 #[cfg(all(test, feature = "cuda"))]
@@ -79,7 +83,9 @@ mod tests {
                 activation: ProductActivation::None,
                 bias: false,
                 scale: false,
-                residual: false,
+                residual: None,
+                norm: None,
+                statistics: false,
             });
             let operand = |elems| Operand::rows(Shape::vector(elems), Dtype::F16);
             let (inputs, outputs) = (vec![operand(4 * 672)], vec![operand(4 * 64)]);

@@ -44,7 +44,8 @@ impl KernelDef for Sm90Stem {
         let StepOp::Stem(stem) = work.op else { return Vec::new() };
         let order = FilterOrder::Stem(stem.layers().expect("planned for what the kernel does"));
         let layers = work.sums().into_iter().flatten();
-        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16, bytes: None }).collect();
+        let filters =
+            layers.map(|layer| Packing { layer, order, dtype: Dtype::F16, bytes: None, norm: None }).collect();
         vec![PackedSum { filters, bias: None }]
     }
 }

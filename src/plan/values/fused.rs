@@ -2,7 +2,8 @@
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
-use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, ValueId, ValueType};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Origin, Pad, PadMode, ValueId, ValueType};
+use crate::plan::StepOp;
 use crate::tensor::Dtype;
 
 impl Split<'_> {
@@ -23,10 +24,21 @@ impl Split<'_> {
         // A node with several results is a step of its own, which writes the others as they are, and so are codes.
         let others: Vec<ValueId> = named.outputs[1..].iter().copied().chain(found.codes).collect();
         others.iter().for_each(|id| self.sources[id.0] = self.sources[found.writes.0].clone());
-        let outputs = [&[written], &others[..]].concat();
+        let statistics = self.push_statistics(found);
+        let outputs = [&[written], &others[..], &statistics[..]].concat();
         self.push(Node { inputs, outputs, ..named.clone() });
         self.halves.insert(found.writes, written);
         self.push_f32(&named.name, written, found.writes);
+    }
+
+    /// Adds the statistics of the rows that a step writes, if it writes any, as its second result.
+    fn push_statistics(&mut self, found: &Found) -> Vec<ValueId> {
+        let StepOp::Product(of) = &found.op else { return Vec::new() };
+        let of_rows = ValueType::new(Dtype::F32, &of.statistics_dims(self.batch));
+        let add = |_| self.add_from(Origin::Node(NodeId(0), 0), of_rows.clone());
+        let added: Vec<ValueId> = of.statistics.then_some(()).into_iter().map(add).collect();
+        self.statistics.extend(added.iter().map(|&id| (found.writes, id)));
+        added
     }
 
     /// The value of the new graph that a step reads.
@@ -34,6 +46,7 @@ impl Split<'_> {
         match read {
             Read::Half(value) => self.dense_half(*value, name),
             Read::Own(value) => *value,
+            Read::Statistics(value) => self.statistics[value],
             Read::Rows(port, image) => {
                 self.to.rows.insert(*port, *image);
                 *port

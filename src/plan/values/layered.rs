@@ -136,6 +136,8 @@ pub(super) struct Split<'a> {
     pub halves: HashMap<ValueId, ValueId>,
     /// Masks that steps read, with their values in the new graph.
     pub masks: Vec<(Mask, ValueId)>,
+    /// The statistics of the rows of values of `from`, in the new graph.
+    pub statistics: HashMap<ValueId, ValueId>,
     /// Blocks of packed rows that steps read, with their values in the new graph.
     pub blocks: Vec<(Blocks, ValueId)>,
     /// Operands of layers in the operands' type, by the value of `from`.
@@ -156,9 +158,9 @@ impl<'a> Split<'a> {
             halves: Halves::default(),
         };
         let sources = vec![BTreeSet::new(); from.values.len()];
-        let (images, halves, operands) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (images, halves, operands, statistics) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
         let (readers, stored, masks, blocks) = (from.readers(), Vec::new(), Vec::new(), Vec::new());
-        Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, blocks, operands }
+        Self { from, readers, batch, dtype, to, images, stored, sources, halves, masks, statistics, blocks, operands }
     }
 
     /// Adds the node that stands for all outputs, and returns the result.

@@ -48,6 +48,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         bias: bias.is_some(),
         scale: scale.is_some(),
         residual: residual.map(|_| RowsAt { first: 0, pitch: n }),
+        norm: None,
+        statistics: false,
     };
     let factor = (x.factor * w.factor) as f32;
     let op = StepOp::E4m3Product(E4m3ProductOp { product, factor, has_units: units.is_some(), result });

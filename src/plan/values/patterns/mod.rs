@@ -17,6 +17,7 @@ mod squeeze_excite;
 mod strided;
 #[cfg(test)]
 mod tests;
+mod within;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -50,6 +51,8 @@ pub(super) enum Read {
     Half(ValueId),
     /// A value in its own layout and type: a constant in f32, or images in f32.
     Own(ValueId),
+    /// The statistics of the rows of a value that a step writes.
+    Statistics(ValueId),
     /// Images of this shape, as they lie in the rows that a run reads.
     Rows(ValueId, Shape),
     /// The pixels of an image, window by window, for windows of this size side by side.
@@ -101,9 +104,11 @@ impl Read {
     /// The values of the graph that are read.
     pub fn values(&self) -> &[ValueId] {
         match self {
-            Self::Half(value) | Self::Own(value) | Self::Rows(value, _) | Self::Patches { value, .. } => {
-                std::slice::from_ref(value)
-            }
+            Self::Half(value)
+            | Self::Own(value)
+            | Self::Statistics(value)
+            | Self::Rows(value, _)
+            | Self::Patches { value, .. } => std::slice::from_ref(value),
             Self::Mask(mask) => &mask.values,
             Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),
         }
@@ -170,6 +175,7 @@ pub(super) fn find(
             all.insert(last, found);
         }
     }
+    within::bring(&context, &mut all);
     all
 }
 

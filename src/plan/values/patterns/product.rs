@@ -47,6 +47,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         bias: bias.is_some(),
         scale: scale.is_some(),
         residual: residual.map(|(_, at)| at),
+        norm: None,
+        statistics: false,
     };
     Some((last, Found { op: StepOp::Product(op), named: at, reads, writes, codes: None }))
 }

@@ -201,12 +201,18 @@ fn labels(plan: &Plan) -> Vec<String> {
 const SIZES: Sizes = Sizes { batch: 3, tokens: 197, heads: 3, dims: 64 };
 
 #[test]
-fn a_block_of_a_vision_transformer_is_seven_steps() {
+fn a_block_of_a_vision_transformer_is_six_steps() {
     for (batch, tokens, dims) in [(1, 1, 64), (3, 77, 32), (3, 197, 64), (2, 257, 128)] {
         let of = Sizes { batch, tokens, dims, ..SIZES };
         let plan = plan_of(&vision(of), &Limits::h200(), batch);
-        let expected =
-            ["layer-norm", "product", "attention", "product+scale+res", "layer-norm", "product+gelu", "product+res"];
+        let expected = [
+            "layer-norm",
+            "product",
+            "attention",
+            "product+scale+res+statistics",
+            "layer-norm+product+gelu",
+            "product+res",
+        ];
         assert_eq!(labels(&plan), expected, "{plan}");
         // One loop converts the block's input to f16; others convert its result to f32 and write rows.
         assert!(plan.steps.len() <= 10, "{plan}");
@@ -504,4 +510,52 @@ fn norms_in_pieces_are_norms() {
         let of = found.unwrap();
         assert!((of.epsilon - 1e-5).abs() < 1e-9 && (of.rows, of.columns) == (3 * 197, 192), "{of:?}");
     }
+}
+
+#[test]
+fn a_norm_is_within_the_products_before_and_behind_it() {
+    let labels_of = |build: &dyn Fn(&mut Block, ValueId) -> ValueId| {
+        let (mut block, x) = Block::new(SIZES);
+        let width = SIZES.width();
+        let first = block.product("first", x, width);
+        let first = block.sum("first.sum", x, first);
+        let y = build(&mut block, first);
+        labels(&plan_of(&block.finish(y), &Limits::h200(), 3))
+    };
+    let width = SIZES.width();
+    let one = labels_of(&|block, x| {
+        let y = block.norm("norm", x);
+        block.product("behind", y, 2 * width)
+    });
+    assert_eq!(one, ["product+res+statistics", "layer-norm+product"]);
+    // The product's residual is the norm's operand.
+    let several = labels_of(&|block, x| {
+        let y = block.norm_in_pieces(x, false);
+        let [a, b] = ["a", "b"].map(|name| block.product(name, y, width));
+        let a = block.sum("sum", a, x);
+        block.sum("sum.of.both", a, b)
+    });
+    assert_eq!(several, ["product+res+statistics", "rms-norm+product+res", "rms-norm+product+res"]);
+    // Where anything else reads the norm, it is a step.
+    let residual = labels_of(&|block, x| {
+        let y = block.norm("norm", x);
+        let z = block.product("behind", y, width);
+        block.sum("sum", y, z)
+    });
+    assert_eq!(residual, ["product+res", "layer-norm", "product+res"]);
+    let other = labels_of(&|block, x| {
+        let y = block.norm("norm", x);
+        let z = block.product("behind", y, width);
+        let rows = block.g.node("rows", Op::Reduce(Reduce { op: ReduceOp::Mean, axes: vec![1], keep: true }), &[y]);
+        block.sum("sum", z, rows)
+    });
+    assert!(other.contains(&"layer-norm".to_owned()) && other.contains(&"product+res".to_owned()), "{other:?}");
+    // A product whose activation is not clamped leaves no statistics.
+    let active = labels_of(&|block, x| {
+        let y = block.product("active", x, width);
+        let y = block.gelu(y);
+        let y = block.norm("norm", y);
+        block.product("behind", y, width)
+    });
+    assert_eq!(active, ["product+res", "product+gelu", "layer-norm", "product"]);
 }
