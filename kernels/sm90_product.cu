@@ -20,6 +20,7 @@ using Pair128x184 = ProductPair<true, 128, 184, 4, 3>;
 using Pair128x168 = ProductPair<true, 128, 168, 4, 3>;
 //                          rows  stages
 using Split64x32 = SplitTile<32, 8>;
+using Split64x40 = SplitTile<40, 7>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
 //            of_norm_*: what act is of is of the row less its mean, over the root of its variance and epsilon:
@@ -52,7 +53,7 @@ using Split64x32 = SplitTile<32, 8>;
 //            Pair*: as Tile*, in clusters of two blocks, which have neighbouring channels of the same rows: n_tiles and the
 //            grid are even.
 //            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
-//            the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
+//            the steps, then adds up what all have for some of the tile's rows. Two blocks on a multiprocessor.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, with of_norm_* kNormedBytes.
 //            Compute capability 9.0 exactly.
 // Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y in Split* the kernel's:
@@ -110,3 +111,4 @@ TREFOIL_SM90_PRODUCTS(erf, Erf)
   TREFOIL_SM90_PRODUCT_SPLIT(tile, for_norm_, Norm::kOfY, clamped, Clamped)
 
 TREFOIL_SM90_PRODUCTS_SPLIT(64x32)
+TREFOIL_SM90_PRODUCTS_SPLIT(64x40)

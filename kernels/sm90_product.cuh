@@ -21,7 +21,7 @@
 struct Sm90ProductArgs {
   TensorMap w;         // elements {K, N}, box {64, channels of the tile}
   TensorMap x;         // elements {K, M}, box {64, rows of the tile that a block copies}
-  TensorMap residual;  // elements {N, M}, box {64, rows of a chunk}, or {64, rows of a split tile / parts of k}
+  TensorMap residual;  // elements {N, M}, box {64, rows of a chunk}, or {64, rows of a split tile that a block adds up}
   TensorMap y;         // elements {N, M}, box {64, rows of a chunk}, of bytes {32, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones

@@ -113,8 +113,9 @@ TREFOIL_DEVICE float2 statistics_of_row(uint32_t smem, uint32_t row, uint32_t ha
 // for each row: all of a warp, one or more.
 TREFOIL_DEVICE void store_statistics(float2 *statistics, uint32_t smem, uint32_t thread, uint32_t count, int32_t m,
                                      int32_t rows, int32_t n, int32_t channels) {
-  const uint32_t row = thread / 2, half = thread % 2;
+  const uint32_t row = min(thread / 2, count - 1), half = thread % 2;
   const float2 of_row = statistics_of_row(smem, row, half, min(channels - n, kPartColumns));
   const int32_t at = m + static_cast<int32_t>(row);
-  if (half == 0 && row < count && at < rows) statistics[static_cast<int64_t>(n / kPartColumns) * statistics_pitch(rows) + at] = of_row;
+  if (half == 0 && thread / 2 < count && at < rows)
+    statistics[static_cast<int64_t>(n / kPartColumns) * statistics_pitch(rows) + at] = of_row;
 }

@@ -24,22 +24,26 @@ template <Norm kNorm> struct SplitChannels : OfChannels<> {
   }
 };
 
+// Eights of rows that a block adds up of a tile that `parts` blocks share. The last blocks may have fewer, or none.
+constexpr int part_eights(int eights, int parts) { return (eights + parts - 1) / parts; }
+
 // Everything that follows from a tile's shape: a warpgroup for a slab of channels, and a warp that loads.
 template <int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kTileM = kTileM_, kStages = kStages_, kTileN = kSlabN;
   static constexpr int kMultiply = 128, kThreads = kMultiply + 32, kMinBlocks = 2;
   static constexpr int kWBytes = kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
   static constexpr int kMostParts = 4;             // blocks of a cluster
+  static constexpr int kEights = kTileM / 8;       // of rows, which blocks of a cluster divide
   static constexpr uint32_t kTwos = kTileM / 4;    // sums of a thread, by twos: two rows of a channel
   static constexpr int kTwoBytes = kMultiply * 8;  // a two of each thread
-  static constexpr int kSumBytes = kTwos * kTwoBytes;
+  static constexpr int kSumBytes = kMostParts * part_eights(kEights, kMostParts) * 2 * kTwoBytes;
   static constexpr int kSumsAt = kStages * kStageBytes, kResidualsAt = kSumsAt + kSumBytes;
   static constexpr int kBarriersAt = kResidualsAt + kTileM * kRowBytes;
   static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2);
   // Norms of the rows that a block adds up follow, and their barrier.
   static constexpr int kNormsAt = kSharedBytes, kNormedBytes = kNormsAt + kTileM * kNormBytes + 16;
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
-  static_assert(kTileM % (8 * kMostParts) == 0, "equal parts of whole eights of rows");
+  static_assert(kTileM % 8 == 0 && kSumsAt % 1024 == 0 && kResidualsAt % 1024 == 0, "whole eights, swizzled");
   static_assert(kMinBlocks * (kNormedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
   static_assert(kNormsAt % 16 == 0, "two rows are read at once");
 };
@@ -55,9 +59,16 @@ template <class Tile> struct SplitShare {
         begin(args.steps * part >> log_parts), end(args.steps * (part + 1) >> log_parts),
         origin(product_origin<Tile>(args, blockIdx.x >> log_parts)) {}
 
-  // Rows of the tile that this block adds up, from the first that it does.
-  __device__ __forceinline__ uint32_t rows() const { return Tile::kTileM >> log_parts; }
-  __device__ __forceinline__ int32_t first_m() const { return origin.m + part * rows(); }
+  // Rows of the tile that this block adds up, from the first that it does, and those of the box of their residuals.
+  __device__ __forceinline__ uint32_t rows() const {
+    const int32_t left = Tile::kTileM - static_cast<int32_t>(part * box_rows());
+    return min(max(left, 0), static_cast<int32_t>(box_rows()));
+  }
+  __device__ __forceinline__ uint32_t box_rows() const {
+    if constexpr (Tile::kEights % Tile::kMostParts == 0) return Tile::kTileM >> log_parts;
+    else return (Tile::kEights + parts - 1 >> log_parts) * 8;
+  }
+  __device__ __forceinline__ int32_t first_m() const { return origin.m + part * box_rows(); }
 };
 
 // Shared memory: stages; sums as [blocks][twos that this block adds up][threads]; residuals of the rows that this block
@@ -112,8 +123,8 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
     }
     copy_box_2d(shared.x(at), &args.x, shared.full(at), k, share.origin.m);
   }
-  if (args.residual_values == nullptr) return;
-  barrier_arrive_expect(shared.added(), share.rows() * kRowBytes);
+  if (args.residual_values == nullptr || share.rows() == 0) return;
+  barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
   copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
 }
 
@@ -155,11 +166,14 @@ TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t step
   wgmma_use(d);
 }
 
+// Twos that a block adds up of a tile that kParts blocks share. What it has of eights beyond its own is nothing.
+template <class Tile, int kParts> constexpr uint32_t kTwosOf = 2 * part_eights(Tile::kEights, kParts);
+
 // The twos that this block adds up: its own, or what the blocks of kParts parts send of them, in their order.
 template <class Tile, int kParts>
 TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<Tile> &share,
-                             const float (&d)[Tile::kTileM / 2], float2 (&sums)[Tile::kTwos / kParts]) {
-  constexpr uint32_t kTwos = Tile::kTwos / kParts;
+                             const float (&d)[Tile::kTileM / 2], float2 (&sums)[kTwosOf<Tile, kParts>]) {
+  constexpr uint32_t kTwos = kTwosOf<Tile, kParts>;
   if constexpr (kParts == 1) {
 #pragma unroll
     for (uint32_t two = 0; two < kTwos; ++two) sums[two] = make_float2(d[two * 2], d[two * 2 + 1]);
@@ -171,7 +185,7 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
     barrier_wait_cluster(shared.received());
     float2 parts[kParts][kTwos];
 #pragma unroll
-    for (uint32_t i = 0; i < Tile::kTwos; ++i) parts[i / kTwos][i % kTwos] = load_shared_two(shared.sum(i));
+    for (uint32_t i = 0; i < kParts * kTwos; ++i) parts[i / kTwos][i % kTwos] = load_shared_two(shared.sum(i));
 #pragma unroll
     for (uint32_t two = 0; two < kTwos; ++two) {
       sums[two] = parts[0][two];
@@ -187,11 +201,12 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
 template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                 const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
-                                const float2 (&sums)[Tile::kTwos / kParts]) {
-  constexpr int kTwos = Tile::kTwos / kParts;
+                                const float2 (&sums)[kTwosOf<Tile, kParts>]) {
+  constexpr int kTwos = kTwosOf<Tile, kParts>;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2, row = lane % 4 * 2 + odd;
   const Activation activation(args.activation_a, args.activation_b);
   const int32_t n = share.origin.n + warp * 16 + lane / 4 - odd, first_m = share.first_m() + row;
+  const int32_t end_m = min(args.m, share.first_m() + static_cast<int32_t>(share.rows()));
   // Of two channels of a row in shared memory, where residuals come and statistics are taken of what is stored.
   const auto place = [&](int two) {
     return shared.residuals() + (two / 2 * 8 + row) * kRowBytes + (warp * 2 + two % 2 ^ row) * 16 + (lane / 4 - odd) * 2;
@@ -215,7 +230,7 @@ TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<T
     const float2 add = unpack_elements(residuals[two]);
     const uint32_t pair = odd ? pack_elements(other + add.x, next + add.y) : pack_elements(x + add.x, other + add.y);
     const int32_t m = two / 2 * 8, in_row = two % 2 * 8;
-    if (n + in_row < args.n && first_m + m < args.m)
+    if (n + in_row < args.n && first_m + m < end_m)
       *reinterpret_cast<uint32_t *>(y + static_cast<int64_t>(m) * args.y_pitch + in_row) = pair;
     if constexpr (kNorm == Norm::kOfY) store_shared_u32(place(two), pair);
   }
@@ -231,8 +246,9 @@ template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_finish(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                  const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
                                  const float (&d)[Tile::kTileM / 2]) {
-  float2 sums[Tile::kTwos / kParts];
+  float2 sums[kTwosOf<Tile, kParts>];
   exchange<Tile, kParts>(shared, share, d, sums);
+  if (share.rows() == 0) return;
   wait_for_earlier_launches();
   split_store<Tile, kNorm, Activation, kParts>(args, shared, share, of, sums);
 }
@@ -251,7 +267,7 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
     barrier_init(shared.added(), 1);
     barrier_init(shared.received(), 1);
     if constexpr (kNorm == Norm::kOfX) barrier_init(shared.normed(), 32);
-    barrier_arrive_expect(shared.received(), Tile::kSumBytes);
+    barrier_arrive_expect(shared.received(), share.parts * share.rows() / 4 * Tile::kTwoBytes);
     fence_barrier_init();
   }
   __syncthreads();

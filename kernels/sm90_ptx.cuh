@@ -352,6 +352,7 @@ template <int kN, class Of = F16> struct Wgmma;
 
 #define TREFOIL_SUMS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TREFOIL_SUMS_1 TREFOIL_SUMS_0 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TREFOIL_SUMS_1_AND_A_HALF TREFOIL_SUMS_1 ", %16, %17, %18, %19"
 #define TREFOIL_SUMS_2 TREFOIL_SUMS_1 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define TREFOIL_SUMS_3 TREFOIL_SUMS_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -375,6 +376,7 @@ template <int kN, class Of = F16> struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
       "+f"(d[i + 7])
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
+#define TREFOIL_REFS_1_AND_A_HALF TREFOIL_REFS_1, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
 #define TREFOIL_REFS_4 TREFOIL_REFS_3, TREFOIL_EIGHT(32)
 #define TREFOIL_REFS_4_AND_A_HALF TREFOIL_REFS_4, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
@@ -408,6 +410,7 @@ template <int kN, class Of = F16> struct Wgmma;
   TREFOIL_WGMMA_OF(Bf16, "bf16", n, last, a_operand, b_operand, add_operand)
 
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
+TREFOIL_WGMMA(40, 1_AND_A_HALF, "%20", "%21", "%22")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
 TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
 TREFOIL_WGMMA(88, 4_AND_A_HALF, "%44", "%45", "%46")

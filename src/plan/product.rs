@@ -156,7 +156,7 @@ impl ProductActivation {
 
 impl ProductTile {
     /// Every tile.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self { n: 128, m: 192, way: ProductWay::InTurns },
         Self { n: 128, m: 184, way: ProductWay::InTurns },
         Self { n: 128, m: 176, way: ProductWay::InTurns },
@@ -170,6 +170,7 @@ impl ProductTile {
         Self { n: 128, m: 184, way: ProductWay::InPairs },
         Self { n: 128, m: 168, way: ProductWay::InPairs },
         Self { n: 64, m: 32, way: ProductWay::Split },
+        Self { n: 64, m: 40, way: ProductWay::Split },
     ];
 
     /// The number of stages of shared memory for operands. This function and those below agree with
@@ -180,6 +181,7 @@ impl ProductTile {
             (ProductWay::InTurns | ProductWay::InPairs, _, ..128) => 6,
             (ProductWay::InTurns | ProductWay::InPairs, _, 128..168) => 5,
             (ProductWay::InTurns | ProductWay::InPairs, ..) => 4,
+            (ProductWay::Split, _, 40) => 7,
             (ProductWay::Split, ..) => 8,
         }
     }
@@ -218,7 +220,7 @@ impl ProductTile {
         let (results, barriers) = match self.way {
             ProductWay::InTurns | ProductWay::InPairs => (results, 2 * chunks),
             ProductWay::Together => (results, chunks),
-            ProductWay::Split => (6 * self.n * self.m, 2),
+            ProductWay::Split => (MOST_PARTS * self.part_rows(MOST_PARTS) * self.n * 4 + self.n * self.m * 2, 2),
         };
         stages + results + 8 * (2 * self.stages() + barriers)
     }
@@ -228,6 +230,12 @@ impl ProductTile {
     #[cfg(feature = "cuda")]
     pub(crate) const fn norm_bytes(self) -> usize {
         8 * self.m + 16
+    }
+
+    /// The rows of a split tile that a block adds up at most, of so many that share it: eights, so that the last blocks may
+    /// have fewer, or none.
+    pub(crate) const fn part_rows(self, parts: usize) -> usize {
+        (self.m / 8).div_ceil(parts) * 8
     }
 
     /// The numbers of parts into which k may be divided.
@@ -289,6 +297,8 @@ const FEW_STEPS: usize = 12;
 /// by pairs whose blocks have more than 200 steps, and products of up to 144 steps take as long or longer by them.
 const SAVED_BY_PAIRS: f64 = 0.01;
 const ENDS_OF_PAIRS: f64 = 1700.0;
+/// The most blocks of a cluster that share a split tile.
+const MOST_PARTS: usize = 4;
 /// Bytes of a row in a stage.
 const ROW_BYTES: usize = 2 * STEP_K;
 
@@ -389,7 +399,7 @@ mod tests {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
         let in_turns = [213_152, 209_056, 204_960, 200_864, 223_408, 213_168, 196_800];
         let in_pairs = [213_152, 209_056, 200_864];
-        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736]].concat());
+        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736, 114_816]].concat());
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
@@ -405,9 +415,8 @@ mod tests {
         // By 128x256 the second takes 166 us for 165 by 128x192, and the third 131 for 125.
         let long = [(4096, 1024, 4096), (12_288, 1024, 4096), (16_448, 768, 3072)];
         assert_eq!(long.map(|(m, n, k)| chosen(m, n, k).1), [256, 192, 192]);
-        let in_turns = (128, 64, 1);
         // As ViT-B/16 and BERT-base at one row are the fastest.
-        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [(64, 32, 1), (64, 32, 2), in_turns, (64, 32, 2)]);
+        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [1, 2, 1, 4].map(|parts| (64, 40, parts)));
         assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 4, 1, 4].map(|parts| (64, 32, parts)));
     }
 
@@ -454,6 +463,6 @@ mod tests {
         assert!(refused(sizes(1, 12, 8)) && refused(sizes(1, 8, 12)) && refused(sizes(0, 8, 8)));
         assert!(refused(sizes(1, 0, 8)) && refused(sizes(1, 8, 0)));
         assert!(sizes(1, 8, 8).kernel(&Limits::a100()).is_err());
-        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 9 + 3);
+        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 9 + 2 * 3);
     }
 }

@@ -106,12 +106,16 @@ macro_rules! for_norm {
 }
 
 /// The kernels of each tile that norm the rows that they read.
-const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 1] =
-    [(ProductTile { n: 64, m: 32, way: ProductWay::Split }, of_norm!("split_64x32"))];
+const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 2] = [
+    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, of_norm!("split_64x32")),
+    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, of_norm!("split_64x40")),
+];
 
 /// The kernels of each tile that write statistics of rows.
-const FOR_NORM: [(ProductTile, [&str; 2]); 1] =
-    [(ProductTile { n: 64, m: 32, way: ProductWay::Split }, for_norm!("split_64x32"))];
+const FOR_NORM: [(ProductTile, [&str; 2]); 2] = [
+    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, for_norm!("split_64x32")),
+    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, for_norm!("split_64x40")),
+];
 
 /// The kernels of each tile.
 const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
@@ -128,6 +132,7 @@ const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 128, m: 184, way: ProductWay::InPairs }, names!("pair_128x184")),
     (ProductTile { n: 128, m: 168, way: ProductWay::InPairs }, names!("pair_128x168")),
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
+    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, names!("split_64x40")),
 ];
 
 /// The launcher of products of rows with matrices.
@@ -287,7 +292,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         ..with_norm(norm, sizes)?
     };
     let is_normed = matches!(norm, Some(ProductNorm::OfX { .. }));
-    let residual_rows = if tile.is_split() { tile.m / parts } else { tile.chunk_rows() };
+    let residual_rows = if tile.is_split() { tile.part_rows(parts) } else { tile.chunk_rows() };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], [SLAB, tile.n])?,
