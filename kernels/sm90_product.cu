@@ -54,7 +54,8 @@ using Split64x40 = SplitTile<40, 7>;
 //            grid are even.
 //            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
 //            the steps, then adds up what all have for some of the tile's rows. Two blocks on a multiprocessor.
-//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, with of_norm_* kNormedBytes.
+//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes; kNormThreads and kNormedBytes with
+//            of_norm_*.
 //            Compute capability 9.0 exactly.
 // Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y in Split* the kernel's:
 //            nothing outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
@@ -75,8 +76,8 @@ using Split64x40 = SplitTile<40, 7>;
     sm90_product<Pair##tile, Activation>(args);                                                                   \
   }
 
-#define TREFOIL_SM90_PRODUCT_SPLIT(tile, norm, kNorm, kind, Activation)                                           \
-  extern "C" __global__ void __launch_bounds__(Split##tile::kThreads, Split##tile::kMinBlocks)                    \
+#define TREFOIL_SM90_PRODUCT_SPLIT(tile, threads, norm, kNorm, kind, Activation)                                  \
+  extern "C" __global__ void __launch_bounds__(Split##tile::threads, Split##tile::kMinBlocks)                     \
       TREFOIL_ENTRY(sm90_product_##norm##split_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {   \
     sm90_product_split<Split##tile, kNorm, Activation>(args);                                                     \
   }
@@ -101,14 +102,14 @@ TREFOIL_SM90_PRODUCTS(ramp, Ramp)
 TREFOIL_SM90_PRODUCTS(erf, Erf)
 
 #define TREFOIL_SM90_PRODUCTS_SPLIT(tile)                                                                         \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, , Norm::kNone, clamped, Clamped)                                               \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, , Norm::kNone, sigmoid, Sigmoid)                                               \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, , Norm::kNone, ramp, Ramp)                                                     \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, , Norm::kNone, erf, Erf)                                                       \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, of_norm_, Norm::kOfX, clamped, Clamped)                                        \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, of_norm_, Norm::kOfX, sigmoid, Sigmoid)                                        \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, of_norm_, Norm::kOfX, erf, Erf)                                                \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, for_norm_, Norm::kOfY, clamped, Clamped)
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, clamped, Clamped)                                     \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, sigmoid, Sigmoid)                                     \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, ramp, Ramp)                                           \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, erf, Erf)                                             \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, clamped, Clamped)                          \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, sigmoid, Sigmoid)                          \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, erf, Erf)                                  \
+  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, for_norm_, Norm::kOfY, clamped, Clamped)
 
 TREFOIL_SM90_PRODUCTS_SPLIT(64x32)
 TREFOIL_SM90_PRODUCTS_SPLIT(64x40)

@@ -27,10 +27,11 @@ template <Norm kNorm> struct SplitChannels : OfChannels<> {
 // Eights of rows that a block adds up of a tile that `parts` blocks share. The last blocks may have fewer, or none.
 constexpr int part_eights(int eights, int parts) { return (eights + parts - 1) / parts; }
 
-// Everything that follows from a tile's shape: a warpgroup for a slab of channels, and a warp that loads.
+// Everything that follows from a tile's shape: a warpgroup for a slab of channels, a warp that loads, and with a norm one
+// that makes norms of rows.
 template <int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kTileM = kTileM_, kStages = kStages_, kTileN = kSlabN;
-  static constexpr int kMultiply = 128, kThreads = kMultiply + 32, kMinBlocks = 2;
+  static constexpr int kMultiply = 128, kThreads = kMultiply + 32, kNormThreads = kThreads + 32, kMinBlocks = 2;
   static constexpr int kWBytes = kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
   static constexpr int kMostParts = 4;             // blocks of a cluster
   static constexpr int kEights = kTileM / 8;       // of rows, which blocks of a cluster divide
@@ -273,11 +274,12 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
   __syncthreads();
   if (share.parts > 1) cluster_arrive();
   // The same for all lanes, and the compiler knows it.
-  if (__shfl_sync(0xffffffff, threadIdx.x / Tile::kMultiply, 0) == 1) {
+  const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (warp == Tile::kMultiply / 32) {
     if (threadIdx.x % 32 == 0) split_load(args, shared, share);
-    if constexpr (kNorm == Norm::kOfX) split_prepare_norms(args, shared, share);
     return;
   }
+  if (kNorm == Norm::kOfX && warp == Tile::kThreads / 32) return split_prepare_norms(args, shared, share);
   const SplitChannels<kNorm> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
   float d[Tile::kTileM / 2];
   split_multiply(shared, share.end - share.begin, d);

@@ -144,8 +144,8 @@ impl Launcher for Sm90Product {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of_tile = |tile: ProductTile, norm: usize, of_types: [&[&'static str]; 2]| {
-            let (threads, shared_bytes) = (tile.threads() as u32, (tile.shared_bytes() + norm) as u32);
+        let of_tile = |tile: ProductTile, norms: bool, of_types: [&[&'static str]; 2]| {
+            let (threads, shared_bytes) = block(tile, norms);
             let parts = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
             let cluster = if tile.is_paired() { 2 } else { parts };
             let of_name =
@@ -154,12 +154,11 @@ impl Launcher for Sm90Product {
                 MODULES.iter().zip(of_types).flat_map(|(module, names)| names.iter().map(move |name| (module, name)));
             names.map(|(module, name)| of_name(module, name)).collect::<Vec<_>>()
         };
-        let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, 0, names.each_ref().map(|of| &of[..])));
-        let of_norm = OF_NORM
+        let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(|of| &of[..])));
+        let of_norm = OF_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, true, names.each_ref().map(|of| &of[..])));
+        let for_norm = FOR_NORM
             .iter()
-            .flat_map(|(tile, names)| of_tile(*tile, tile.norm_bytes(), names.each_ref().map(|of| &of[..])));
-        let for_norm =
-            FOR_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, 0, names.each_ref().map(std::slice::from_ref)));
+            .flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(std::slice::from_ref)));
         plain.chain(of_norm).chain(for_norm).collect()
     }
 
@@ -291,7 +290,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         first_m_tile: if backward && !tile.is_split() { m_tiles as i32 - 1 } else { 0 },
         ..with_norm(norm, sizes)?
     };
-    let is_normed = matches!(norm, Some(ProductNorm::OfX { .. }));
+    let (threads, shared_bytes) = block(tile, matches!(norm, Some(ProductNorm::OfX { .. })));
     let residual_rows = if tile.is_split() { tile.part_rows(parts) } else { tile.chunk_rows() };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
@@ -310,12 +309,18 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         entry: entry.into(),
         grid: [grid, 1, 1],
         cluster,
-        block: [tile.threads() as u32, 1, 1],
-        shared_bytes: (tile.shared_bytes() + if is_normed { tile.norm_bytes() } else { 0 }) as u32,
+        block: [threads, 1, 1],
+        shared_bytes,
         args: ArgBytes::new(&args),
         maps,
         waits_itself: true,
     })
+}
+
+/// Threads and bytes of shared memory of a block; where it norms the rows that it reads, a warp makes the norms.
+fn block(tile: ProductTile, norms: bool) -> (u32, u32) {
+    let (threads, bytes) = if norms { (32, tile.norm_bytes()) } else { (0, 0) };
+    ((tile.threads() + threads) as u32, (tile.shared_bytes() + bytes) as u32)
 }
 
 /// Arguments of which only those of a norm are set.
