@@ -33,11 +33,12 @@ template <int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kTileM = kTileM_, kStages = kStages_, kTileN = kSlabN;
   static constexpr int kMultiply = 128, kThreads = kMultiply + 32, kNormThreads = kThreads + 32, kMinBlocks = 2;
   static constexpr int kWBytes = kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
-  static constexpr int kMostParts = 4;             // blocks of a cluster
-  static constexpr int kEights = kTileM / 8;       // of rows, which blocks of a cluster divide
-  static constexpr uint32_t kTwos = kTileM / 4;    // sums of a thread, by twos: two rows of a channel
-  static constexpr int kTwoBytes = kMultiply * 8;  // a two of each thread
-  static constexpr int kSumBytes = kMostParts * part_eights(kEights, kMostParts) * 2 * kTwoBytes;
+  static constexpr int kMostParts = 4;  // blocks of a cluster
+  // Sums of a thread are twos, of two rows of a channel: one for every eight rows, and one eight channels further. Blocks
+  // of a cluster divide the eights among them.
+  static constexpr int kEights = kTileM / 8;
+  static constexpr int kEightBytes = kMultiply * 16;  // two twos of each thread
+  static constexpr int kSumBytes = kMostParts * part_eights(kEights, kMostParts) * kEightBytes;
   static constexpr int kSumsAt = kStages * kStageBytes, kResidualsAt = kSumsAt + kSumBytes;
   static constexpr int kBarriersAt = kResidualsAt + kTileM * kRowBytes;
   static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2);
@@ -72,7 +73,7 @@ template <class Tile> struct SplitShare {
   __device__ __forceinline__ int32_t first_m() const { return origin.m + part * box_rows(); }
 };
 
-// Shared memory: stages; sums as [blocks][twos that this block adds up][threads]; residuals of the rows that this block
+// Shared memory: stages; sums as [blocks][eights that this block adds up][threads]; residuals of the rows that this block
 // adds up; barriers.
 template <class Tile> struct SplitShared {
   uint32_t base;
@@ -93,7 +94,7 @@ template <class Tile> struct SplitShared {
   // Completed by the norms.
   __device__ __forceinline__ uint32_t normed() const { return norms() + Tile::kTileM * kNormBytes; }
   __device__ __forceinline__ uint32_t sum(uint32_t index) const {
-    return base + Tile::kSumsAt + index * Tile::kTwoBytes + threadIdx.x * 8;
+    return base + Tile::kSumsAt + index * Tile::kEightBytes + threadIdx.x * 16;
   }
 };
 
@@ -167,33 +168,39 @@ TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t step
   wgmma_use(d);
 }
 
-// Twos that a block adds up of a tile that kParts blocks share. What it has of eights beyond its own is nothing.
-template <class Tile, int kParts> constexpr uint32_t kTwosOf = 2 * part_eights(Tile::kEights, kParts);
+// Eights and twos that a block adds up of a tile that kParts blocks share. What it has of those beyond its own is nothing.
+template <class Tile, int kParts> constexpr uint32_t kEightsOf = part_eights(Tile::kEights, kParts);
+template <class Tile, int kParts> constexpr uint32_t kTwosOf = 2 * kEightsOf<Tile, kParts>;
 
-// The twos that this block adds up: its own, or what the blocks of kParts parts send of them, in their order.
+// The twos that this block adds up: its own, and what the other blocks of kParts send of them, in the blocks' order.
 template <class Tile, int kParts>
 TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<Tile> &share,
                              const float (&d)[Tile::kTileM / 2], float2 (&sums)[kTwosOf<Tile, kParts>]) {
-  constexpr uint32_t kTwos = kTwosOf<Tile, kParts>;
-  if constexpr (kParts == 1) {
+  constexpr uint32_t kEights = kEightsOf<Tile, kParts>;
+  float4 parts[kParts][kEights] = {};
+  if constexpr (kParts > 1) cluster_wait();  // all blocks have begun
 #pragma unroll
-    for (uint32_t two = 0; two < kTwos; ++two) sums[two] = make_float2(d[two * 2], d[two * 2 + 1]);
-  } else {
-    cluster_wait();  // all blocks have begun
-#pragma unroll
-    for (uint32_t two = 0; two < Tile::kTwos; ++two)
-      send_two(shared.sum(share.part * kTwos + two % kTwos), shared.received(), two / kTwos, d[two * 2], d[two * 2 + 1]);
+  for (uint32_t eight = 0; eight < Tile::kEights; ++eight) {
+    const uint32_t to = eight / kEights, place = eight % kEights;
+    const float4 own = make_float4(d[eight * 4], d[eight * 4 + 1], d[eight * 4 + 2], d[eight * 4 + 3]);
+    if (kParts == 1 || to == share.part) parts[to][place] = own;
+    else send_four(shared.sum(share.part * kEights + place), shared.received(), to, own);
+  }
+  if constexpr (kParts > 1) {
     barrier_wait_cluster(shared.received());
-    float2 parts[kParts][kTwos];
 #pragma unroll
-    for (uint32_t i = 0; i < kParts * kTwos; ++i) parts[i / kTwos][i % kTwos] = load_shared_two(shared.sum(i));
+    for (uint32_t i = 0; i < kParts * kEights; ++i)
+      if (i / kEights != share.part) parts[i / kEights][i % kEights] = load_shared_four(shared.sum(i));
+  }
 #pragma unroll
-    for (uint32_t two = 0; two < kTwos; ++two) {
-      sums[two] = parts[0][two];
+  for (uint32_t i = 0; i < kEights; ++i) {
+    float4 sum = parts[0][i];
 #pragma unroll
-      for (uint32_t part = 1; part < kParts; ++part)
-        sums[two].x += parts[part][two].x, sums[two].y += parts[part][two].y;
+    for (uint32_t part = 1; part < kParts; ++part) {
+      const float4 add = parts[part][i];
+      sum = make_float4(sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w);
     }
+    sums[2 * i] = make_float2(sum.x, sum.y), sums[2 * i + 1] = make_float2(sum.z, sum.w);
   }
 }
 
@@ -268,7 +275,7 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
     barrier_init(shared.added(), 1);
     barrier_init(shared.received(), 1);
     if constexpr (kNorm == Norm::kOfX) barrier_init(shared.normed(), 32);
-    barrier_arrive_expect(shared.received(), share.parts * share.rows() / 4 * Tile::kTwoBytes);
+    barrier_arrive_expect(shared.received(), (share.parts - 1) * (share.rows() / 8) * Tile::kEightBytes);
     fence_barrier_init();
   }
   __syncthreads();
