@@ -14,7 +14,9 @@ mod alone;
 use alone::{Random, assert_written, copies, medians, sustained};
 use half::f16;
 use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, ProductTile, RowsAt};
-use trefoil::{Device, E4m3ProductOperands, E4m3ProductRun, Error, ProductNormOperands, ProductOperands, ProductRun, Target};
+use trefoil::{
+    Device, E4m3ProductOperands, E4m3ProductRun, Error, ProductNormOperands, ProductOperands, ProductRun, Target,
+};
 
 /// Rows of ViT-B/16 at batches 1, 8, 32 and 128, and of BERT-base at 384 tokens; n, k, GELU and residual of its layers.
 const ROWS: [usize; 5] = [197, 384, 1576, 6304, 25_216];

@@ -138,8 +138,9 @@ pub use error::{Credits, Error, FaultClass, printable};
 #[doc(hidden)]
 pub use exec::{
     AttentionOperands, AttentionRun, ConvRun, DepthwiseRun, E4m3ProductOperands, E4m3ProductRun, HalfOperands,
-    LoopModule, LoopRun, PackedAttentionOperands, PackedAttentionRun, ProductNormOperands, ProductOperands, ProductRun, RowNormCodes,
-    RowNormOperands, RowNormRun, S8DepthwiseOperands, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
+    LoopModule, LoopRun, PackedAttentionOperands, PackedAttentionRun, ProductNormOperands, ProductOperands, ProductRun,
+    RowNormCodes, RowNormOperands, RowNormRun, S8DepthwiseOperands, S8MeanOperands, S8MeanRun, S8Operands,
+    S8StemOperands, S8StemRun,
 };
 pub use exec::{Audit, NotHeld};
 pub use exec::{CalibrationMethod, Calibrator, Sensitivity};

@@ -156,9 +156,8 @@ impl Launcher for Sm90Product {
         };
         let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(|of| &of[..])));
         let of_norm = OF_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, true, names.each_ref().map(|of| &of[..])));
-        let for_norm = FOR_NORM
-            .iter()
-            .flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(std::slice::from_ref)));
+        let for_norm =
+            FOR_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(std::slice::from_ref)));
         plain.chain(of_norm).chain(for_norm).collect()
     }
 

@@ -47,8 +47,7 @@ impl KernelDef for Sm90Product {
             None if of.terms.is_multiple_of(8) => FilterOrder::Dense,
             None => FilterOrder::Eights,
         };
-        let in_type =
-            |filter| Packing { dtype: work.inputs[0].dtype, order, norm: of.norm.as_ref(), ..filter };
+        let in_type = |filter| Packing { dtype: work.inputs[0].dtype, order, norm: of.norm.as_ref(), ..filter };
         let alone =
             |PackedSum { filters, .. }| PackedSum { filters: filters.into_iter().map(in_type).collect(), bias: None };
         usual(work).into_iter().map(alone).collect()
