@@ -53,8 +53,13 @@ fn encoders() -> Vec<(&'static str, Value, Embedding)> {
 }
 
 fn plan_of(config: &Value, asked: &Embedding, precision: Dtype) -> Plan {
+    plan_of_rows(config, asked, precision, ROWS)
+}
+
+/// A plan for so many rows, if the model has several.
+fn plan_of_rows(config: &Value, asked: &Embedding, precision: Dtype, rows: usize) -> Plan {
     let of = network_of_encoder(config, asked);
-    let (rows, batch) = ([of.input(), of.output()], if of.is_batched() { ROWS } else { 1 });
+    let (rows, batch) = ([of.input(), of.output()], if of.is_batched() { rows } else { 1 });
     let plan = tests::planned(&of.graph(batch).unwrap(), &Limits::h200(), batch, rows, precision);
     plan.check().unwrap();
     plan
@@ -88,6 +93,21 @@ fn encoders_are_the_kernels_that_are_kept() {
     }
     let expected = fs::read_to_string(KEPT).unwrap_or_default();
     assert!(printed == expected, "the plans are not as kept in {KEPT}:\n{printed}");
+}
+
+/// Of one row, a layer is four products and attention: all norms but the first and the last are within the products.
+#[test]
+fn norms_of_one_row_are_within_the_products() {
+    let [vit, bert] = [json!({"model_type": "vit"}), json!({"model_type": "bert"})];
+    for (config, asked) in [(vit, Embedding::new()), (bert, Embedding::new().sequence(128))] {
+        let plan = plan_of_rows(&config, &asked, Dtype::F16, 1);
+        let count = |is_one: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| is_one(&step.op)).count();
+        assert_eq!(count(|op| matches!(op, StepOp::RowNorm(_))), 2, "{plan}");
+        let norms = |op: &StepOp| matches!(op, StepOp::Product(of) if of.norm.is_some());
+        assert_eq!(count(norms), 23, "{plan}");
+        let norms_residuals = count(|op| matches!(op, StepOp::Product(of) if of.residual_norm.is_some()));
+        assert!([0, 23].contains(&norms_residuals), "{plan}");
+    }
 }
 
 /// In bf16, the same products, attentions and norms have kernels as in f16, each with values and weights in bf16. Other
