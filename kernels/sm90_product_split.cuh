@@ -116,18 +116,19 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
   for (int32_t at = ahead + m_tile; at < steps; at += m_tiles)
     prefetch_box_2d(&args.w, (share.begin + at) * kStepK, share.origin.n);
   wait_for_earlier_launches();
-  for (int32_t at = 0; at < steps; ++at) {
+  for (int32_t at = 0; at < ahead; ++at)
+    copy_box_2d(shared.x(at), &args.x, shared.full(at), (share.begin + at) * kStepK, share.origin.m);
+  if (args.residual_values != nullptr && share.rows() > 0) {
+    barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
+    copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
+  }
+  for (int32_t at = ahead; at < steps; ++at) {
     const int32_t k = (share.begin + at) * kStepK;
-    if (at >= ahead) {
-      barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
-      barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
-      copy_box_2d(shared.w(at), &args.w, shared.full(at), k, share.origin.n);
-    }
+    barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
+    barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
+    copy_box_2d(shared.w(at), &args.w, shared.full(at), k, share.origin.n);
     copy_box_2d(shared.x(at), &args.x, shared.full(at), k, share.origin.m);
   }
-  if (args.residual_values == nullptr || share.rows() == 0) return;
-  barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
-  copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
 }
 
 // Makes the norms of the rows that this block adds up, with a lane for two.

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use super::product::pass_clocks;
 use super::{Context, Found, Read, covered};
 use crate::graph::{Constant, NodeId, Op, ValueId};
-use crate::plan::{NormWithin, ProductActivation, ProductOp, ProductSizes, RowNormOp, RowNormResult, RowsAt, StepOp};
+use crate::plan::{NormWithin, ProductActivation, ProductSizes, RowNormOp, RowNormResult, RowsAt, StepOp};
 
 /// A norm, the step that writes its operand, and the steps that read its result.
 struct Place {
