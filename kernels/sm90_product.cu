@@ -2,7 +2,6 @@
 #include "element.cuh"
 #include "product_epilogue.cuh"
 #include "sm90_product.cuh"
-#include "sm90_product_split.cuh"
 
 // The tiles. A test compares these lines with the table in sm90_product.rs.
 //                       in turns, channels, rows, stages, buffers
@@ -18,25 +17,14 @@ using Tile128x256 = ProductTile<false, 128, 256, 4, 2>;
 using Pair128x192 = ProductPair<true, 128, 192, 4, 3>;
 using Pair128x184 = ProductPair<true, 128, 184, 4, 3>;
 using Pair128x168 = ProductPair<true, 128, 168, 4, 3>;
-//                          rows  stages
-using Split64x32 = SplitTile<32, 8>;
-using Split64x40 = SplitTile<40, 7>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
-//            of_norm_*: what act is of is of the row less its mean, over the root of its variance and epsilon:
-//              act((sum over k of x[m][k] * w[n][k] - mean[m] * weight_sums[n]) / sqrt(variance[m] + epsilon) + bias[n]);
-//              centred 0: mean 0, and the mean of squares for the variance (RMSNorm)
-//            for_norm_*: and statistics[n / 64][m] = mean of y[m][n..n + 64], sum of squares of distances from it
 // Operands   x         read   elements [m][k], rows at a distance, by its map
 //            w         read   elements [n][k], by its map
 //            bias      read   floats [n], null: zeros
 //            scale     read   floats [n], null: ones
 //            residual  read   elements [m][n], rows at a distance, by its map; null: zeros. Disjoint from y
-//            y         write  elements [m][n], rows y_pitch apart, by its map, of Split* by its address; disjoint from x
-//            statistics       floats [ceil(k / 64)][m, and one more if it is odd][2] of x, read by of_norm_*, as
-//                             for_norm_* has written them; or [ceil(n / 64)][..][2] of y, written by for_norm_*.
-//                             At a multiple of 16 bytes, disjoint from what else is written
-//            weight_sums read floats [n]: the sums of the elements w[n]
+//            y         write  elements [m][n], rows y_pitch apart, by its map; disjoint from x
 //            Elements are f16, or bf16 by entries *_bf16.
 //            Matrices are at multiples of 16 bytes, n, k and pitches multiples of 8. The maps swizzle by 128 bytes and
 //            fill with zeros; their boxes are those that Sm90ProductArgs names.
@@ -44,24 +32,17 @@ using Split64x40 = SplitTile<40, 7>;
 //            to an element at the end, to nearest even (overflow becomes infinity). The activation is of the entry's
 //            kind, as product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), ramp
 //            (hard swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN
-//            but by those that are clamped, or plus infinity by a ramp. Statistics are of the rounded elements, in
-//            float: a mean, then distances from it; parts are joined in their order, with quotients and a root that
-//            are off by two units of the last place. A row with NaN or infinity becomes NaN.
+//            but by those that are clamped, or plus infinity by a ramp.
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
 //            Pair*: as Tile*, in clusters of two blocks, which have neighbouring channels of the same rows: n_tiles and the
 //            grid are even.
-//            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
-//            the steps, then adds up what all have for some of the tile's rows. Two blocks on a multiprocessor.
-//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes; kNormThreads and kNormedBytes with
-//            of_norm_*.
-//            Compute capability 9.0 exactly.
-// Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y in Split* the kernel's:
-//            nothing outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
-//            sums in their order.
+//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes. Compute capability 9.0 exactly.
+// Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps': nothing outside the operands is
+//            read or written. The launcher checks all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
-//            writes y, only after griddepcontrol.wait; w, bias and scale before, statistics only after it.
+//            writes y, only after griddepcontrol.wait; w, bias and scale before.
 // Source     warpgroups in turns as in CUTLASS (Thakkar et al., 2017-2024, "ping-pong"); wgmma, tensor maps, mbarrier:
 //            PTX ISA 9.0.
 #define TREFOIL_SM90_PRODUCT(tile, kind, Activation)                                                              \
@@ -74,12 +55,6 @@ using Split64x40 = SplitTile<40, 7>;
   extern "C" __global__ void __launch_bounds__(Pair##tile::kThreads, 1)                                           \
       TREFOIL_ENTRY(sm90_product_pair_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {            \
     sm90_product<Pair##tile, Activation>(args);                                                                   \
-  }
-
-#define TREFOIL_SM90_PRODUCT_SPLIT(tile, threads, norm, kNorm, kind, Activation)                                  \
-  extern "C" __global__ void __launch_bounds__(Split##tile::threads, Split##tile::kMinBlocks)                     \
-      TREFOIL_ENTRY(sm90_product_##norm##split_##tile##_##kind)(const __grid_constant__ Sm90ProductArgs args) {   \
-    sm90_product_split<Split##tile, kNorm, Activation>(args);                                                     \
   }
 
 #define TREFOIL_SM90_PRODUCTS(kind, Activation)                                                                   \
@@ -100,16 +75,3 @@ TREFOIL_SM90_PRODUCTS(clamped, Clamped)
 TREFOIL_SM90_PRODUCTS(sigmoid, Sigmoid)
 TREFOIL_SM90_PRODUCTS(ramp, Ramp)
 TREFOIL_SM90_PRODUCTS(erf, Erf)
-
-#define TREFOIL_SM90_PRODUCTS_SPLIT(tile)                                                                         \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, clamped, Clamped)                                     \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, sigmoid, Sigmoid)                                     \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, ramp, Ramp)                                           \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, , Norm::kNone, erf, Erf)                                             \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, clamped, Clamped)                          \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, sigmoid, Sigmoid)                          \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kNormThreads, of_norm_, Norm::kOfX, erf, Erf)                                  \
-  TREFOIL_SM90_PRODUCT_SPLIT(tile, kThreads, for_norm_, Norm::kOfY, clamped, Clamped)
-
-TREFOIL_SM90_PRODUCTS_SPLIT(64x32)
-TREFOIL_SM90_PRODUCTS_SPLIT(64x40)

@@ -44,9 +44,8 @@ struct Sm90ProductArgs {
   float2 *statistics;        // [parts][m, and one more if it is odd]; of x with Norm::kOfX, of y with Norm::kOfY
   const float *weight_sums;  // [n]; the sums of rows of w with Norm::kOfX
   NormedRows normed;         // x with Norm::kOfX
-  int32_t padding[14];
 };
-static_assert(sizeof(Sm90ProductArgs) == 704 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
+static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 552, "mirrored in sm90_product.rs");
 
 constexpr int kStepK = 64;              // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepK * 2;   // of a channel and of a row in a stage, and of 64 channels of a row of y

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm within the matrix products before and behind them, for sm90_product.cu.
+// LayerNorm and RMSNorm within the matrix products before and behind them, for sm90_product_few.cu.
 //
 //   norm(x)[m] . w[n] + bias[n] = rsqrt(variance[m] + epsilon) * (x[m] . v[n] - mean[m] * sum of v[n]) + shift[n],
 //
@@ -17,14 +17,12 @@ enum class Norm { kNone, kOfX, kOfY };
 
 // Rows of which there are statistics, and the norm that is made of them. Mirrored in sm90_product.rs.
 struct NormedRows {
-  int32_t parts;     // slabs of a row
-  int32_t last;      // columns of the last one
+  int32_t last;      // columns of a row's last slab
   int32_t centred;   // 0: the mean is left as it is
   float epsilon;
   float per_column;  // 1 / columns
-  int32_t padding;
 };
-static_assert(sizeof(NormedRows) == 24, "mirrored in sm90_product.rs");
+static_assert(sizeof(NormedRows) == 16, "mirrored in sm90_product.rs");
 
 constexpr int kPartColumns = 64;
 constexpr int kPartsAtOnce = 16;  // of a row that are under way together
@@ -57,22 +55,22 @@ struct RowSums {
   }
 };
 
-// The norms of two rows, of which `statistics` are those of the first part; parts are added in their order.
-TREFOIL_DEVICE float4 norms_of_rows(const NormedRows &of, const float2 *statistics, int32_t pitch) {
+// The norms of two rows of so many parts, of which `statistics` are those of the first; they are added in their order.
+TREFOIL_DEVICE float4 norms_of_rows(const NormedRows &of, int32_t parts, const float2 *statistics, int32_t pitch) {
   const float4 *at = reinterpret_cast<const float4 *>(statistics);
   const int64_t step = pitch / 2;
-  const int32_t whole = of.parts - 1;
+  const int32_t whole = parts - 1;
   const float4 first = __ldcg(at), last = __ldcg(at + whole * step);
   RowSums sums[2] = {RowSums(first.x), RowSums(first.z)};
   for (int32_t part = 0; part < whole; part += kPartsAtOnce, at += kPartsAtOnce * step) {
-    float4 parts[kPartsAtOnce];
+    float4 some[kPartsAtOnce];
 #pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) parts[i] = part + i < whole ? __ldcg(at + i * step) : float4{};
+    for (int i = 0; i < kPartsAtOnce; ++i) some[i] = part + i < whole ? __ldcg(at + i * step) : float4{};
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) {
       if (part + i >= whole) break;
-      sums[0].add(parts[i].x, parts[i].y);
-      sums[1].add(parts[i].z, parts[i].w);
+      sums[0].add(some[i].x, some[i].y);
+      sums[1].add(some[i].z, some[i].w);
     }
   }
   const float2 norms[2] = {sums[0].norm(of, last.x, last.y), sums[1].norm(of, last.z, last.w)};

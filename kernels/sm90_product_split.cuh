@@ -1,4 +1,4 @@
-// A matrix product on Hopper: the kernel body of sm90_product.cu, for few rows.
+// A matrix product on Hopper: the kernel body of sm90_product_few.cu.
 //
 // Where there are fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps,
 // and sends its sums to the shared memory of the blocks that add them up, each an equal part of the tile. Weights are
@@ -139,7 +139,7 @@ TREFOIL_DEVICE void split_prepare_norms(const Sm90ProductArgs &args, const Split
   const int32_t m = share.first_m() + static_cast<int32_t>(row);
   wait_for_earlier_launches();
   if (row < share.rows() && m < args.m) {
-    const float4 of_rows = norms_of_rows(args.normed, args.statistics + m, statistics_pitch(args.m));
+    const float4 of_rows = norms_of_rows(args.normed, args.steps, args.statistics + m, statistics_pitch(args.m));
     store_shared_f32x2(shared.norms() + row * kNormBytes, {of_rows.x, of_rows.y});
     store_shared_f32x2(shared.norms() + (row + 1) * kNormBytes, {of_rows.z, of_rows.w});
   }

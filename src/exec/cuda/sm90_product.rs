@@ -1,4 +1,4 @@
-//! Launches of `kernels/sm90_product.cu`.
+//! Launches of `kernels/sm90_product.cu` and `kernels/sm90_product_few.cu`.
 
 use bytemuck::Zeroable;
 
@@ -21,7 +21,7 @@ use crate::tensor::Dtype;
 
 kernel_args! {
     /// `Sm90ProductArgs`; the maps are encoded before the launch.
-    Sm90ProductArgs, 704 bytes {
+    Sm90ProductArgs, 640 bytes {
         w: MapBytes,
         x: MapBytes,
         residual: MapBytes,
@@ -47,24 +47,22 @@ kernel_args! {
         statistics: u64,
         weight_sums: u64,
         normed: NormedRows,
-        padding: [i32; 14],
     }
 }
 
 kernel_args! {
     /// `NormedRows`.
-    NormedRows, 24 bytes {
-        parts: i32,
+    NormedRows, 16 bytes {
         last: i32,
         centred: i32,
         epsilon: f32,
         per_column: f32,
-        padding: i32,
     }
 }
 
-/// The modules of f16 and bf16.
+/// The modules of f16 and bf16, and those of tiles that blocks share.
 const MODULES: [&str; 2] = ["sm90_product", "sm90_product_bf16"];
+const MODULES_OF_FEW: [&str; 2] = ["sm90_product_few", "sm90_product_few_bf16"];
 
 /// The names of a tile's kernels in both modules: activations that clamp, sigmoid, ramp, and GELU by erf.
 macro_rules! names {
@@ -150,8 +148,11 @@ impl Launcher for Sm90Product {
             let cluster = if tile.is_paired() { 2 } else { parts };
             let of_name =
                 |module: &'static str, name: &'static str| EntryPoint { module, name, threads, shared_bytes, cluster };
-            let names =
-                MODULES.iter().zip(of_types).flat_map(|(module, names)| names.iter().map(move |name| (module, name)));
+            let modules = if tile.is_split() { MODULES_OF_FEW } else { MODULES };
+            let names = modules
+                .into_iter()
+                .zip(of_types)
+                .flat_map(|(module, names)| names.iter().map(move |name| (module, name)));
             names.map(|(module, name)| of_name(module, name)).collect::<Vec<_>>()
         };
         let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(|of| &of[..])));
@@ -334,14 +335,11 @@ fn with_norm(norm: Option<ProductNorm>, sizes: ProductSizes) -> Result<Sm90Produ
             if !(epsilon.is_finite() && epsilon > 0.0) {
                 return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
             }
-            let parts = sizes.k.div_ceil(SLAB);
             let normed = NormedRows {
-                parts: in_range("parts of a row", parts, 1, INDEX_LIMIT)?,
-                last: (sizes.k - (parts - 1) * SLAB) as i32,
+                last: ((sizes.k - 1) % SLAB + 1) as i32,
                 centred: i32::from(centred),
                 epsilon,
                 per_column: (sizes.k as f32).recip(),
-                padding: 0,
             };
             let statistics = aligned("statistics", statistics, 16)?;
             let weight_sums = aligned("sums of weights", weight_sums, 4)?;
@@ -418,7 +416,7 @@ mod tests {
 
     #[test]
     fn kernels_agree_with_the_source() {
-        let source = read("sm90_product.cu");
+        let source = [read("sm90_product.cu"), read("sm90_product_few.cu")].concat();
         let found = source.lines().filter_map(|line| line.strip_prefix("using ")?.strip_suffix(">;"));
         let listed = ENTRIES.map(|(tile, names)| {
             let (ProductTile { n, m, way }, stages, buffers) = (tile, tile.stages(), tile.buffers());
@@ -521,14 +519,14 @@ mod tests {
             (of.args.read::<Sm90ProductArgs>(), of.entry.into_owned(), of.shared_bytes)
         };
         let (args, entry, shared_bytes) = of(of_x, SPLIT);
-        let normed = NormedRows { parts: 3, last: 8, centred: 1, epsilon: 1e-6, per_column: 1.0 / 136.0, padding: 0 };
+        let normed = NormedRows { last: 8, centred: 1, epsilon: 1e-6, per_column: 1.0 / 136.0 };
         assert_eq!((args.normed, args.statistics, args.weight_sums), (normed, 0x710, 0x80c));
         assert_eq!((&*entry, shared_bytes), ("sm90_product_of_norm_split_64x32_sigmoid", 110_736 + 32 * 8 + 16));
         let clamped = ProductProblem { activation: ProductActivation::None, ..PROBLEM };
         let of_y = ProductProblem { norm: Some(ProductNorm::OfY(0x710)), ..clamped };
         let found = launch(&of_y, SPLIT, 13).unwrap();
         let args: Sm90ProductArgs = found.args.read();
-        assert_eq!((args.statistics, args.weight_sums, args.normed.parts), (0x710, 0, 0));
+        assert_eq!((args.statistics, args.weight_sums, args.normed.last), (0x710, 0, 0));
         assert_eq!((&*found.entry, found.shared_bytes), ("sm90_product_for_norm_split_64x32_clamped", 110_736));
         // Ramps are not behind norms, statistics behind activations that are clamped only.
         let refused = |problem: ProductProblem, kernel| launch(&problem, kernel, 13).is_err();
