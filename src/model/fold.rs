@@ -87,11 +87,11 @@ pub(crate) fn fold_norm_of_rows(
 ) -> Result<Vec<f32>, Error> {
     let vector = |name: Option<&str>, len: usize| name.map(|name| read(weights, name, &[len])).transpose();
     let [gamma, beta, bias] = [vector(names[0], c)?, vector(names[1], c)?, vector(names[2], k)?];
+    let name = names.iter().flatten().last().copied().unwrap_or_default();
     let mut added = vec![0.0; k];
     for (k_out, row) in filter.chunks_exact_mut(c).enumerate() {
         let own = bias.as_ref().map_or(0.0, |bias| f64::from(bias[k_out]));
         let terms = row.iter().zip(beta.iter().flatten()).map(|(w, beta)| f64::from(*w) * f64::from(*beta));
-        let name = names.iter().flatten().last().copied().unwrap_or_default();
         added[k_out] = narrow(weights, name, k_out, own + terms.sum::<f64>())?;
         for (w, gamma) in row.iter_mut().zip(gamma.iter().flatten()) {
             *w = narrow(weights, name, k_out, f64::from(*w) * f64::from(*gamma))?;

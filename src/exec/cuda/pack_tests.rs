@@ -6,7 +6,7 @@ use super::*;
 use crate::graph::{Contract, Conv, Conv2d, Expr, GraphBuilder, Norm, Op, ValueId, Window};
 use crate::model::images::Network;
 use crate::model::{Preprocessing, Weights};
-use crate::plan::values::{self, ValuesRequest};
+use crate::plan::values::tests::planned;
 use crate::plan::{Choices, Kernel, Limits, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, RowSpec, Shape};
 
@@ -135,18 +135,8 @@ fn a_filter_that_kernels_store_with_more_or_fewer_channels_is_packed_for_each() 
     let model = Model::of_graphs(weights, graph).unwrap();
     let rows = [("x", vec![64, 96, 3]), ("y", vec![32, 48, 16])];
     let [x, y] = rows.map(|(name, dims)| RowSpec::new([(name, Dtype::F32, dims)]));
-    let plans = [Limits::h200(), Limits::a100()].map(|limits| {
-        let request = ValuesRequest {
-            limits: &limits,
-            batch: 1,
-            rows: [&x, &y],
-            states: &[],
-            precision: Dtype::F16,
-            in_f32: &BTreeSet::new(),
-            choices: &Choices::new(),
-        };
-        values::plan(&graph(1).unwrap(), &request).unwrap()
-    });
+    let planned = |limits| planned(&graph(1).unwrap(), &limits, 1, [&x, &y], Dtype::F16);
+    let plans = [Limits::h200(), Limits::a100()].map(planned);
     let layout = Layout::new(&plans).unwrap();
     let mut bytes = vec![0; layout.bytes()];
     layout.fill(&model, &plans, &mut bytes).unwrap();
@@ -228,18 +218,7 @@ fn a_matrix_is_packed_in_the_type_of_its_rows() {
     };
     let models = [first, second].map(|value| Model::of_graphs(weights(value), graph).unwrap());
     let [x, y] = [("x", 16), ("y", 8)].map(|(name, columns)| RowSpec::new([(name, Dtype::F32, vec![4, columns])]));
-    let planned = |precision| {
-        let request = ValuesRequest {
-            limits: &Limits::h200(),
-            batch: 1,
-            rows: [&x, &y],
-            states: &[],
-            precision,
-            in_f32: &BTreeSet::new(),
-            choices: &Choices::new(),
-        };
-        values::plan(&graph(1).unwrap(), &request).unwrap()
-    };
+    let planned = |precision| planned(&graph(1).unwrap(), &Limits::h200(), 1, [&x, &y], precision);
     let plans = [Dtype::F16, Dtype::Bf16].map(planned);
     let layout = Layout::new(&plans).unwrap();
     let places = plans.each_ref().map(|plan| {
@@ -294,16 +273,7 @@ fn a_norm_is_in_the_matrix_of_the_product_behind_it() {
     let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
     let model = Model::of_graphs(weights, graph).unwrap();
     let [x, y] = [("x", K), ("y", 8)].map(|(name, columns)| RowSpec::new([(name, Dtype::F32, vec![4, columns])]));
-    let request = ValuesRequest {
-        limits: &Limits::h200(),
-        batch: 1,
-        rows: [&x, &y],
-        states: &[],
-        precision: Dtype::F16,
-        in_f32: &BTreeSet::new(),
-        choices: &Choices::new(),
-    };
-    let plans = [values::plan(&graph(1).unwrap(), &request).unwrap()];
+    let plans = [planned(&graph(1).unwrap(), &Limits::h200(), 1, [&x, &y], Dtype::F16)];
     let step = plans[0].steps.iter().find(|step| step.name == "behind").unwrap();
     assert!(matches!(&step.op, StepOp::Product(of) if of.norm.is_some() && !of.bias), "{}", plans[0]);
     let layout = Layout::new(&plans).unwrap();

@@ -2,7 +2,7 @@
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
-use crate::graph::{Expr, Node, NodeId, Number, Op, Origin, Pad, PadMode, ValueId, ValueType};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, ValueId, ValueType};
 use crate::plan::StepOp;
 use crate::tensor::Dtype;
 
@@ -25,20 +25,19 @@ impl Split<'_> {
         let others: Vec<ValueId> = named.outputs[1..].iter().copied().chain(found.codes).collect();
         others.iter().for_each(|id| self.sources[id.0] = self.sources[found.writes.0].clone());
         let statistics = self.push_statistics(found);
-        let outputs = [&[written], &others[..], &statistics[..]].concat();
+        let outputs = [&[written], &others[..], statistics.as_slice()].concat();
         self.push(Node { inputs, outputs, ..named.clone() });
         self.halves.insert(found.writes, written);
         self.push_f32(&named.name, written, found.writes);
     }
 
     /// Adds the statistics of the rows that a step writes, if it writes any, as its second result.
-    fn push_statistics(&mut self, found: &Found) -> Vec<ValueId> {
-        let StepOp::Product(of) = &found.op else { return Vec::new() };
+    fn push_statistics(&mut self, found: &Found) -> Option<ValueId> {
+        let StepOp::Product(of) = &found.op else { return None };
         let of_rows = ValueType::new(Dtype::F32, &of.statistics_dims(self.batch));
-        let add = |_| self.add_from(Origin::Node(NodeId(0), 0), of_rows.clone());
-        let added: Vec<ValueId> = of.statistics.then_some(()).into_iter().map(add).collect();
-        self.statistics.extend(added.iter().map(|&id| (found.writes, id)));
-        added
+        let added = of.statistics.then(|| self.add(of_rows))?;
+        self.statistics.insert(found.writes, added);
+        Some(added)
     }
 
     /// The value of the new graph that a step reads.

@@ -18,7 +18,7 @@ mod patterns;
 mod rounded;
 mod states;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

@@ -9,7 +9,8 @@ fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
     RowSpec::new(ports.iter().map(|&(name, dtype, dims)| (name, dtype, dims.to_vec())))
 }
 
-pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Dtype) -> Plan {
+/// The plan of a graph without states, as the planner chooses.
+pub(crate) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Dtype) -> Plan {
     let (states, in_f32, choices) = (&[][..], &BTreeSet::new(), &Choices::new());
     plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices }).unwrap()
 }
