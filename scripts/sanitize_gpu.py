@@ -179,7 +179,7 @@ def run_all(waiting, args):
 def kernels(args):
     binary = str(args.bin / "gpu_tests")
     command = [binary, "--test-threads=1"] + ([args.filter] if args.filter else [])
-    command += ["--skip", args.skip] if args.skip else []
+    command += [word for text in args.skip for word in ("--skip", text)]
     variables = {"TREFOIL_REQUIRE_GPU": "1"} | ({"TREFOIL_SAMPLE": args.what[0]} if args.what else {})
     listed = subprocess.run([binary, "--list"] + command[2:], env=dict(os.environ, **variables), check=True,
                             capture_output=True, text=True).stdout
@@ -234,7 +234,7 @@ def main():
     parser.add_argument("what", nargs="*")
     parser.add_argument("--tools", default=",".join(TOOLS), type=lambda text: text.split(","))
     parser.add_argument("--filter")
-    parser.add_argument("--skip", help="of kernels: the cases that have this in their names")
+    parser.add_argument("--skip", action="append", default=[], help="of kernels: the cases that have this in their names")
     parser.add_argument("--parts", type=int, default=8, help="processes that the cases are divided among, for each tool")
     parser.add_argument("--from", type=int, default=0, dest="first_part", help="the first of these parts to run (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes at a time")
