@@ -8,7 +8,8 @@ Every side runs the same weights in fp16, NHWC, its input on the device, in one 
 fp16; trefoil starts from bytes and also normalises them and writes its result rows. In each round every side is
 measured once, in rotating order, for as long and after as long a pause as the others; a ratio compares two measurements
 of the same round. Medians over the rounds, with the smallest and the largest. While a side is measured the GPU is asked
-for clocks, temperature and power every 50 ms.
+for clocks, temperature and power every 50 ms. With --int8 trefoil's side is in bytes, calibrated on the photos, and so is
+one peer more, if torch can.
 """
 
 import argparse
@@ -25,11 +26,13 @@ import plot
 import record
 import turns
 from errors import errors, markdown
-from images import photos_in, varied
+from images import photos_in, saved, varied
+from int8 import Int8ResNet
 from peers import CHANNELS_LAST, Graph, floor_ms, peers_of
 from trefoil import ROOT, Trefoil, default_folder
 
 OURS = "trefoil"
+INT8 = "torch int8, graph"
 AGREE = 0.6  # a peer further than this from fp32 computes something else: unrelated outputs have 1.4, fp16 rounding in a
 # hundred random layers, which nothing trained against it, up to 0.31
 
@@ -41,12 +44,17 @@ def main():
     photos = photos_in(options.photos)
     loaded = open_model(options, photos)
     trefoil = Trefoil(options.bin, "cuda:0")
+    folder = loaded.folder
+    scaling = varied(photos, models.CALIBRATION_IMAGES, loaded.size, seed=1) if options.int8 else None
+    if options.int8:
+        folder = options.work / f"{loaded.architecture}-int8"
+        trefoil.calibrate(loaded.folder, saved(scaling, options.work / "photos"), folder)
     result = {
         **record.header(options.commit),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "model": loaded.architecture,
-        "dtype": "fp16 NHWC, fp32 accumulation",
+        "dtype": "fp16 NHWC, fp32 accumulation" + ", trefoil in int8" * options.int8,
         "input_hw": list(loaded.size),
         "rounds": options.pairs,
         "seconds": options.seconds,
@@ -59,9 +67,9 @@ def main():
     for batch in options.batch:
         images = varied(photos, batch, loaded.size, seed=3)
         with torch.no_grad():
-            sides = peer_graphs(loaded, images, options.inductor)
+            sides = peer_graphs(loaded, images, options.inductor, scaling)
             floor = floor_ms(loaded.module, loaded.size, batch, options.hbm_tbps, options.fp16_tflops)
-            bench = lambda: trefoil.bench(loaded.folder, batch, options.seconds)
+            bench = lambda: trefoil.bench(folder, batch, options.seconds)
             measured = measure(sides, bench, options)
         result["batches"][batch] = {"floor_ms": floor, **measured}
         print(f"\n### batch {batch}\n\n{table(result['batches'][batch], batch)}\n", flush=True)
@@ -82,6 +90,7 @@ def parse():
     parser.add_argument("--pairs", type=int, default=5, help="rounds: each side measured once in each (default 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="that a side is measured in each round (default 1)")
     parser.add_argument("--inductor", action="store_true", help="also torch.compile, which takes long")
+    parser.add_argument("--int8", action="store_true", help="trefoil in bytes, and torch's int8 as one more peer")
     parser.add_argument("--bin", type=Path, default=default_folder(), help="folder of trefoil's binaries")
     parser.add_argument("--photos", type=Path, default=ROOT / "weights/photos", help="folder of photos to vary")
     parser.add_argument("--work", type=Path, default=Path("/tmp/trefoil-models"), help="where a model is made")
@@ -104,14 +113,20 @@ def open_model(options, photos):
     return models.make(options.architecture, folder, calibration, torch.device("cuda:0"))
 
 
-def peer_graphs(loaded, images, inductor):
-    """Each peer's graph on these images, checked against fp32."""
+def peer_graphs(loaded, images, inductor, scaling):
+    """Each peer's graph on these images, checked against fp32; with images for scales torch's int8 too, if it can."""
     x = loaded.normalised(images, "cuda").half().contiguous(memory_format=CHANNELS_LAST)
     reference = fp32_outputs(loaded, images)
     sides = {}
     for name, make in peers_of(loaded, inductor).items():
         sides[name] = Graph(make(), x)
         check(name, sides[name].output(), reference)
+    if scaling is not None:
+        try:
+            sides[INT8] = Graph(Int8ResNet(loaded.module, loaded.normalised(scaling, "cuda")), x)
+            print(f"{INT8}: error {errors(sides[INT8].output(), reference).max():.3g} against fp32", flush=True)
+        except (RuntimeError, NotImplementedError) as error:
+            print(f"{INT8}: torch cannot: {str(error).splitlines()[0]}", flush=True)
     return sides
 
 

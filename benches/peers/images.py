@@ -26,6 +26,14 @@ def varied(photos, count, size, seed):
     return images
 
 
+def saved(images, folder):
+    """The folder, with u8 images [N, H, W, 3] in it as PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number:03}.png")
+    return folder
+
+
 def _variant(photo, size, rng):
     height, width = size
     side = int(min(photo.size) * rng.uniform(0.25, 1.0))

@@ -49,6 +49,11 @@ class Trefoil:
             self._run_tensor(model, images, path, batch, "--nodes", listed)
             return {name: _rows(Path(f"{path}.{name}"), len(images)) for name in names}
 
+    def calibrate(self, model, photos, folder):
+        """Writes `model` in bytes to `folder`, all layers of it, with scales of a folder of photos."""
+        options = ["--method", "percentile", "--most-error", "1", "--out", folder]
+        subprocess.run([self.binary("trefoil"), "calibrate", model, photos, *options], check=True)
+
     def bench(self, model, batch, seconds, stage="compute"):
         """One run of `trefoil bench`, that stage alone: its turn, and everything it said."""
         said, when = timed([
