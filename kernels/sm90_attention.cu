@@ -257,7 +257,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   auto begin_tile = [&](const Record &tile) {
     at = tile.ring;
     if constexpr (Tile::kMask != MaskOf::kKeys) leave_keys<Tile>(shared, at);
-    if (chunks == 1) barrier_arrive_once(shared.q_empty(group, use));
+    if (chunks == 1) barrier_arrive(shared.q_empty(group, use));
     rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     whole = whole_chunks<Tile>(args, tile, end_of<Tile>(shared.record(group, use)));
     const uint32_t record = shared.record(group, use);
@@ -325,7 +325,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
           }
         }
         leave_keys<Tile>(shared, at + 1);
-        if (chunk + 1 == chunks) barrier_arrive_once(shared.q_empty(group, use));
+        if (chunk + 1 == chunks) barrier_arrive(shared.q_empty(group, use));
       }
 
       // Its last values and the next tile's first scores.
@@ -378,8 +378,8 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
       barrier_init(shared.k_empty(stage), warps * Tile::kLeaving), barrier_init(shared.v_empty(stage), warps);
     }
     for (int q = 0; q < Tile::kReaders * Tile::kQs; ++q) {
-      const int32_t warps = q < Tile::kGroups * Tile::kQs ? 4 : 1;  // that read these rows
-      barrier_init(shared.q_full(0, 0) + 16 * q, 1), barrier_init(shared.q_empty(0, 0) + 16 * q, warps);
+      const int32_t lanes = q < Tile::kGroups * Tile::kQs ? 128 : 32;  // that read these rows' record
+      barrier_init(shared.q_full(0, 0) + 16 * q, 1), barrier_init(shared.q_empty(0, 0) + 16 * q, lanes);
     }
     fence_barrier_init();
   }
@@ -466,7 +466,7 @@ TREFOIL_SM90_ATTENTION(128, 112, 2, false)
 // Purpose    the same within rows of different lengths that lie end to end: out[i][h] = sum over j of w[j] * v[j][h], w
 //            being the softmax over j of scale * (q[i][h] . k[j][h]), over the tokens j of token i's row; zeros for a token
 //            in no row.
-// Operands   q, k, v, out  as above, of f16, of one image whose rows are the tokens. What lies in no row or in another
+// Operands   q, k, v, out  as above, of one image whose rows are the tokens. What lies in no row or in another
 //                     one may have any bits.
 //            table    read   int4 [1 + blocks], see PackedBlock: first the counts, then the blocks. Of a packed row a block
 //                     has block_tiles tiles, of its last maybe fewer, and of tokens in no row as many.
@@ -477,13 +477,8 @@ TREFOIL_SM90_ATTENTION(128, 112, 2, false)
 // Limits     as above, without mask, lengths, ahead and tail; rows of any length.
 // Ordering   as above.
 #define TREFOIL_SM90_ATTENTION_PACKED(dims, keys, groups)                                                        \
-  using Tile_##dims##_##keys##_packed = AttentionTile<dims, keys, groups, false, MaskOf::kNothing, true>;        \
-  extern "C" __global__ void __launch_bounds__(Tile_##dims##_##keys##_packed::kThreads, 1)                       \
-      sm90_attention_##dims##_##keys##_packed(const __grid_constant__ Sm90AttentionArgs args) {                  \
-    attention<Tile_##dims##_##keys##_packed>(args);                                                              \
-  }
+  using Packed_##dims##_##keys = AttentionTile<dims, keys, groups, false, MaskOf::kNothing, true>;               \
+  TREFOIL_SM90_ATTENTION_OF(sm90_attention_##dims##_##keys##_packed, Packed_##dims##_##keys)
 
-#ifndef TREFOIL_BF16
 TREFOIL_SM90_ATTENTION_PACKED(64, 104, 3)
 TREFOIL_SM90_ATTENTION_PACKED(128, 112, 2)
-#endif

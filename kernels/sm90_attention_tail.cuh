@@ -199,7 +199,7 @@ TREFOIL_DEVICE void attend_tails(const Sm90AttentionArgs &args, const Shared<Til
       barrier_arrive_once(shared.v_empty(at));
     }
     store_tail(args, shared.tail_result(reader), tail, read_record(record));
-    barrier_arrive_once(shared.q_empty(reader, use));
+    barrier_arrive(shared.q_empty(reader, use));
   }
   if (thread_idx_x() % 32 == 0) wait_stores_read<0>();
 }

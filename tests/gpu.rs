@@ -208,10 +208,12 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             of_kernels.entry(format!("attention to e4m3 {}", kernel.tile)).or_default().push((values, trial));
         }
     }
-    for problem in support::packed_attention::all() {
-        let (name, values) = (format!("packed attention, {problem}"), problem.values());
-        let trial = on_device(name, device, move |device| problem.run(device));
-        of_kernels.entry("packed attention".into()).or_default().push((values, trial));
+    for dtype in HALVES {
+        for problem in support::packed_attention::all() {
+            let (of, values) = (format!("packed attention, {dtype}"), problem.values());
+            let trial = on_device(format!("{of}, {problem}"), device, move |device| problem.run(device, dtype));
+            of_kernels.entry(of).or_default().push((values, trial));
+        }
     }
     for problem in HALVES.into_iter().flat_map(support::product::all) {
         for kernel in problem.kernels(limits) {

@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 
-use half::f16;
+use half::{bf16, f16};
 use trefoil::graph::{GraphBuilder, Op, Slice, ValueId};
 use trefoil::model::{Model, Weights};
 use trefoil::plan::StepOp;
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::attention::attend;
+use super::halves::Half;
 use super::random::Random;
 use super::tolerance::{Expected, Growth};
 
@@ -79,10 +80,18 @@ impl Problem {
         self.packs.len() * self.tokens * self.heads * self.dims
     }
 
-    /// Runs the packs and compares: all rows with plain loops, and some rows with their bits at other places.
-    pub fn run(&self, device: &Device) -> Result<(), String> {
+    /// Runs the packs in f16 or bf16 and compares: all rows with plain loops, and some rows with their bits at other
+    /// places.
+    pub fn run(&self, device: &Device, dtype: Dtype) -> Result<(), String> {
+        match dtype {
+            Dtype::Bf16 => self.run_of::<bf16>(device, Precision::Bf16),
+            _ => self.run_of::<f16>(device, Precision::F16),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device, precision: Precision) -> Result<(), String> {
         let model = self.model().map_err(|error| error.to_string())?;
-        let builder = Engine::builder(&model).on(device).batch(1).precision(Precision::F16).check(true);
+        let builder = Engine::builder(&model).on(device).batch(1).precision(precision).check(true);
         let engine = builder.build().map_err(|error| error.to_string())?;
         let has_kernel = engine.plans()[0].steps.iter().any(|step| matches!(step.op, StepOp::PackedAttention(_)));
         if device.info().compute_capability == [9, 0] && !has_kernel {
@@ -91,12 +100,12 @@ impl Problem {
         let mut random = Random::new(&self.to_string());
         let width = self.heads * self.dims;
         let qkv: Vec<f32> = (0..self.tokens * 3 * width)
-            .map(|i| f16::from_f64(random.signed() * if i / width % 3 == 2 { 1.0 } else { 2.0 }).to_f32())
+            .map(|i| T::of(random.signed() * if i / width % 3 == 2 { 1.0 } else { 2.0 }).value() as f32)
             .collect();
         for pack in &self.packs {
             let rows = rows(pack, self.tokens, self.longest);
             let found = run(&engine, &qkv, pack)?;
-            self.compare(&qkv, &rows, &found)?;
+            self.compare::<T>(&qkv, &rows, &found)?;
             if let Some(row) = rows.get(random.between(0, rows.len().max(1) - 1)) {
                 self.is_the_same_elsewhere(&engine, &qkv, pack, row, &found)?;
             }
@@ -136,10 +145,10 @@ impl Problem {
         })
     }
 
-    fn compare(&self, qkv: &[f32], rows: &[Range<usize>], found: &[f32]) -> Result<(), String> {
+    fn compare<T: Half>(&self, qkv: &[f32], rows: &[Range<usize>], found: &[f32]) -> Result<(), String> {
         let Self { heads, dims, tokens, .. } = *self;
         let width = heads * dims;
-        let halves: Vec<f16> = qkv.iter().map(|&x| f16::from_f32(x)).collect();
+        let halves = T::all(qkv.iter().map(|&x| f64::from(x)));
         let products: usize = rows.iter().map(|row| row.len() * row.len() * width).sum();
         let step = products.div_ceil(MOST_PRODUCTS) | 1;
         let scale = (dims as f64).sqrt().recip();

@@ -138,8 +138,14 @@ impl PackedAttentionRun {
         let blocks = blocks_of(&op, starts)?;
         let bytes = [bytemuck::cast_slice(values), bytemuck::cast_slice(&blocks), bytemuck::cast_slice(result)];
         let launched = |[values, blocks, result]: [u64; 3]| {
-            let launch =
-                sm90_attention_packed::launch(&op, [values, values, values, blocks], result, kernel, info.units);
+            let launch = sm90_attention_packed::launch(
+                &op,
+                Dtype::F16,
+                [values, values, values, blocks],
+                result,
+                kernel,
+                info.units,
+            );
             Ok(vec![launch?])
         };
         Alone::new(device, "attention of packed rows", bytes, copies, launched).map(Self)

@@ -158,7 +158,7 @@ pub(super) mod tests {
     }
 
     /// Checks that a kernel of two types or activations, which is compiled twice from one source, has each entry point
-    /// in both modules. Attention within packed rows and results in codes of e4m3 are of f16 only.
+    /// in both modules. Results in codes of e4m3 are of f16 only.
     #[test]
     fn what_is_compiled_twice_has_the_same_entries() {
         let entries: Vec<EntryPoint> = ENTRIES.values().copied().collect();
@@ -172,7 +172,7 @@ pub(super) mod tests {
                 let name = format!("{}{suffix}", entry.name);
                 let twin = entries.iter().find(|other| other.name == name);
                 let same = |of: &EntryPoint| (of.threads, of.shared_bytes, of.cluster);
-                let is_of_f16 = ["_packed", "_e4m3", "_both"].iter().any(|end| entry.name.ends_with(end));
+                let is_of_f16 = ["_e4m3", "_both"].iter().any(|end| entry.name.ends_with(end));
                 let needs_twin = has_both && !entry.name.ends_with(suffix) && !is_of_f16;
                 assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
             }

@@ -57,7 +57,7 @@ kernel_args! {
 }
 
 /// The modules of f16 and bf16, and that of codes of f16.
-const MODULES: [&str; 3] = ["sm90_attention", "sm90_attention_bf16", "sm90_attention"];
+pub(super) const MODULES: [&str; 3] = ["sm90_attention", "sm90_attention_bf16", "sm90_attention"];
 
 /// The names of a tile's kernels of f16 and bf16, and those of f16 that write codes: without a mask, with a mask that all rows
 /// share, with any other mask. The kernels of packed rows are in `sm90_attention_packed.rs`.
@@ -109,9 +109,9 @@ impl Launcher for Sm90Attention {
             (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) => {
                 launch(&AttentionProblem::of(of, step), kernel, units)
             }
-            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) if step.x().dtype == Dtype::F16 => {
+            (StepOp::PackedAttention(of), Kernel::Sm90Attention(kernel)) => {
                 let inputs = [0, 1, 2, 3].map(|part| step.input_address(part));
-                sm90_attention_packed::launch(of, inputs, step.pointers().2, kernel, units)
+                sm90_attention_packed::launch(of, step.x().dtype, inputs, step.pointers().2, kernel, units)
             }
             _ => Err(step.wrong_kernel()),
         }

@@ -3,34 +3,37 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::EntryPoint;
+use super::entries::{EntryPoint, of_half};
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, product, unsupported};
-use super::sm90_attention::{MOST, Sm90AttentionArgs, boxes, threads};
+use super::sm90_attention::{MODULES, MOST, Sm90AttentionArgs, boxes, threads};
 use crate::error::Error;
 use crate::plan::{
     AttentionKernel, AttentionSizes, AttentionTile, PackedAttentionOp, PackedSizes, STORE_ROWS, TILE_ROWS,
 };
+use crate::tensor::Dtype;
 
-/// The kernel of each tile.
-const ENTRIES: [(AttentionTile, &str); AttentionTile::PACKED.len()] = [
-    (AttentionTile { dims: 64, keys: 104 }, "sm90_attention_64_104_packed"),
-    (AttentionTile { dims: 128, keys: 112 }, "sm90_attention_128_112_packed"),
+/// The kernels of each tile, of f16 and of bf16.
+const ENTRIES: [(AttentionTile, [&str; 2]); AttentionTile::PACKED.len()] = [
+    (AttentionTile { dims: 64, keys: 104 }, ["sm90_attention_64_104_packed", "sm90_attention_64_104_packed_bf16"]),
+    (AttentionTile { dims: 128, keys: 112 }, ["sm90_attention_128_112_packed", "sm90_attention_128_112_packed_bf16"]),
 ];
 
 /// The limit of units, which are pairs of a block and a head: indices run beyond the last unit by those of two grids.
 const MOST_UNITS: usize = INDEX_LIMIT / 2;
 
 pub(super) fn entries() -> impl Iterator<Item = EntryPoint> {
-    ENTRIES.into_iter().map(|(tile, name)| {
+    ENTRIES.into_iter().flat_map(|(tile, names)| {
         let (threads, shared_bytes) = (threads(tile), tile.packed_shared_bytes() as u32);
-        EntryPoint { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 }
+        let of_type = move |(module, name)| EntryPoint { module, name, threads, shared_bytes, cluster: 1 };
+        MODULES.into_iter().zip(names).map(of_type)
     })
 }
 
-/// The launch of packed attention by `kernel` on a GPU of `units` multiprocessors. The addresses are those of queries,
-/// keys, values and blocks, and of the result.
+/// The launch of packed attention of `dtype` by `kernel` on a GPU of `units` multiprocessors. The addresses are those of
+/// queries, keys, values and blocks, and of the result.
 pub(super) fn launch(
     of: &PackedAttentionOp,
+    dtype: Dtype,
     [q, k, v, table]: [u64; 4],
     out: u64,
     kernel: AttentionKernel,
@@ -39,11 +42,12 @@ pub(super) fn launch(
     let PackedAttentionOp { sizes: PackedSizes { tokens, longest, heads, dims, .. }, block_tiles, scale, qkv, .. } =
         *of;
     let AttentionKernel { tile, .. } = kernel;
-    let entry = ENTRIES.iter().find(|(known, _)| *known == tile).map(|(_, name)| *name);
+    let entry = ENTRIES.iter().find(|(known, _)| *known == tile).map(|(_, names)| *names);
     let entry =
         entry.filter(|_| kernel.block_tiles == block_tiles && dims <= tile.dims && block_tiles <= tile.groups());
     let entry =
         entry.ok_or_else(|| unsupported("attention of packed rows by", kernel, "its own kernel computes it"))?;
+    let entry = of_half(dtype, entry)?;
     chunks_of("values of a head", dims)?;
     if !(scale.is_finite() && scale > 0.0) {
         return Err(unsupported("scale", scale, "scores are multiplied by a positive number"));
@@ -111,7 +115,7 @@ mod tests {
         AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3, tails: false };
 
     fn launched(op: &PackedAttentionOp, kernel: AttentionKernel) -> Result<Launch, Error> {
-        launch(op, [0x1000, 0x2000, 0x3000, 0x4000], 0x5000, kernel, 132)
+        launch(op, Dtype::F16, [0x1000, 0x2000, 0x3000, 0x4000], 0x5000, kernel, 132)
     }
 
     #[test]
@@ -119,9 +123,9 @@ mod tests {
         let source = read("sm90_attention.cu");
         let packed =
             source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ATTENTION_PACKED(")?.strip_suffix(')'));
-        let listed = ENTRIES.map(|(tile, name)| {
+        let listed = ENTRIES.map(|(tile, names)| {
             let AttentionTile { dims, keys } = tile;
-            assert_eq!(name, format!("sm90_attention_{dims}_{keys}_packed"));
+            assert_eq!(names, ["", "_bf16"].map(|of| format!("sm90_attention_{dims}_{keys}_packed{of}")));
             format!("{dims}, {keys}, {}", tile.groups())
         });
         assert!(packed.eq(listed));
@@ -153,6 +157,8 @@ mod tests {
         // At most 13 blocks of each head.
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([78, 1, 1], [512, 1, 1], 221_184));
         assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_packed", true));
+        let of_bf16 = super::launch(&OP, Dtype::Bf16, [0x1000, 0x2000, 0x3000, 0x4000], 0x5000, KERNEL, 132).unwrap();
+        assert_eq!((&*of_bf16.entry, of_bf16.maps), ("sm90_attention_64_104_packed_bf16", launch.maps));
     }
 
     #[test]
@@ -174,6 +180,8 @@ mod tests {
         assert!(refused(PackedAttentionOp { out: HeadsAt { pitches: [64, 388, 115_200], ..OP.out }, ..OP }));
         let other = AttentionKernel { tile: AttentionTile { dims: 64, keys: 128 }, ..KERNEL };
         assert!(launched(&OP, other).is_err());
-        assert!(launch(&OP, [0x1000, 0x2000, 0x3000, 0x4008], 0x5000, KERNEL, 132).is_err());
+        let addresses = [0x1000, 0x2000, 0x3000, 0x4000];
+        assert!(launch(&OP, Dtype::F16, [0x1000, 0x2000, 0x3000, 0x4008], 0x5000, KERNEL, 132).is_err());
+        assert!(launch(&OP, Dtype::F32, addresses, 0x5000, KERNEL, 132).is_err());
     }
 }

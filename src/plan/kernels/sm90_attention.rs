@@ -63,8 +63,7 @@ enum Of<'a> {
     Packed(&'a PackedAttentionOp),
 }
 
-/// The attention of `work`, if the kernel is for its types: all operands f16 or all bf16; for packed rows and for a result in
-/// codes only f16.
+/// The attention of `work`, if the kernel is for its types: all operands f16 or all bf16; for a result in codes only f16.
 fn of<'a>(work: &Work<'a>) -> Option<Of<'a>> {
     match work.op {
         StepOp::Attention(of) if of.result.is_some() => {
@@ -73,8 +72,8 @@ fn of<'a>(work: &Work<'a>) -> Option<Of<'a>> {
         StepOp::Attention(of) if work.half().is_some_and(|of| work.is_in(of, of)) => Some(Of::Images(of.sizes)),
         StepOp::PackedAttention(of) => {
             let [qkv @ .., blocks] = &work.inputs[..] else { return None };
-            let is_one = qkv.iter().all(|operand| operand.dtype == Dtype::F16) && blocks.dtype == Dtype::I32;
-            (is_one && work.writes(Dtype::F16)).then_some(Of::Packed(of))
+            let is_one = work.half().is_some_and(|half| qkv.iter().all(|operand| operand.dtype == half));
+            (is_one && blocks.dtype == Dtype::I32).then_some(Of::Packed(of))
         }
         _ => None,
     }

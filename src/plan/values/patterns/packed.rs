@@ -11,8 +11,8 @@ use crate::tensor::Dtype;
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let (graph, node) = (context.graph, &context.graph.nodes[at.0]);
     let Op::PackedAttention(of) = &node.op else { return None };
-    if context.dtype != Dtype::F16 {
-        return None; // only f16 has a kernel
+    if !matches!(context.dtype, Dtype::F16 | Dtype::Bf16) {
+        return None;
     }
     let [Some(q), Some(k), Some(v), Some(starts), None] =
         [0, 1, 2, 3, 4].map(|i| node.inputs.get(i).copied().flatten())
