@@ -4,9 +4,10 @@
 #include "sm90_product_split.cuh"
 
 // The tiles. A test compares these lines with the table in sm90_product.rs.
-//                          rows  stages
-using Split64x32 = SplitTile<32, 8>;
-using Split64x40 = SplitTile<40, 7>;
+//                          rows, stages, most parts
+using Split64x32 = SplitTile<32, 8, 4>;
+using Split64x40 = SplitTile<40, 7, 4>;
+using Split64x72 = SplitTile<72, 6, 1>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
 //            of_norm_*: what act is of is of the row less its mean, over the root of its variance and epsilon:
@@ -22,13 +23,14 @@ using Split64x40 = SplitTile<40, 7>;
 // Arithmetic as that of sm90_product.cu. A cluster adds its blocks' sums in their order. Statistics are of the rounded
 //            elements, in float: a mean, then distances from it; parts are joined in their order, with quotients and a
 //            root that are off by two units of the last place. A row with NaN or infinity becomes NaN.
-// Launch     clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of the
-//            steps, then adds up what all have for some of the tile's rows. tiles = ceil(m / kTileM) * n_tiles, n_tiles
-//            = ceil(n / kTileN). Two blocks on a multiprocessor. Block and dynamic shared memory as the tile's kThreads
-//            and kSharedBytes; kNormThreads and kNormedBytes with of_norm_*. Compute capability 9.0 exactly.
+// Launch     clusters of 1, 2 or 4 blocks, the tile's kMostParts at most, `tiles` of them, each of which shares a tile: a
+//            block sums a part of the steps, then adds up what all have for some of the tile's rows. tiles =
+//            ceil(m / kTileM) * n_tiles, n_tiles = ceil(n / kTileN). Two blocks on a multiprocessor. Block and dynamic
+//            shared memory as the tile's kThreads and kSharedBytes; kNormThreads and kNormedBytes with of_norm_*. Compute
+//            capability 9.0 exactly.
 // Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y the kernel's: nothing
 //            outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x, residual and
+// Ordering   may be launched before its predecessor has ended, and lets its successor be once that has: reads x, residual and
 //            statistics, and writes y, only after griddepcontrol.wait; w, its sums, bias and scale before.
 // Source     wgmma, tensor maps, mbarrier, distributed shared memory: PTX ISA 9.0.
 #define TREFOIL_SM90_PRODUCT_SPLIT(tile, threads, norm, kNorm, kind, Activation)                                  \
@@ -49,3 +51,4 @@ using Split64x40 = SplitTile<40, 7>;
 
 TREFOIL_SM90_PRODUCTS_SPLIT(64x32)
 TREFOIL_SM90_PRODUCTS_SPLIT(64x40)
+TREFOIL_SM90_PRODUCTS_SPLIT(64x72)

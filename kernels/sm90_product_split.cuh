@@ -3,7 +3,8 @@
 // Where there are fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps,
 // and sends its sums to the shared memory of the blocks that add them up, each an equal part of the tile. Weights are
 // under way before earlier launches have ended: those of the first steps to shared memory, the others to the L2 cache.
-// So are biases and scales; residuals come while blocks multiply.
+// So are biases and scales; residuals come while blocks multiply. The next launch is let in behind the wait for earlier
+// ones, so that its weights do not come beside this one's rows.
 #pragma once
 
 #include "sm90_product.cuh"
@@ -29,16 +30,16 @@ constexpr int part_eights(int eights, int parts) { return (eights + parts - 1) /
 
 // Everything that follows from a tile's shape: a warpgroup for a slab of channels, a warp that loads, and with a norm one
 // that makes norms of rows.
-template <int kTileM_, int kStages_> struct SplitTile {
+template <int kTileM_, int kStages_, int kMostParts_> struct SplitTile {
   static constexpr int kTileM = kTileM_, kStages = kStages_, kTileN = kSlabN;
   static constexpr int kMultiply = 128, kThreads = kMultiply + 32, kNormThreads = kThreads + 32, kMinBlocks = 2;
   static constexpr int kWBytes = kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
-  static constexpr int kMostParts = 4;  // blocks of a cluster
+  static constexpr int kMostParts = kMostParts_;  // blocks of a cluster
   // Sums of a thread are twos, of two rows of a channel: one for every eight rows, and one eight channels further. Blocks
   // of a cluster divide the eights among them.
   static constexpr int kEights = kTileM / 8;
   static constexpr int kEightBytes = kMultiply * 16;  // two twos of each thread
-  static constexpr int kSumBytes = kMostParts * part_eights(kEights, kMostParts) * kEightBytes;
+  static constexpr int kSumBytes = kMostParts > 1 ? kMostParts * part_eights(kEights, kMostParts) * kEightBytes : 0;
   static constexpr int kSumsAt = kStages * kStageBytes, kResidualsAt = kSumsAt + kSumBytes;
   static constexpr int kBarriersAt = kResidualsAt + kTileM * kRowBytes;
   static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2);
@@ -71,6 +72,9 @@ template <class Tile> struct SplitShare {
     else return (Tile::kEights + parts - 1 >> log_parts) * 8;
   }
   __device__ __forceinline__ int32_t first_m() const { return origin.m + part * box_rows(); }
+  __device__ __forceinline__ int32_t steps() const { return end - begin; }
+  // Steps that are copied before any stage is free again.
+  __device__ __forceinline__ int32_t ahead() const { return min(steps(), Tile::kStages); }
 };
 
 // Shared memory: stages; sums as [blocks][eights that this block adds up][threads]; residuals of the rows that this block
@@ -103,25 +107,16 @@ template <class Tile> struct SplitShared {
 template <class Tile>
 TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                const SplitShare<Tile> &share) {
-  allow_next_launch();
-  const int32_t steps = share.end - share.begin, ahead = min(steps, Tile::kStages);
+  const int32_t steps = share.steps(), ahead = share.ahead();
   for (int32_t at = 0; at < ahead; ++at) {
     barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
     copy_box_2d(shared.w(at), &args.w, shared.full(at), (share.begin + at) * kStepK, share.origin.n);
   }
-  prefetch_tensor_map(&args.x);
-  prefetch_tensor_map(&args.residual);
   // Blocks of the same channels have a part of the others each.
   const int32_t m_tile = share.origin.m / Tile::kTileM, m_tiles = (args.m + Tile::kTileM - 1) / Tile::kTileM;
   for (int32_t at = ahead + m_tile; at < steps; at += m_tiles)
     prefetch_box_2d(&args.w, (share.begin + at) * kStepK, share.origin.n);
   wait_for_earlier_launches();
-  for (int32_t at = 0; at < ahead; ++at)
-    copy_box_2d(shared.x(at), &args.x, shared.full(at), (share.begin + at) * kStepK, share.origin.m);
-  if (args.residual_values != nullptr && share.rows() > 0) {
-    barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
-    copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
-  }
   for (int32_t at = ahead; at < steps; ++at) {
     const int32_t k = (share.begin + at) * kStepK;
     barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
@@ -131,14 +126,32 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
   }
 }
 
+// ---- the first rows: a thread of those that multiply, beside the one that loads -----------------------------------
+
+// Copies the rows of the first stages, whose weights the other thread copies, then residuals.
+template <class Tile>
+TREFOIL_DEVICE void split_load_rows(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
+                                    const SplitShare<Tile> &share) {
+  wait_for_earlier_launches();
+  for (int32_t at = 0; at < share.ahead(); ++at)
+    copy_box_2d(shared.x(at), &args.x, shared.full(at), (share.begin + at) * kStepK, share.origin.m);
+  if (args.residual_values != nullptr && share.rows() > 0) {
+    barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
+    copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
+  }
+  allow_next_launch();
+}
+
+// ---- norms: a warp -----------------------------------------------------------------------------------------------
+
 // Makes the norms of the rows that this block adds up, with a lane for two.
 template <class Tile>
 TREFOIL_DEVICE void split_prepare_norms(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                         const SplitShare<Tile> &share) {
-  const uint32_t row = threadIdx.x % 32 * 2;
-  const int32_t m = share.first_m() + static_cast<int32_t>(row);
   wait_for_earlier_launches();
-  if (row < share.rows() && m < args.m) {
+  for (uint32_t row = threadIdx.x % 32 * 2; row < share.rows(); row += 64) {
+    const int32_t m = share.first_m() + static_cast<int32_t>(row);
+    if (m >= args.m) break;
     const float4 of_rows = norms_of_rows(args.normed, args.steps, args.statistics + m, statistics_pitch(args.m));
     store_shared_f32x2(shared.norms() + row * kNormBytes, {of_rows.x, of_rows.y});
     store_shared_f32x2(shared.norms() + (row + 1) * kNormBytes, {of_rows.z, of_rows.w});
@@ -205,49 +218,57 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
   }
 }
 
-// Stores this block's part of the tile. Lanes of an even and an odd channel exchange a row: then each has two channels
-// of one. Twos go by eight rows, the first eight channels and the second of each.
+// Stores this block's part of the tile: elements go to shared memory, in the place of the residuals and swizzled like a
+// tensor map's box, then rows are stored whole, by 16 bytes a thread. Twos go by eight rows, the first eight channels and
+// the second of each: matrices that are transposed on their way.
 template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                 const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
                                 const float2 (&sums)[kTwosOf<Tile, kParts>]) {
-  constexpr int kTwos = kTwosOf<Tile, kParts>;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2, row = lane % 4 * 2 + odd;
+  constexpr uint32_t kEights = kEightsOf<Tile, kParts>;
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = share.rows();
   const Activation activation(args.activation_a, args.activation_b);
-  const int32_t n = share.origin.n + warp * 16 + lane / 4 - odd, first_m = share.first_m() + row;
-  const int32_t end_m = min(args.m, share.first_m() + static_cast<int32_t>(share.rows()));
-  // Of two channels of a row in shared memory, where residuals come and statistics are taken of what is stored.
-  const auto place = [&](int two) {
-    return shared.residuals() + (two / 2 * 8 + row) * kRowBytes + (warp * 2 + two % 2 ^ row) * 16 + (lane / 4 - odd) * 2;
-  };
-  uint32_t residuals[kTwos] = {};
+  // A row of the two matrices of this warp's channels.
+  const uint32_t place = shared.residuals() + lane % 8 * kRowBytes + (warp * 2 + lane / 8 % 2 ^ lane % 8) * 16;
+  uint32_t residuals[kEights][2] = {};
   if (args.residual_values != nullptr) {
     barrier_wait(shared.added(), 0);
 #pragma unroll
-    for (int two = 0; two < kTwos; ++two) residuals[two] = load_shared_u32(place(two));
+    for (uint32_t eight = 0; eight < kEights; ++eight)
+      ldmatrix_x2_trans(residuals[eight], place + eight * 8 * kRowBytes);
   }
   if constexpr (kNorm == Norm::kOfX) barrier_wait(shared.normed(), 0);
-  uint16_t *const y = args.y_values + static_cast<int64_t>(first_m) * args.y_pitch + n;
 #pragma unroll
-  for (int two = 0; two < kTwos; ++two) {
-    float4 norm = {};  // of this lane's two rows before they are exchanged
-    if constexpr (kNorm == Norm::kOfX)
-      norm = load_shared_four(shared.norms() + (two / 2 * 8 + lane % 4 * 2) * kNormBytes);
-    const float x = activation(of.add(two % 2, sums[two].x, norm.x, norm.y)) * of.scale[two % 2];
-    const float next = activation(of.add(two % 2, sums[two].y, norm.z, norm.w)) * of.scale[two % 2];
-    const float other = __shfl_xor_sync(0xffffffff, odd ? x : next, 4);
-    const float2 add = unpack_elements(residuals[two]);
-    const uint32_t pair = odd ? pack_elements(other + add.x, next + add.y) : pack_elements(x + add.x, other + add.y);
-    const int32_t m = two / 2 * 8, in_row = two % 2 * 8;
-    if (n + in_row < args.n && first_m + m < end_m)
-      *reinterpret_cast<uint32_t *>(y + static_cast<int64_t>(m) * args.y_pitch + in_row) = pair;
-    if constexpr (kNorm == Norm::kOfY) store_shared_u32(place(two), pair);
+  for (uint32_t eight = 0; eight < kEights; ++eight) {
+    float4 norm = {};  // of this lane's two rows
+    if constexpr (kNorm == Norm::kOfX) norm = load_shared_four(shared.norms() + (eight * 8 + lane % 4 * 2) * kNormBytes);
+    uint32_t pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 sum = sums[eight * 2 + i], add = unpack_elements(residuals[eight][i]);
+      const float x = activation(of.add(i, sum.x, norm.x, norm.y)), next = activation(of.add(i, sum.y, norm.z, norm.w));
+      pairs[i] = pack_elements(fmaf(x, of.scale[i], add.x), fmaf(next, of.scale[i], add.y));
+    }
+    stmatrix_x2_trans(place + eight * 8 * kRowBytes, pairs);
+  }
+  barrier_sync(1, Tile::kMultiply);
+  const uint32_t chunk = threadIdx.x % 8, rows_inside = min(static_cast<int32_t>(rows), max(args.m - share.first_m(), 0));
+  const int32_t n = share.origin.n + static_cast<int32_t>(chunk) * 8;
+  uint16_t *const y = args.y_values + static_cast<int64_t>(share.first_m()) * args.y_pitch + n;
+#pragma unroll
+  for (uint32_t row = threadIdx.x / 8; row < kEights * 8; row += Tile::kMultiply / 8) {
+    if (row < rows_inside && n < args.n)
+      *reinterpret_cast<uint4 *>(y + static_cast<int64_t>(row) * args.y_pitch) =
+          load_shared_u32x4(shared.residuals() + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
   if constexpr (kNorm == Norm::kOfY) {
-    barrier_sync(1, Tile::kMultiply);
-    if (warp * 16 < share.rows())
-      store_statistics(args.statistics, shared.residuals(), threadIdx.x, share.rows(), share.first_m(), args.m,
-                       share.origin.n, args.n);
+    // Two threads have a row.
+#pragma unroll
+    for (uint32_t first = 0; first < kEights * 8; first += Tile::kMultiply / 2) {
+      if (first + warp * 16 < rows)
+        store_statistics(args.statistics, shared.residuals(), threadIdx.x + first * 2, rows, share.first_m(), args.m,
+                         share.origin.n, args.n);
+    }
   }
 }
 
@@ -267,6 +288,8 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   const SplitShared<Tile> shared{shared_address(shared_bytes)};
   const SplitShare<Tile> share(args);
+  if (threadIdx.x == Tile::kMultiply)
+    for (const TensorMap *map : {&args.w, &args.x, &args.residual}) prefetch_tensor_map(map);
   if (threadIdx.x == 0) {
     if (shared.base % 1024 != 0) __trap();  // the swizzle is of addresses
     for (int stage = 0; stage < Tile::kStages; ++stage) {
@@ -289,8 +312,11 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
   }
   if (kNorm == Norm::kOfX && warp == Tile::kThreads / 32) return split_prepare_norms(args, shared, share);
   const SplitChannels<kNorm> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+  if (threadIdx.x == 0) split_load_rows(args, shared, share);
+  __syncwarp();
   float d[Tile::kTileM / 2];
-  split_multiply(shared, share.end - share.begin, d);
+  split_multiply(shared, share.steps(), d);
+  if constexpr (Tile::kMostParts == 1) return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, d);
   switch (share.log_parts) {
     case 0: return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, d);
     case 1: return split_finish<Tile, kNorm, Activation, 2>(args, shared, share, of, d);

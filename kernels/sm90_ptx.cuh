@@ -278,6 +278,11 @@ TREFOIL_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_src) {
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
 }
 
+TREFOIL_DEVICE void ldmatrix_x2_trans(uint32_t (&d)[2], uint32_t shared_src) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(d[0]), "=r"(d[1]) : "r"(shared_src) : "memory");
+}
+
 TREFOIL_DEVICE void stmatrix_x4(uint32_t shared_dst, const uint32_t (&s)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :: "r"(shared_dst), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
@@ -355,6 +360,7 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_SUMS_1_AND_A_HALF TREFOIL_SUMS_1 ", %16, %17, %18, %19"
 #define TREFOIL_SUMS_2 TREFOIL_SUMS_1 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define TREFOIL_SUMS_3 TREFOIL_SUMS_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TREFOIL_SUMS_3_AND_A_HALF TREFOIL_SUMS_3 ", %32, %33, %34, %35"
 #define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TREFOIL_SUMS_4_AND_A_HALF TREFOIL_SUMS_4 ", %40, %41, %42, %43"
 #define TREFOIL_SUMS_5 TREFOIL_SUMS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -378,6 +384,7 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
 #define TREFOIL_REFS_1_AND_A_HALF TREFOIL_REFS_1, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
+#define TREFOIL_REFS_3_AND_A_HALF TREFOIL_REFS_3, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
 #define TREFOIL_REFS_4 TREFOIL_REFS_3, TREFOIL_EIGHT(32)
 #define TREFOIL_REFS_4_AND_A_HALF TREFOIL_REFS_4, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
 #define TREFOIL_REFS_5 TREFOIL_REFS_4, TREFOIL_EIGHT(40)
@@ -412,6 +419,7 @@ template <int kN, class Of = F16> struct Wgmma;
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(40, 1_AND_A_HALF, "%20", "%21", "%22")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
+TREFOIL_WGMMA(72, 3_AND_A_HALF, "%36", "%37", "%38")
 TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
 TREFOIL_WGMMA(88, 4_AND_A_HALF, "%44", "%45", "%46")
 TREFOIL_WGMMA(104, 5_AND_A_HALF, "%52", "%53", "%54")

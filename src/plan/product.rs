@@ -156,7 +156,7 @@ impl ProductActivation {
 
 impl ProductTile {
     /// Every tile.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self { n: 128, m: 192, way: ProductWay::InTurns },
         Self { n: 128, m: 184, way: ProductWay::InTurns },
         Self { n: 128, m: 176, way: ProductWay::InTurns },
@@ -171,6 +171,7 @@ impl ProductTile {
         Self { n: 128, m: 168, way: ProductWay::InPairs },
         Self { n: 64, m: 32, way: ProductWay::Split },
         Self { n: 64, m: 40, way: ProductWay::Split },
+        Self { n: 64, m: 72, way: ProductWay::Split },
     ];
 
     /// The number of stages of shared memory for operands. This function and those below agree with
@@ -181,6 +182,7 @@ impl ProductTile {
             (ProductWay::InTurns | ProductWay::InPairs, _, ..128) => 6,
             (ProductWay::InTurns | ProductWay::InPairs, _, 128..168) => 5,
             (ProductWay::InTurns | ProductWay::InPairs, ..) => 4,
+            (ProductWay::Split, _, 72) => 6,
             (ProductWay::Split, _, 40) => 7,
             (ProductWay::Split, ..) => 8,
         }
@@ -220,7 +222,7 @@ impl ProductTile {
         let (results, barriers) = match self.way {
             ProductWay::InTurns | ProductWay::InPairs => (results, 2 * chunks),
             ProductWay::Together => (results, chunks),
-            ProductWay::Split => (MOST_PARTS * self.part_rows(MOST_PARTS) * self.n * 4 + self.n * self.m * 2, 2),
+            ProductWay::Split => (self.sum_bytes() + self.n * self.m * 2, 2),
         };
         stages + results + 8 * (2 * self.stages() + barriers)
     }
@@ -238,9 +240,17 @@ impl ProductTile {
         (self.m / 8).div_ceil(parts) * 8
     }
 
-    /// The numbers of parts into which k may be divided.
+    /// The bytes of the sums that the blocks of a split tile send to one of them, none where a block computes it alone.
+    const fn sum_bytes(self) -> usize {
+        match self.part_counts().len() {
+            1 => 0,
+            _ => MOST_PARTS * self.part_rows(MOST_PARTS) * self.n * size_of::<f32>(),
+        }
+    }
+
+    /// The numbers of parts into which k may be divided. Tiles of 64x72 have stages where others have the parts' sums.
     pub(crate) const fn part_counts(self) -> &'static [usize] {
-        if self.is_split() { &[1, 2, 4] } else { &[1] }
+        if self.is_split() && self.m <= 40 { &[1, 2, 4] } else { &[1] }
     }
 
     /// The number of rows that a block copies: all rows of the tile, or a half in multiples of 8.
@@ -292,6 +302,10 @@ const EXCHANGE_OF_FOUR: f64 = 1400.0;
 /// many steps: then both mostly wait for operands.
 const SECOND_BLOCK: f64 = 0.6;
 const FEW_STEPS: usize = 12;
+/// The largest split tile, and the most rows for which it is taken and launches leave places for the next one: encoders of
+/// 128 and of 197 rows were timed.
+const LARGEST_SPLIT: ProductTile = ProductTile { n: 64, m: 72, way: ProductWay::Split };
+pub(super) const TIMED_ROWS: usize = 200;
 /// The part of their products' time that pairs of blocks save, because they copy less, which leaves power for the clock;
 /// and the clocks that they lose where a launch begins and ends, because then they wait for each other. Encoders gain
 /// by pairs whose blocks have more than 200 steps, and products of up to 144 steps take as long or longer by them.
@@ -356,10 +370,18 @@ impl ProductSizes {
         if self.k.is_multiple_of(STEP_K) { 0.0 } else { rows as f64 * CUT_ROW }
     }
 
+    /// The number of tiles, each counted as often as blocks share it: the blocks of a launch, where no block has several.
+    pub(super) const fn blocks(&self, ProductKernel { tile, parts }: ProductKernel) -> usize {
+        self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts
+    }
+
     /// Predicted clocks of the multiprocessor with the most tiles, fitted to 22 products on an H200.
     pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;
-        let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
+        if tile == LARGEST_SPLIT && self.m > TIMED_ROWS {
+            return f64::INFINITY;
+        }
+        let tiles = self.blocks(kernel);
         let units = limits.units.max(1);
         let rounds = tiles.div_ceil(units) as f64;
         let steps = self.k.div_ceil(STEP_K).div_ceil(parts);
@@ -399,7 +421,7 @@ mod tests {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
         let in_turns = [213_152, 209_056, 204_960, 200_864, 223_408, 213_168, 196_800];
         let in_pairs = [213_152, 209_056, 200_864];
-        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736, 114_816]].concat());
+        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736, 114_816, 113_776]].concat());
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
@@ -416,7 +438,8 @@ mod tests {
         let long = [(4096, 1024, 4096), (12_288, 1024, 4096), (16_448, 768, 3072)];
         assert_eq!(long.map(|(m, n, k)| chosen(m, n, k).1), [256, 192, 192]);
         // ViT-B/16 and BERT-base at one row: all blocks of a product at once.
-        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [1, 4, 1, 4].map(|parts| (64, 40, parts)));
+        let few = [(64, 40, 1), (64, 40, 4), (64, 72, 1), (64, 40, 4)];
+        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), few);
         assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 4, 1, 4].map(|parts| (64, 32, parts)));
     }
 
@@ -463,6 +486,6 @@ mod tests {
         assert!(refused(sizes(1, 12, 8)) && refused(sizes(1, 8, 12)) && refused(sizes(0, 8, 8)));
         assert!(refused(sizes(1, 0, 8)) && refused(sizes(1, 8, 0)));
         assert!(sizes(1, 8, 8).kernel(&Limits::a100()).is_err());
-        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 9 + 2 * 3);
+        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 9 + 2 * 3 + 1);
     }
 }

@@ -104,15 +104,17 @@ macro_rules! for_norm {
 }
 
 /// The kernels of each tile that norm the rows that they read.
-const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 2] = [
+const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 3] = [
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, of_norm!("split_64x32")),
     (ProductTile { n: 64, m: 40, way: ProductWay::Split }, of_norm!("split_64x40")),
+    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, of_norm!("split_64x72")),
 ];
 
 /// The kernels of each tile that write statistics of rows.
-const FOR_NORM: [(ProductTile, [&str; 2]); 2] = [
+const FOR_NORM: [(ProductTile, [&str; 2]); 3] = [
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, for_norm!("split_64x32")),
     (ProductTile { n: 64, m: 40, way: ProductWay::Split }, for_norm!("split_64x40")),
+    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, for_norm!("split_64x72")),
 ];
 
 /// The kernels of each tile.
@@ -131,6 +133,7 @@ const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
     (ProductTile { n: 128, m: 168, way: ProductWay::InPairs }, names!("pair_128x168")),
     (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
     (ProductTile { n: 64, m: 40, way: ProductWay::Split }, names!("split_64x40")),
+    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, names!("split_64x72")),
 ];
 
 /// The launcher of products of rows with matrices.
@@ -422,7 +425,10 @@ mod tests {
             let (ProductTile { n, m, way }, stages, buffers) = (tile, tile.stages(), tile.buffers());
             let in_turns = way == ProductWay::InTurns;
             let (stem, line) = match way {
-                ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{m}, {stages}")),
+                ProductWay::Split => {
+                    let most_parts = tile.part_counts().iter().max().unwrap();
+                    ("split_", format!("Split{n}x{m} = SplitTile<{m}, {stages}, {most_parts}"))
+                }
                 ProductWay::InPairs => {
                     ("pair_", format!("Pair{n}x{m} = ProductPair<true, {n}, {m}, {stages}, {buffers}"))
                 }
