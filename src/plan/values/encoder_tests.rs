@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::{Embedding, Tower, network_of_encoder};
-use crate::plan::Rates;
+use crate::plan::{ProductSizes, Rates};
 
 /// The number of rows of a batch; packed texts are one row.
 const ROWS: usize = 32;
@@ -105,6 +105,27 @@ fn norms_of_one_row_are_within_the_products() {
         let count = |is_one: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| is_one(&step.op)).count();
         assert_eq!(count(|op| matches!(op, StepOp::RowNorm(_))), 25 - within, "{plan}");
         assert_eq!(count(|op| matches!(op, StepOp::Product(of) if of.norm.is_some())), within, "{plan}");
+    }
+}
+
+/// Products of one row in front of others leave places on multiprocessors: k of projections in fewer parts and larger tiles
+/// for fc1 than alone. Behind queries, keys and values is attention, behind fc2 what few blocks do not gain.
+#[test]
+fn products_of_one_row_leave_places() {
+    let [vit, bert] = [json!({"model_type": "vit"}), json!({"model_type": "bert"})];
+    let layers = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
+    for (config, asked, m, tile) in
+        [(vit, Embedding::new(), 197, "64x40"), (bert, Embedding::new().sequence(128), 128, "64x32")]
+    {
+        let plan = plan_of_rows(&config, &asked, Dtype::F16, 1);
+        let kernels = layers.map(|(n, k)| {
+            let is_one =
+                |step: &&Step| matches!(&step.op, StepOp::Product(of) if of.sizes(1) == ProductSizes { m, n, k });
+            plan.steps.iter().filter(is_one).map(|step| step.kernel.to_string()).collect::<BTreeSet<_>>()
+        });
+        let expected = [(tile, 1), (tile, 2), ("64x72", 1), (tile, 4)];
+        let expected = expected.map(|(tile, parts)| BTreeSet::from([format!("sm90 product {tile}, k in {parts}")]));
+        assert_eq!(kernels, expected, "{plan}");
     }
 }
 

@@ -15,6 +15,7 @@ mod op_set;
 mod operands;
 mod order;
 mod patterns;
+mod places;
 mod rounded;
 mod states;
 #[cfg(test)]
@@ -86,6 +87,7 @@ pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let mut plan = growing.lowering.growing.plan;
     if on_gpu {
         all_written(&plan)?;
+        places::leave(&mut plan, request.choices);
     }
     plan.place(true);
     Ok(plan)
