@@ -81,10 +81,41 @@ class _Folded:
         return torch.cudnn_convolution_add_relu(x, self.weight, residual, 1.0, self.bias, *self.window)
 
 
-class Graph:
-    """A forward on one input, captured in a CUDA graph."""
+class Calls:
+    """A forward on one input, called each time."""
 
     WARM_UP = 3
+
+    def __init__(self, forward, x):
+        self.forward, self.x = forward, x
+
+    def run(self):
+        self.result = self.forward(self.x)
+
+    def output(self):
+        """The result of one run, fp32 on the host."""
+        self.run()
+        return self.result.float().cpu().numpy()
+
+    def median_ms(self, seconds, samples=15):
+        """Milliseconds of one run: the median of several samples back to back, which take so many seconds in all."""
+        self._run_ms(self.WARM_UP)
+        runs = max(1, round(seconds * 1e3 / samples / self._run_ms(self.WARM_UP)))
+        return statistics.median(self._run_ms(runs) for _ in range(samples))
+
+    @torch.no_grad()
+    def _run_ms(self, runs):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(runs):
+            self.run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / runs
+
+
+class Graph(Calls):
+    """A forward on one input, captured in a CUDA graph."""
 
     @torch.no_grad()
     def __init__(self, forward, x):
@@ -96,30 +127,13 @@ class Graph:
                 forward(x)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        self.forward, self.x = forward, x  # the graph reads the weights in the one and the other
+        super().__init__(forward, x)  # the graph reads the weights in the one and the other
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.result = forward(x)
 
-    def output(self):
-        """The result of one replay, fp32 on the host."""
+    def run(self):
         self.graph.replay()
-        return self.result.float().cpu().numpy()
-
-    def median_ms(self, seconds, samples=15):
-        """Milliseconds of one replay: the median of several samples back to back, which take so many seconds in all."""
-        self._replay_ms(self.WARM_UP)
-        replays = max(1, round(seconds * 1e3 / samples / self._replay_ms(self.WARM_UP)))
-        return statistics.median(self._replay_ms(replays) for _ in range(samples))
-
-    def _replay_ms(self, replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            self.graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / replays
 
 
 def floor_ms(module, size, batch, hbm_tbps, fp16_tflops):
