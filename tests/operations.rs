@@ -24,7 +24,9 @@ fn normalize() {
 fn packed_attention() {
     let device = Device::cpu(2);
     for problem in support::packed_attention::all() {
-        assert_eq!(problem.run(&device), Ok(()), "{problem}");
+        for dtype in support::halves::HALVES {
+            assert_eq!(problem.run(&device, dtype), Ok(()), "{dtype}, {problem}");
+        }
     }
 }
 
