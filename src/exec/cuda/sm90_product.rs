@@ -64,76 +64,70 @@ kernel_args! {
 const MODULES: [&str; 2] = ["sm90_product", "sm90_product_bf16"];
 const MODULES_OF_FEW: [&str; 2] = ["sm90_product_few", "sm90_product_few_bf16"];
 
-/// The names of a tile's kernels in both modules: activations that clamp, sigmoid, ramp, and GELU by erf.
-macro_rules! names {
-    ($tile:literal) => {
-        [names!($tile, ""), names!($tile, "_bf16")]
-    };
-    ($tile:literal, $of:literal) => {
-        [
-            concat!("sm90_product_", $tile, "_clamped", $of),
-            concat!("sm90_product_", $tile, "_sigmoid", $of),
-            concat!("sm90_product_", $tile, "_ramp", $of),
-            concat!("sm90_product_", $tile, "_erf", $of),
-        ]
+/// What a kernel does of norms of rows: nothing, or what [`ProductNorm`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Norms {
+    None,
+    OfX,
+    OfY,
+}
+
+/// A kernel: its tile, what it does of norms, its activation, and its names in the modules of f16 and bf16.
+type Named = (ProductTile, Norms, ActivationKind, [&'static str; 2]);
+
+macro_rules! kernel {
+    ($tile:expr, $norms:ident, $kind:ident, $stem:expr) => {
+        ($tile, Norms::$norms, ActivationKind::$kind, [$stem, concat!($stem, "_bf16")])
     };
 }
 
-/// The names of a tile's kernels that norm the rows that they read, in both modules: one for each activation but ramps.
-macro_rules! of_norm {
-    ($tile:literal) => {
-        [of_norm!($tile, ""), of_norm!($tile, "_bf16")]
-    };
-    ($tile:literal, $of:literal) => {
+/// The kernels of a tile without norms, one for each activation.
+macro_rules! plain {
+    ($n:literal, $m:literal, $way:ident, $name:literal) => {{
+        const TILE: ProductTile = ProductTile { n: $n, m: $m, way: ProductWay::$way };
         [
-            concat!("sm90_product_of_norm_", $tile, "_clamped", $of),
-            concat!("sm90_product_of_norm_", $tile, "_sigmoid", $of),
-            concat!("sm90_product_of_norm_", $tile, "_erf", $of),
+            kernel!(TILE, None, Clamped, concat!("sm90_product_", $name, "_clamped")),
+            kernel!(TILE, None, Sigmoid, concat!("sm90_product_", $name, "_sigmoid")),
+            kernel!(TILE, None, Ramp, concat!("sm90_product_", $name, "_ramp")),
+            kernel!(TILE, None, Erf, concat!("sm90_product_", $name, "_erf")),
         ]
-    };
+    }};
 }
 
-/// The name of a tile's kernel that writes statistics of rows, in both modules.
-macro_rules! for_norm {
-    ($tile:literal) => {
+/// The kernels of a split tile with norms: of the rows that they read one for each activation but ramps, and one that writes
+/// statistics.
+macro_rules! normed {
+    ($n:literal, $m:literal, $name:literal) => {{
+        const TILE: ProductTile = ProductTile { n: $n, m: $m, way: ProductWay::Split };
         [
-            concat!("sm90_product_for_norm_", $tile, "_clamped"),
-            concat!("sm90_product_for_norm_", $tile, "_clamped_bf16"),
+            kernel!(TILE, OfX, Clamped, concat!("sm90_product_of_norm_", $name, "_clamped")),
+            kernel!(TILE, OfX, Sigmoid, concat!("sm90_product_of_norm_", $name, "_sigmoid")),
+            kernel!(TILE, OfX, Erf, concat!("sm90_product_of_norm_", $name, "_erf")),
+            kernel!(TILE, OfY, Clamped, concat!("sm90_product_for_norm_", $name, "_clamped")),
         ]
-    };
+    }};
 }
 
-/// The kernels of each tile that norm the rows that they read.
-const OF_NORM: [(ProductTile, [[&str; 3]; 2]); 3] = [
-    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, of_norm!("split_64x32")),
-    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, of_norm!("split_64x40")),
-    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, of_norm!("split_64x72")),
-];
-
-/// The kernels of each tile that write statistics of rows.
-const FOR_NORM: [(ProductTile, [&str; 2]); 3] = [
-    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, for_norm!("split_64x32")),
-    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, for_norm!("split_64x40")),
-    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, for_norm!("split_64x72")),
-];
-
-/// The kernels of each tile.
-const ENTRIES: [(ProductTile, [[&str; 4]; 2]); ProductTile::ALL.len()] = [
-    (ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, names!("128x192")),
-    (ProductTile { n: 128, m: 184, way: ProductWay::InTurns }, names!("128x184")),
-    (ProductTile { n: 128, m: 176, way: ProductWay::InTurns }, names!("128x176")),
-    (ProductTile { n: 128, m: 168, way: ProductWay::InTurns }, names!("128x168")),
-    (ProductTile { n: 128, m: 144, way: ProductWay::InTurns }, names!("128x144")),
-    (ProductTile { n: 128, m: 128, way: ProductWay::InTurns }, names!("128x128")),
-    (ProductTile { n: 128, m: 64, way: ProductWay::InTurns }, names!("128x64")),
-    (ProductTile { n: 192, m: 192, way: ProductWay::Together }, names!("192x192")),
-    (ProductTile { n: 128, m: 256, way: ProductWay::Together }, names!("128x256")),
-    (ProductTile { n: 128, m: 192, way: ProductWay::InPairs }, names!("pair_128x192")),
-    (ProductTile { n: 128, m: 184, way: ProductWay::InPairs }, names!("pair_128x184")),
-    (ProductTile { n: 128, m: 168, way: ProductWay::InPairs }, names!("pair_128x168")),
-    (ProductTile { n: 64, m: 32, way: ProductWay::Split }, names!("split_64x32")),
-    (ProductTile { n: 64, m: 40, way: ProductWay::Split }, names!("split_64x40")),
-    (ProductTile { n: 64, m: 72, way: ProductWay::Split }, names!("split_64x72")),
+/// The kernels of each tile, then those with norms.
+const KERNELS: [[Named; 4]; ProductTile::ALL.len() + 3] = [
+    plain!(128, 192, InTurns, "128x192"),
+    plain!(128, 184, InTurns, "128x184"),
+    plain!(128, 176, InTurns, "128x176"),
+    plain!(128, 168, InTurns, "128x168"),
+    plain!(128, 144, InTurns, "128x144"),
+    plain!(128, 128, InTurns, "128x128"),
+    plain!(128, 64, InTurns, "128x64"),
+    plain!(192, 192, Together, "192x192"),
+    plain!(128, 256, Together, "128x256"),
+    plain!(128, 192, InPairs, "pair_128x192"),
+    plain!(128, 184, InPairs, "pair_128x184"),
+    plain!(128, 168, InPairs, "pair_128x168"),
+    plain!(64, 32, Split, "split_64x32"),
+    plain!(64, 40, Split, "split_64x40"),
+    plain!(64, 72, Split, "split_64x72"),
+    normed!(64, 32, "split_64x32"),
+    normed!(64, 40, "split_64x40"),
+    normed!(64, 72, "split_64x72"),
 ];
 
 /// The launcher of products of rows with matrices.
@@ -145,24 +139,15 @@ impl Launcher for Sm90Product {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of_tile = |tile: ProductTile, norms: bool, of_types: [&[&'static str]; 2]| {
-            let (threads, shared_bytes) = block(tile, norms);
+        let of_kernel = |&(tile, norms, _, names): &Named| {
+            let (threads, shared_bytes) = block(tile, norms == Norms::OfX);
             let parts = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
             let cluster = if tile.is_paired() { 2 } else { parts };
-            let of_name =
-                |module: &'static str, name: &'static str| EntryPoint { module, name, threads, shared_bytes, cluster };
             let modules = if tile.is_split() { MODULES_OF_FEW } else { MODULES };
-            let names = modules
-                .into_iter()
-                .zip(of_types)
-                .flat_map(|(module, names)| names.iter().map(move |name| (module, name)));
-            names.map(|(module, name)| of_name(module, name)).collect::<Vec<_>>()
+            let of_type = move |(module, name)| EntryPoint { module, name, threads, shared_bytes, cluster };
+            modules.into_iter().zip(names).map(of_type)
         };
-        let plain = ENTRIES.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(|of| &of[..])));
-        let of_norm = OF_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, true, names.each_ref().map(|of| &of[..])));
-        let for_norm =
-            FOR_NORM.iter().flat_map(|(tile, names)| of_tile(*tile, false, names.each_ref().map(std::slice::from_ref)));
-        plain.chain(of_norm).chain(for_norm).collect()
+        KERNELS.as_flattened().iter().flat_map(of_kernel).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -358,28 +343,16 @@ fn entry(
     kind: ActivationKind,
     norm: Option<ProductNorm>,
 ) -> Result<&'static str, Error> {
-    let index = match kind {
-        ActivationKind::Clamped => 0,
-        ActivationKind::Sigmoid => 1,
-        ActivationKind::Ramp => 2,
-        ActivationKind::Erf => 3,
+    let norms = match norm {
+        None => Norms::None,
+        Some(ProductNorm::OfX { .. }) => Norms::OfX,
+        Some(ProductNorm::OfY(_)) => Norms::OfY,
     };
-    let found = match norm {
-        None => {
-            let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
-            names.transpose()?.map(|names| names[index])
-        }
-        Some(ProductNorm::OfX { .. }) => {
-            let names = OF_NORM.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, names.each_ref()));
-            let of_kind = [Some(0), Some(1), None, Some(2)][index];
-            names.transpose()?.zip(of_kind).map(|(names, kind)| names[kind])
-        }
-        Some(ProductNorm::OfY(_)) => {
-            let name = FOR_NORM.iter().find(|(of, _)| *of == tile).map(|(_, names)| of_half(dtype, *names));
-            name.transpose()?.filter(|_| kind == ActivationKind::Clamped)
-        }
-    };
-    found.ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
+    let is_one = |&&(of, does, activation, _): &&Named| (of, does, activation) == (tile, norms, kind);
+    match KERNELS.as_flattened().iter().find(is_one) {
+        Some((.., names)) => of_half(dtype, *names),
+        None => Err(unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL")),
+    }
 }
 
 /// The tensor map of a matrix of [columns, rows], with boxes of such dimensions.
@@ -421,7 +394,21 @@ mod tests {
     fn kernels_agree_with_the_source() {
         let source = [read("sm90_product.cu"), read("sm90_product_few.cu")].concat();
         let found = source.lines().filter_map(|line| line.strip_prefix("using ")?.strip_suffix(">;"));
-        let listed = ENTRIES.map(|(tile, names)| {
+        let (plain, normed) = KERNELS.split_at(ProductTile::ALL.len());
+        let kinds = [
+            (ActivationKind::Clamped, "clamped"),
+            (ActivationKind::Sigmoid, "sigmoid"),
+            (ActivationKind::Ramp, "ramp"),
+            (ActivationKind::Erf, "erf"),
+        ];
+        let named = |tile: ProductTile, norms: Norms, stem: String, kinds: &[(ActivationKind, &str)]| {
+            let names = |kind: &str| ["", "_bf16"].map(|of| format!("sm90_product_{stem}_{kind}{of}"));
+            kinds.iter().map(|&(kind, name)| (tile, norms, kind, names(name))).collect::<Vec<_>>()
+        };
+        let owned = |kernels: &[Named]| -> Vec<_> {
+            kernels.iter().map(|&(tile, norms, kind, names)| (tile, norms, kind, names.map(str::to_owned))).collect()
+        };
+        let listed = plain.iter().zip(ProductTile::ALL).map(|(kernels, tile)| {
             let (ProductTile { n, m, way }, stages, buffers) = (tile, tile.stages(), tile.buffers());
             let in_turns = way == ProductWay::InTurns;
             let (stem, line) = match way {
@@ -434,23 +421,19 @@ mod tests {
                 }
                 _ => ("", format!("Tile{n}x{m} = ProductTile<{in_turns}, {n}, {m}, {stages}, {buffers}")),
             };
-            let kinds = ["clamped", "sigmoid", "ramp", "erf"];
-            let of = |suffix: &str| kinds.map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}{suffix}"));
-            assert_eq!(names, ["", "_bf16"].map(of));
+            assert_eq!(owned(kernels), named(tile, Norms::None, format!("{stem}{n}x{m}"), &kinds));
             line
         });
         assert!(found.eq(listed));
-        assert_eq!(ENTRIES.map(|(tile, _)| tile), ProductTile::ALL);
-        let stem = |tile: ProductTile| format!("{}{}x{}", if tile.is_split() { "split_" } else { "" }, tile.n, tile.m);
-        for (tile, names) in FOR_NORM {
-            assert_eq!(names, ["", "_bf16"].map(|of| format!("sm90_product_for_norm_{}_clamped{of}", stem(tile))));
-        }
-        for (tile, names) in OF_NORM {
-            let of = |of: &str| {
-                ["clamped", "sigmoid", "erf"].map(|k| format!("sm90_product_of_norm_{}_{k}{of}", stem(tile)))
-            };
-            assert_eq!(names, ["", "_bf16"].map(of));
-        }
+        let split = ProductTile::ALL.into_iter().filter(|tile| tile.is_split());
+        let listed: Vec<_> = split
+            .flat_map(|tile| {
+                let name = format!("split_{}x{}", tile.n, tile.m);
+                let of_x = named(tile, Norms::OfX, format!("of_norm_{name}"), &[kinds[0], kinds[1], kinds[3]]);
+                [of_x, named(tile, Norms::OfY, format!("for_norm_{name}"), &kinds[..1])].concat()
+            })
+            .collect();
+        assert_eq!(owned(normed.as_flattened()), listed);
     }
 
     #[test]
