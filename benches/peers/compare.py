@@ -9,7 +9,7 @@ fp16; trefoil starts from bytes and also normalises them and writes its result r
 measured once, in rotating order, for as long and after as long a pause as the others; a ratio compares two measurements
 of the same round. Medians over the rounds, with the smallest and the largest. While a side is measured the GPU is asked
 for clocks, temperature and power every 50 ms. With --int8 trefoil's side is in bytes, calibrated on the photos, and so is
-one peer more, if torch can.
+one peer more, if torch can, whose calls no graph captures.
 """
 
 import argparse

@@ -3,8 +3,9 @@
 import torch
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from peers import CHANNELS_LAST, convs_of
+
 LARGEST = 127.0
-CHANNELS_LAST = torch.channels_last
 
 
 class Int8ResNet:
@@ -36,8 +37,7 @@ class _Block:
     """A residual block."""
 
     def __init__(self, block):
-        names = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3")]
-        self.convs = [_Conv(getattr(block, conv), getattr(block, norm)) for conv, norm in names if hasattr(block, conv)]
+        self.convs = [_Conv(conv, norm) for conv, norm in convs_of(block)]
         self.shortcut = _Conv(*block.downsample) if block.downsample is not None else None
 
     def calibrated(self, x):

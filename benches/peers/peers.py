@@ -56,9 +56,14 @@ class CudnnFused:
         return torch.addmm(self.bias, x.mean((2, 3)), self.weight)
 
 
-def _block(block):
+def convs_of(block):
+    """The convolutions of a residual block, each with its batch norm, but for that of the shortcut."""
     names = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3")]
-    convs = [_Folded(getattr(block, c), getattr(block, n)) for c, n in names if hasattr(block, c)]
+    return [(getattr(block, conv), getattr(block, norm)) for conv, norm in names if hasattr(block, conv)]
+
+
+def _block(block):
+    convs = [_Folded(conv, norm) for conv, norm in convs_of(block)]
     return convs, _Folded(*block.downsample) if block.downsample is not None else None
 
 
