@@ -7,8 +7,11 @@
 // and runs ahead into the next tile. Two warpgroups multiply in turns, each a whole tile: while one multiplies, which
 // takes hardly an instruction, the other has the instructions for its epilogue. What one has finished one more thread
 // stores, so that its warps never wait for a store, nor for each other. Or two or three have a tile together, a slab each:
-// a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not. Nothing runs
-// beside their epilogue, and each stores for itself: the way to another thread takes longer.
+// a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not.
+//
+// Nothing runs beside the epilogue of tiles that warpgroups have together, nor beside that of a block's last tile. Their
+// residual comes into the ring, as steps behind the last one: all of it at once, as soon as stages are free, and the result
+// takes its place there. Warpgroups that have a tile together store for themselves: the way to another thread takes longer.
 #pragma once
 
 #include "element.cuh"
@@ -83,23 +86,29 @@ struct ProductTile {
   static constexpr int kCopiedM = (kTileM / kBlocks + 7) / 8 * 8;
   static constexpr int kCopiedBytes = kWBytes + kBlocks * kCopiedM * kRowBytes;  // into a stage
 
-  // The residual comes, and the output goes, a slab of some rows at a time, in the same place: kBuffers for each
-  // warpgroup. The last of a slab ends where the tile does, and may begin with rows that the one before it has too. Three
-  // warpgroups have smaller ones, so that there is room for a stage more.
-  static constexpr int kChunkM = kGroups == 3 ? 32 : 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = kBuffers_;
-  static constexpr int kSlabChunks = (kTileM + kChunkM - 1) / kChunkM, kChunks = kGroupSlabs * kSlabChunks;
+  // The residual comes, and the output goes, a slab of some rows at a time, in the same place: of a tile in turns, kBuffers
+  // for each warpgroup beside the stages; of a block's last one, and where warpgroups have a tile together, stages behind
+  // the tile's steps. The last of a slab ends where the tile does, and may begin with rows that the one before it has too.
+  static constexpr int kChunkM = 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = kBuffers_;
+  static constexpr int kSlabChunks = (kTileM + kChunkM - 1) / kChunkM;
+  static constexpr int kChunks = kSlabs * kSlabChunks;  // of a tile
   static __host__ __device__ constexpr int chunk_m(int of_slab) {
     return of_slab + 1 < kSlabChunks ? of_slab * kChunkM : kTileM - kChunkM;
   }
+  static constexpr int kStageChunks = kInTurns ? kBuffers : kStageBytes / kChunkBytes;  // that a stage has
+  static constexpr int kResultStages = (kChunks + kStageChunks - 1) / kStageChunks;     // that have a tile
 
+  // Barriers: two of a stage; one of a buffer, ready, and one of a chunk of a warpgroup's tile, written.
   static constexpr int kChunksAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
-  static constexpr int kChunkBarriers = kHasStorer ? 2 : 1;  // of a buffer
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + kChunkBarriers * kGroups * kBuffers);
+  static constexpr int kReadyAt = kBarriersAt + 8 * 2 * kStages;
+  static constexpr int kWrittenAt = kReadyAt + 8 * kGroups * kBuffers;
+  static constexpr int kSharedBytes = kWrittenAt + (kHasStorer ? 8 * kGroups * kChunks : 0);
 
   static_assert(kTileN % kSlabN == 0 && kTileM >= kChunkM && kTileM <= 256, "a chunk, and a box");
   static_assert(kTileM % (Numbers::kWritesBytes ? 32 : 8) == 0, "whole groups of sums");
   static_assert(kXBytes % 1024 == 0 && kBlocks <= 2, "swizzled in 1024 bytes, and two halves");
+  static_assert(kResultStages <= kStages && kStageChunks * kChunkBytes <= kStageBytes, "a tile's chunks in stages");
   static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
 };
 
@@ -119,18 +128,27 @@ template <class Tile> struct Shared {
   __device__ __forceinline__ uint32_t empty(uint32_t at) const { return full(at) + 8; }
   static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
 
-  __device__ __forceinline__ uint32_t buffer(uint32_t group, uint32_t chunk) const {
-    return base + Tile::kChunksAt + (group * Tile::kBuffers + chunk % Tile::kBuffers) * Tile::kChunkBytes;
+  // A chunk of a tile whose residual and result have the stages from `at` on, and the stage that it lies in.
+  static __device__ __forceinline__ uint32_t result_stage(uint32_t at, uint32_t chunk) {
+    return at + chunk / Tile::kStageChunks;
   }
-  __device__ __forceinline__ uint32_t ready(uint32_t group, uint32_t chunk) const {
-    return base + Tile::kBarriersAt + 8 * (2 * Tile::kStages + group * Tile::kBuffers + chunk % Tile::kBuffers);
+  __device__ __forceinline__ uint32_t result(uint32_t at, uint32_t chunk) const {
+    return w(result_stage(at, chunk)) + chunk % Tile::kStageChunks * Tile::kChunkBytes;
   }
-  // Completed by the warps that have written a chunk, for the thread that stores it.
+
+  // Of tiles that have buffers: a warpgroup's chunks, counted over all its tiles.
+  __device__ __forceinline__ uint32_t buffer(uint32_t group, uint32_t count) const {
+    return base + Tile::kChunksAt + (group * Tile::kBuffers + count % Tile::kBuffers) * Tile::kChunkBytes;
+  }
+  __device__ __forceinline__ uint32_t ready(uint32_t group, uint32_t count) const {
+    return base + Tile::kReadyAt + 8 * (group * Tile::kBuffers + count % Tile::kBuffers);
+  }
+  static __device__ __forceinline__ uint32_t ready_parity(uint32_t count) { return count / Tile::kBuffers & 1; }
+
+  // Completed by the warps that have written a chunk of a tile, for the thread that stores it.
   __device__ __forceinline__ uint32_t written(uint32_t group, uint32_t chunk) const {
-    return ready(group, chunk) + 8 * Tile::kGroups * Tile::kBuffers;
+    return base + Tile::kWrittenAt + 8 * (group * Tile::kChunks + chunk);
   }
-  // Of both.
-  static __device__ __forceinline__ uint32_t chunk_parity(uint32_t chunk) { return chunk / Tile::kBuffers & 1; }
 };
 
 // The first channel and row of a tile. Channel tiles of the same rows follow each other, so that all but the first read
@@ -142,6 +160,11 @@ struct ProductOrigin {
 template <class Tile> TREFOIL_DEVICE ProductOrigin product_origin(const Sm90ProductArgs &args, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_n_tiles);
   return {(tile - m_tile * args.n_tiles) * Tile::kTileN, abs(args.first_m_tile - m_tile) * Tile::kTileM};
+}
+
+// Whether a tile's residual and result have stages: where nothing is beside its epilogue.
+template <class Tile> TREFOIL_DEVICE bool is_in_stages(const Sm90ProductArgs &args, int32_t tile) {
+  return !Tile::kInTurns || tile + static_cast<int32_t>(gridDim.x) >= args.tiles;
 }
 
 // The first tile that a warpgroup has a part in, and the first channel of its part of each.
@@ -173,6 +196,25 @@ TREFOIL_DEVICE void load_rows(const Sm90ProductArgs &args, const Shared<Tile> &s
   }
 }
 
+// Says that a stage behind a tile's steps, the one of number `index`, is free for what it has of the result, with the
+// residual in it if there is one.
+template <class Tile>
+TREFOIL_DEVICE void load_residual(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, int32_t index,
+                                  const ProductOrigin &origin) {
+  barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
+  if (args.residual_values == nullptr) {
+    barrier_arrive(shared.full(at));
+    return;
+  }
+  const int32_t first = index * Tile::kStageChunks, end = min(first + Tile::kStageChunks, Tile::kChunks);
+  barrier_arrive_expect(shared.full(at), (end - first) * Tile::kChunkBytes);
+  for (int32_t chunk = first; chunk < end; ++chunk) {
+    const int32_t slab = chunk / Tile::kSlabChunks;
+    copy_box_2d(shared.w(at) + (chunk - first) * Tile::kChunkBytes, &args.residual, shared.full(at),
+                origin.n + slab * kSlabN, origin.m + Tile::chunk_m(chunk - slab * Tile::kSlabChunks));
+  }
+}
+
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, const Shared<Tile> &shared) {
   allow_next_launch();
   // Channels depend on no launch: those of the first stages come while earlier launches end.
@@ -191,76 +233,72 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, cons
       }
       load_rows(args, shared, at, step, origin.m);
     }
+    if (!is_in_stages<Tile>(args, tile)) continue;
+    for (int32_t index = 0; index < Tile::kResultStages; ++index, ++at) load_residual(args, shared, at, index, origin);
   }
   if constexpr (Tile::kBlocks > 1) {
-    // The block ends after the other has read what it copied there, and has given all stages back.
-    for (int i = 0; i < Tile::kStages; ++i, ++at) barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
+    // The block ends after the other has read what it copied there, and has given all stages back: of those that have the
+    // result it has waited for that.
+    for (int i = Tile::kResultStages; i < Tile::kStages; ++i, ++at) barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
   }
 }
 
 // ---- store: one thread for a warpgroup ---------------------------------------------------------------------------
 
-// A chunk of a warpgroup's tiles, in the order in which they are stored.
-template <class Tile> struct ProductChunk {
+// A chunk of a warpgroup's tiles that have buffers, in the order in which they become ready.
+struct ChunkAhead {
   int32_t tile, index;  // which of the tile's
   uint32_t count;       // those before it
-
-  __device__ __forceinline__ int32_t n() const { return index / Tile::kSlabChunks * kSlabN; }
-  __device__ __forceinline__ int32_t m() const { return Tile::chunk_m(index % Tile::kSlabChunks); }
-  __device__ __forceinline__ void advance() {
-    ++count;
-    if (++index == Tile::kChunks) index = 0, tile += Tile::kTurns * gridDim.x;
-  }
 };
 
-// Says that a chunk's buffer, which is free, is ready, with the residual in it if there is one. The warpgroup's channels
-// begin at `first_n` of its tiles.
+// Says that a chunk's buffer, which is free, is ready, with the residual in it if there is one.
 template <class Tile>
-TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
-                            ProductChunk<Tile> &chunk) {
-  if (chunk.tile >= args.tiles) return;
+TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, ChunkAhead &chunk) {
+  if (is_in_stages<Tile>(args, chunk.tile)) return;
   const uint32_t ready = shared.ready(group, chunk.count);
   if (args.residual_values != nullptr) {
     const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
+    const int32_t slab = chunk.index / Tile::kSlabChunks;
     barrier_arrive_expect(ready, Tile::kChunkBytes);
-    copy_box_2d(shared.buffer(group, chunk.count), &args.residual, ready, origin.n + first_n + chunk.n(),
-                origin.m + chunk.m());
+    copy_box_2d(shared.buffer(group, chunk.count), &args.residual, ready, origin.n + slab * kSlabN,
+                origin.m + Tile::chunk_m(chunk.index - slab * Tile::kSlabChunks));
   } else {
     barrier_arrive(ready);
   }
-  chunk.advance();
+  ++chunk.count;
+  if (++chunk.index == Tile::kChunks) chunk.index = 0, chunk.tile += Tile::kTurns * gridDim.x;
 }
 
-// Prepares a warpgroup's first chunks: all buffers but one.
+// Stores a chunk that begins at row m and channel n. The map's elements are pairs of bytes.
 template <class Tile>
-TREFOIL_DEVICE void prepare_first(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group,
-                                  int32_t first_n, ProductChunk<Tile> &ahead) {
-  wait_for_earlier_launches();
-  for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
-}
-
-// Stores a chunk that begins at row m and channel n, and prepares the next of those ahead, in the buffer of the chunk
-// before this one, which has left it then.
-template <class Tile>
-TREFOIL_DEVICE void store_chunk(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
-                                uint32_t count, int32_t n, int32_t m, ProductChunk<Tile> &ahead) {
-  // The map's elements are pairs of bytes.
-  if (n < args.n) store_box_2d(&args.y, Tile::Numbers::kWritesBytes ? n / 2 : n, m, shared.buffer(group, count));
+TREFOIL_DEVICE void store_chunk(const Sm90ProductArgs &args, uint32_t smem_chunk, int32_t n, int32_t m) {
+  if (n < args.n) store_box_2d(&args.y, Tile::Numbers::kWritesBytes ? n / 2 : n, m, smem_chunk);
   else store_nothing();
-  wait_stores_read<1>();
-  prepare(args, shared, group, first_n, ahead);
 }
 
-// Stores all chunks of a warpgroup.
+// Stores all chunks of a warpgroup. Of those that have buffers, all but one are ready ahead: the next becomes so behind a
+// store, in the buffer of the chunk before, which has left it then.
 template <class Tile>
 TREFOIL_DEVICE void store(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group) {
-  const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
-  ProductChunk<Tile> ahead{first, 0, 0};
-  prepare_first(args, shared, group, first_n, ahead);
-  for (ProductChunk<Tile> chunk{first, 0, 0}; chunk.tile < args.tiles; chunk.advance()) {
-    const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
-    barrier_wait(shared.written(group, chunk.count), shared.chunk_parity(chunk.count));
-    store_chunk(args, shared, group, first_n, chunk.count, origin.n + first_n + chunk.n(), origin.m + chunk.m(), ahead);
+  const int32_t first = first_tile<Tile>(group);
+  wait_for_earlier_launches();
+  ChunkAhead ahead{first, 0, 0};
+  for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, ahead);
+  uint32_t at = group * args.steps, count = 0, parity = 0;
+  for (int32_t tile = first; tile < args.tiles;
+       tile += Tile::kTurns * gridDim.x, at += Tile::kTurns * args.steps, parity ^= 1) {
+    const ProductOrigin origin = product_origin<Tile>(args, tile);
+    const bool in_stages = is_in_stages<Tile>(args, tile);
+#pragma unroll 1
+    for (int index = 0; index < Tile::kChunks; ++index, ++count) {
+      barrier_wait(shared.written(group, index), parity);
+      store_chunk<Tile>(args, in_stages ? shared.result(at + args.steps, index) : shared.buffer(group, count),
+                        origin.n + index / Tile::kSlabChunks * kSlabN,
+                        origin.m + Tile::chunk_m(index % Tile::kSlabChunks));
+      if (in_stages) continue;
+      wait_stores_read<1>();
+      prepare(args, shared, group, ahead);
+    }
   }
   wait_stores_read<0>();
 }
@@ -443,14 +481,12 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
   using Numbers = typename Tile::Numbers;
   const uint32_t lane_at = lane_offset<Numbers>(warp, lane);
   const Activation activation(args.activation_a, args.activation_b);
-  const bool has_residual = args.residual_values != nullptr, is_plain = !has_residual && args.scale == nullptr;
+  const bool has_residual = args.residual_values != nullptr;
 
   const uint32_t slab = Tile::kInTurns ? 0 : group, turn = Tile::kInTurns ? group : 0;
   const int32_t first = first_tile<Tile>(group), first_n = first_channel<Tile>(group);
   prefetch_channels<Tile>(args, first, first_n);
   const bool stores = !Tile::kHasStorer && threadIdx.x % 128 == 0;
-  ProductChunk<Tile> ahead{first, 0, 0};
-  if (stores) prepare_first(args, shared, group, first_n, ahead);
   if (turn == 1) barrier_pass(other_turn, 256);
   uint32_t at = turn * args.steps, count = 0;
   for (int32_t tile = first; tile < args.tiles; tile += Tile::kTurns * gridDim.x, at += Tile::kTurns * args.steps) {
@@ -464,29 +500,44 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
     release(shared, at + args.steps - 1);
 
     const ProductOrigin origin = product_origin<Tile>(args, tile);
+    const bool in_stages = is_in_stages<Tile>(args, tile);
+    const uint32_t result_at = at + args.steps;  // the first of its stages
 #pragma unroll
     for (int i = 0; i < Tile::kGroupSlabs; ++i) {
       const int32_t n = origin.n + first_n + i * kSlabN;
       const OfChannels<Numbers> of(args, n + warp * 16 + first_of_two<Numbers>(lane));
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
-        const uint32_t smem_chunk = shared.buffer(group, count);
-        barrier_wait(shared.ready(group, count), shared.chunk_parity(count));
+        const uint32_t index = (slab + i) * Tile::kSlabChunks + chunk;  // of the tile
+        const uint32_t stage = shared.result_stage(result_at, index);
+        uint32_t smem_chunk = shared.result(result_at, index), ready = shared.full(stage), parity = shared.parity(stage);
+        if constexpr (Tile::kInTurns) {
+          // Where a tile uses each buffer twice, which one it is and its parity are known.
+          const uint32_t of_all = Tile::kChunks % (2 * Tile::kBuffers) == 0 ? index : count;
+          if (!in_stages)
+            smem_chunk = shared.buffer(group, of_all), ready = shared.ready(group, of_all),
+            parity = shared.ready_parity(of_all);
+        }
+        barrier_wait(ready, parity);
         // Of a slab beyond the last channel nothing is stored.
         if (n < args.n)
-          finish_chunk<Tile>(d[i] + Tile::chunk_m(chunk) / 2, of, activation, has_residual, is_plain,
-                             smem_chunk + lane_at);
+          finish_chunk<Tile>(d[i] + Tile::chunk_m(chunk) / 2, of, activation, has_residual,
+                             !has_residual && args.scale == nullptr, smem_chunk + lane_at);
         fence_shared_for_copies();
         if constexpr (Tile::kHasStorer) {
-          barrier_arrive_once(shared.written(group, count));
+          barrier_arrive_once(shared.written(group, index));
         } else {
           barrier_sync(all_written, 128);
-          if (stores) store_chunk(args, shared, group, first_n, count, n, origin.m + Tile::chunk_m(chunk), ahead);
+          if (stores) store_chunk<Tile>(args, smem_chunk, n, origin.m + Tile::chunk_m(chunk));
         }
       }
     }
+    if constexpr (!Tile::kInTurns) {
+      if (stores) wait_stores_read<0>();
+      __syncwarp();
+      for (int i = 0; i < Tile::kResultStages; ++i, ++at) release(shared, result_at + i);
+    }
   }
-  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
@@ -500,9 +551,9 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
       barrier_init(shared.empty(stage), 4 * Tile::kTileGroups * Tile::kBlocks);
     }
     for (int group = 0; group < Tile::kGroups; ++group) {
-      for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) {
-        barrier_init(shared.ready(group, buffer), 1);
-        if (Tile::kHasStorer) barrier_init(shared.written(group, buffer), 4);
+      if constexpr (Tile::kHasStorer) {
+        for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) barrier_init(shared.ready(group, buffer), 1);
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) barrier_init(shared.written(group, chunk), 4);
       }
     }
     fence_barrier_init();
@@ -516,7 +567,9 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) load(args, shared);
-    else if (Tile::kHasStorer && warp <= Tile::kGroups) store(args, shared, warp - 1);
+    if constexpr (Tile::kHasStorer) {
+      if (warp > 0 && warp <= Tile::kGroups) store(args, shared, warp - 1);
+    }
   } else {
     take_registers<Tile::kProductRegisters>();
     multiply_and_finish<Tile, Activation>(args, shared, group - 1);

@@ -10,7 +10,7 @@ template <bool kPromotes_, bool kWritesBytes_> struct ProductOfE4m3 {
 // The tiles. A test compares these lines with the table in sm90_product_e4m3.rs.
 //                                                     in turns, channels, rows, stages, buffers, operands
 template <bool kBytes> using Tile128x192 = ProductTile<true, 128, 192, 4, 3, ProductOfE4m3<false, kBytes>>;
-template <bool kBytes> using Long128x192 = ProductTile<false, 128, 192, 4, 3, ProductOfE4m3<true, kBytes>>;
+template <bool kBytes> using Long128x192 = ProductTile<false, 128, 192, 4, 0, ProductOfE4m3<true, kBytes>>;
 template <bool kBytes> using Long128x64 = ProductTile<true, 128, 64, 6, 3, ProductOfE4m3<true, kBytes>>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] * factor * unit[n] + bias[n]) * scale[n] + residual[m][n]; by

@@ -202,29 +202,25 @@ impl ProductTile {
         self.groups() * 128 + if self.is_split() { 32 } else { 128 }
     }
 
-    /// The number of chunks of the result for which a warpgroup has a place in shared memory.
+    /// The number of chunks of the result for which a warpgroup has a place beside the stages.
     pub(crate) const fn buffers(self) -> usize {
-        if matches!(self.way, ProductWay::Together) && self.n + self.m > 320 { 2 } else { 3 }
+        if matches!(self.way, ProductWay::InTurns | ProductWay::InPairs) { 3 } else { 0 }
     }
 
-    /// The number of rows of the result that are stored together, with 64 channels each.
-    pub(crate) const fn chunk_rows(self) -> usize {
-        if self.groups() == 3 { 32 } else { 64 }
-    }
-
-    /// Bytes of dynamic shared memory of a block: stages, some chunks of the result for each warpgroup, and barriers: one
-    /// for each chunk, or two where one thread stores what a warpgroup has finished.
-    /// With a split tile, the sums and residuals of a tile take the place of the chunks.
+    /// Bytes of dynamic shared memory of a block: stages and their two barriers each. Of tiles in turns some chunks of the
+    /// result for each warpgroup as well, with a barrier each, and one for each chunk of a tile; of a split tile the sums and
+    /// residuals of a tile, and two barriers.
     pub(crate) const fn shared_bytes(self) -> usize {
-        let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
-        let chunks = self.buffers() * self.groups();
-        let results = chunks * self.chunk_rows() * ROW_BYTES;
-        let (results, barriers) = match self.way {
-            ProductWay::InTurns | ProductWay::InPairs => (results, 2 * chunks),
-            ProductWay::Together => (results, chunks),
-            ProductWay::Split => (self.sum_bytes() + self.n * self.m * 2, 2),
+        let stages = self.stages() * ((self.n + self.m) * ROW_BYTES + 2 * 8);
+        let chunks = self.n / SLAB * self.m.div_ceil(CHUNK_ROWS);
+        let results = match self.way {
+            ProductWay::InTurns | ProductWay::InPairs => {
+                self.groups() * (self.buffers() * (CHUNK_ROWS * ROW_BYTES + 8) + 8 * chunks)
+            }
+            ProductWay::Together => 0,
+            ProductWay::Split => self.sum_bytes() + self.n * self.m * 2 + 2 * 8,
         };
-        stages + results + 8 * (2 * self.stages() + barriers)
+        stages + results
     }
 
     /// Bytes of shared memory for norms of rows, in kernels for few rows that make them: two floats for each row, and a
@@ -285,8 +281,10 @@ const QUICK: f64 = 1.702;
 pub(crate) const SLAB: usize = 64;
 /// The number of columns of X and W in a stage.
 pub(crate) const STEP_K: usize = 64;
-/// Clocks that a block takes to store a value of its tile, with one warpgroup or with three; and with two that compute a
-/// tile together, which have room for two chunks only: fitted to three products of 768 and 1024 columns.
+/// The number of rows of the result that are stored together, with the channels of a slab each.
+pub(crate) const CHUNK_ROWS: usize = 64;
+/// Clocks that a block takes to store a value of its tile; and where two warpgroups have a tile of 256 rows together: fitted
+/// to three products of 768 and 1024 columns.
 const STORE: f64 = 0.15;
 const STORE_OF_TWO: f64 = 0.26;
 /// Clocks of the copy engine for a row that ends within a box. To fill the rest with zeros takes several times as long
@@ -388,7 +386,7 @@ impl ProductSizes {
         let products = steps as f64 * tile.step_clocks();
         // Only one of the parts of k has the step in which rows end.
         let copies = self.cut_clocks(tile) / parts as f64;
-        let stored = tile.n * tile.m.next_multiple_of(tile.chunk_rows());
+        let stored = tile.n * tile.m.next_multiple_of(CHUNK_ROWS);
         let store = if tile.m == 256 { STORE_OF_TWO } else { STORE } * stored as f64;
         match tile.way {
             // One warpgroup stores while the other one multiplies.
@@ -419,9 +417,9 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
-        let in_turns = [213_152, 209_056, 204_960, 200_864, 223_408, 213_168, 196_800];
-        let in_pairs = [213_152, 209_056, 200_864];
-        assert_eq!(all[..], [&in_turns[..], &[221_296, 229_472], &in_pairs, &[110_736, 114_816, 113_776]].concat());
+        let in_turns = [213_200, 209_104, 205_008, 200_912, 223_456, 213_184, 196_784];
+        let in_pairs = [213_200, 209_104, 200_912];
+        assert_eq!(all[..], [&in_turns[..], &[196_672, 196_672], &in_pairs, &[110_736, 114_816, 113_776]].concat());
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 

@@ -14,8 +14,8 @@ use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{
-    ActivationKind, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile, ProductWay, RowsAt,
-    SLAB, STEP_K, StepOp,
+    ActivationKind, CHUNK_ROWS, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile,
+    ProductWay, RowsAt, SLAB, STEP_K, StepOp,
 };
 use crate::tensor::Dtype;
 
@@ -279,13 +279,13 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         ..with_norm(norm, sizes)?
     };
     let (threads, shared_bytes) = block(tile, matches!(norm, Some(ProductNorm::OfX { .. })));
-    let residual_rows = if tile.is_split() { tile.part_rows(parts) } else { tile.chunk_rows() };
+    let residual_rows = if tile.is_split() { tile.part_rows(parts) } else { CHUNK_ROWS };
     // Without a residual its map is still encoded; the kernel does not use it.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], [SLAB, tile.n])?,
         boxes("x", x, [k, m], [SLAB, tile.copied_rows()])?,
         boxes("residual", residual.unwrap_or(y), [n, m], [SLAB, residual_rows])?,
-        boxes("y", y, [n, m], [SLAB, tile.chunk_rows()])?,
+        boxes("y", y, [n, m], [SLAB, CHUNK_ROWS])?,
     ];
     let at_once = units.max(1) as u32;
     let (grid, cluster) = match tile.way {
@@ -459,7 +459,7 @@ mod tests {
         ];
         assert_eq!(of.maps, maps);
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
-        assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_152, true));
+        assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_200, true));
         let of = launch(&PROBLEM, SPLIT, 13).unwrap();
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_64x32_sigmoid", [768, 1, 1], 4));
         assert_eq!((of.block, of.shared_bytes), ([160, 1, 1], 110_736));

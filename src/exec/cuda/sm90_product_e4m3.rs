@@ -13,8 +13,8 @@ use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{
-    ActivationKind, E4M3_STEP_K, E4m3ProductOp, Kernel, ProductActivation, ProductSizes, ProductTile, ProductWay, SLAB,
-    StepOp,
+    ActivationKind, CHUNK_ROWS, E4M3_STEP_K, E4m3ProductOp, Kernel, ProductActivation, ProductSizes, ProductTile,
+    ProductWay, SLAB, StepOp,
 };
 
 const MODULE: &str = "sm90_product_e4m3";
@@ -164,9 +164,9 @@ pub(crate) fn launch(problem: &E4m3Problem, tile: ProductTile, units: usize) -> 
     // Maps have pairs of codes as elements.
     let pairs =
         |what, address, rows, box_rows| boxes(what, Rows { address, pitch: k / 2 }, [k / 2, rows], [SLAB, box_rows]);
-    let halves = |what, address| boxes(what, Rows { address, pitch: n }, [n, m], [SLAB, tile.chunk_rows()]);
+    let halves = |what, address| boxes(what, Rows { address, pitch: n }, [n, m], [SLAB, CHUNK_ROWS]);
     let written: TensorMap = match result {
-        Some(_) => boxes("y", Rows { address: y, pitch: n / 2 }, [n / 2, m], [SLAB / 2, tile.chunk_rows()])?,
+        Some(_) => boxes("y", Rows { address: y, pitch: n / 2 }, [n / 2, m], [SLAB / 2, CHUNK_ROWS])?,
         None => halves("y", y)?,
     };
     // Without a residual its map is still encoded; the kernel does not use it.
