@@ -369,7 +369,6 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   if (threadIdx.x == 0) {
     if (shared.base % 1024 != 0) __trap();  // the swizzle is of addresses
     store_shared_u32(shared.started(), 0);
-    allow_next_launch();
     for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out, &args.tail_q}) prefetch_tensor_map(map);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.k_full(stage), Tile::kMask == MaskOf::kKeys ? 1 + 32 : 1), barrier_init(shared.v_full(stage), 1);
@@ -387,7 +386,10 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   if (group == Tile::kGroups) {
     give_registers_up<Tile::kLoadRegisters>();
     wait_for_earlier_launches();
-    if (warp == 0 && threadIdx.x % 32 == 0) load_rows(args, shared);
+    if (warp == 0 && threadIdx.x % 32 == 0) {
+      allow_next_launch();  // not before: the next launch's weights would come beside this one's rows
+      load_rows(args, shared);
+    }
     if constexpr (Tile::kPacked) {
       if (warp == 1 && threadIdx.x % 32 == 0) load_packed_chunks<Tile>(args, shared);
       if (warp == 2) clear_others<Tile>(args, shared);

@@ -257,7 +257,6 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
     prefetch_tensor_map(&args.x);
     for (uint32_t stage = 0; stage < kStages; ++stage) barrier_init(full + stage * 8, 1);
     fence_barrier_init();
-    allow_next_launch();
   }
   // Filters depend on no launch: they come while earlier launches end.
   if constexpr (kExpands) stage_x_filter(args, c_first, smem_x_filter, smem_x_bias);
@@ -272,6 +271,7 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
   };
   if (threadIdx.x == 0) {
     wait_for_earlier_launches();
+    allow_next_launch();  // not before: the next launch's filters would come beside this one's pixels
     for (uint32_t stage = 0; stage < kAhead; ++stage) copy(first_tile + stage * stride, stage);
   }
   __syncthreads();

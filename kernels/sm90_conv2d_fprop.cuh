@@ -254,7 +254,6 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, ui
 }
 
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring) {
-  allow_next_launch();
   const int32_t steps = share.end - share.begin;
   const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
   // Of a pair each block copies one half of the pixels for both.
@@ -266,6 +265,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
     load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, share.first_tile).k);
   wait_for_earlier_launches();
+  allow_next_launch();  // not before: the next launch's filters would come beside this one's pixels
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     Pixel first[Tile::kParts];

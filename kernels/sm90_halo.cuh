@@ -61,13 +61,13 @@ template <class Args> TREFOIL_DEVICE Origin origin_of(const Args &args, int32_t 
 
 // One thread: filters once, then the bands of the block's tiles.
 template <class Args, class Shared> TREFOIL_DEVICE void load(const Args &args, const Shared &shared) {
-  allow_next_launch();
   // Filters depend on no launch. A block's tiles are all of the same channels.
   const int32_t k = origin_of(args, blockIdx.x).k;
   barrier_arrive_expect(shared.filters_full(), Shared::kFilterBytes);
   for (int tap = 0; tap < kTaps; ++tap)
     copy_box_3d(shared.filters() + tap * Shared::kTapBytes, &args.filter, shared.filters_full(), 0, tap, k);
   wait_for_earlier_launches();
+  allow_next_launch();  // not before: the next launch's filters would come beside this one's pixels
   const uint32_t copied_bytes = args.line * (kParts * args.rows + kTapsOnASide - 1) * Shared::kRowBytes;
   uint32_t turn = 0, phase = 0;
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
