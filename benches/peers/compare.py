@@ -45,10 +45,13 @@ def main():
     loaded = open_model(options, photos)
     trefoil = Trefoil(options.bin, "cuda:0")
     folder = loaded.folder
-    scaling = varied(photos, models.CALIBRATION_IMAGES, loaded.size, seed=1) if options.int8 else None
+    int8 = None
     if options.int8:
+        scaling = varied(photos, models.CALIBRATION_IMAGES, loaded.size, seed=1)
         folder = options.work / f"{loaded.architecture}-int8"
         trefoil.calibrate(loaded.folder, saved(scaling, options.work / "photos"), folder)
+        with torch.no_grad():
+            int8 = torch_int8(loaded, scaling)
     result = {
         **record.header(options.commit),
         "torch": torch.__version__,
@@ -67,7 +70,7 @@ def main():
     for batch in options.batch:
         images = varied(photos, batch, loaded.size, seed=3)
         with torch.no_grad():
-            sides = peer_graphs(loaded, images, options.inductor, scaling)
+            sides = peer_graphs(loaded, images, options.inductor, int8)
             floor = floor_ms(loaded.module, loaded.size, batch, options.hbm_tbps, options.fp16_tflops)
             bench = lambda: trefoil.bench(folder, batch, options.seconds)
             measured = measure(sides, bench, options)
@@ -113,20 +116,29 @@ def open_model(options, photos):
     return models.make(options.architecture, folder, calibration, torch.device("cuda:0"))
 
 
-def peer_graphs(loaded, images, inductor, scaling):
-    """Each peer's graph on these images, checked against fp32; with images for scales torch's int8 too, if it can."""
+def torch_int8(loaded, scaling):
+    """Torch's int8 with scales of these images; nothing if torch cannot."""
+    try:
+        images = loaded.normalised(scaling, "cuda")
+        net = Int8ResNet(loaded.module, images)
+        net(images[:1])
+        return net
+    except (RuntimeError, NotImplementedError) as error:
+        print(f"{INT8}: torch cannot: {str(error).splitlines()[0]}", flush=True)
+        return None
+
+
+def peer_graphs(loaded, images, inductor, int8):
+    """Each peer's graph on these images, checked against fp32, and torch's int8 if there is one."""
     x = loaded.normalised(images, "cuda").half().contiguous(memory_format=CHANNELS_LAST)
     reference = fp32_outputs(loaded, images)
     sides = {}
     for name, make in peers_of(loaded, inductor).items():
         sides[name] = Graph(make(), x)
         check(name, sides[name].output(), reference)
-    if scaling is not None:
-        try:
-            sides[INT8] = Calls(Int8ResNet(loaded.module, loaded.normalised(scaling, "cuda")), x)
-            print(f"{INT8}: error {errors(sides[INT8].output(), reference).max():.3g} against fp32", flush=True)
-        except (RuntimeError, NotImplementedError) as error:
-            print(f"{INT8}: torch cannot: {str(error).splitlines()[0]}", flush=True)
+    if int8 is not None:
+        sides[INT8] = Calls(int8, x)
+        print(f"{INT8}: error {errors(sides[INT8].output(), reference).max():.3g} against fp32", flush=True)
     return sides
 
 

@@ -106,7 +106,7 @@ impl Model {
     /// [`Error::Unsupported`] for a network of images; [`Error::Io`] or [`Error::Tensor`] if weights cannot be read.
     pub fn in_e4m3(&self, scales: &BTreeMap<String, f32>) -> Result<Self, Error> {
         let refused = |problems| Error::option("scales", problems, "products' names, and numbers from 1e-12 to 1e12");
-        self.with_products_in_e4m3(scales, refused)
+        self.with_products_in_e4m3(&self.graph(1)?, scales, refused)
     }
 
     /// The model as its configuration has it. A product that has one row at this size stays in floats.
@@ -119,17 +119,20 @@ impl Model {
         let is_single = |node: &&Node| Product::with_rows(&graph, node).is_some_and(|(_, rows)| rows == 1);
         let single: BTreeSet<&str> = graph.nodes.iter().filter(is_single).map(|node| &*node.name).collect();
         let several = scales.iter().filter(|(name, _)| !single.contains(&***name));
-        self.with_products_in_e4m3(&several.map(|(name, scale)| (name.clone(), *scale)).collect(), refused)
+        let several = several.map(|(name, scale)| (name.clone(), *scale)).collect();
+        self.with_products_in_e4m3(&graph, &several, refused)
     }
 
+    /// The model with these products in e4m3; `graph` is its graph of one row.
     fn with_products_in_e4m3(
         &self,
+        graph: &Graph,
         scales: &BTreeMap<String, f32>,
         refused: impl Fn(String) -> Error,
     ) -> Result<Self, Error> {
-        let (values, graph) = (self.values()?, self.graph(1)?);
+        let values = self.values()?;
         let products: HashMap<&str, Product> =
-            graph.nodes.iter().filter_map(|node| Some((&*node.name, Product::of(&graph, node)?))).collect();
+            graph.nodes.iter().filter_map(|node| Some((&*node.name, Product::of(graph, node)?))).collect();
         let problem = |(name, scale): (&String, &f32)| match products.contains_key(&**name) {
             false => Some(format!("`{name}` is no product of several rows")),
             true if !SCALES.contains(scale) => Some(format!("`{name}` has the scale {scale}")),

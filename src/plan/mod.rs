@@ -58,8 +58,7 @@ pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedDepthw
 pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
 #[cfg(feature = "cuda")]
-pub(crate) use product::CHUNK_ROWS;
-pub(crate) use product::{ActivationKind, SLAB, STEP_K};
+pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
 #[cfg(feature = "cuda")]
 pub(crate) use product_e4m3::E4M3_STEP_K;
