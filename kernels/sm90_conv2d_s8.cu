@@ -50,8 +50,9 @@ using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
 //            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
 //            in pixels, channels and k are the maps', of residual and y in tiles of one warpgroup the kernel's: nothing
 //            outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
-//            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads x and residual, and writes y, only after that too; filter before; bias and scale
+//            are of no launch.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;
 //            quantisation with scales of each channel as in Jacob et al., 2018.
 #define TREFOIL_SM90_CONV2D_S8(tile, body, name, is_signed, adds)                                               \

@@ -257,7 +257,6 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvS8Args &args, const S8Ring<Tile> &
 
 template <class Tile>
 TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
-  allow_next_launch();
   for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   S8Step<Tile> begin;
@@ -271,6 +270,8 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
     load_filters(args, share, ahead, step_ahead, s8_origin<Tile>(args, share, share.first_tile).k);
   wait_for_earlier_launches();
+  // Not before: filters of the next launch would come beside this one's pixels.
+  allow_next_launch();
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const S8Origin origin = s8_origin<Tile>(args, share, tile);
     const S8Pixel first = pixel_of(args, origin.m);
