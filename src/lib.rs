@@ -79,6 +79,7 @@
 //! | `TREFOIL_ALL` | the tests | set: each call to the driver fails in turn, which takes minutes; else each fifth one |
 //! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
 //! | `TREFOIL_PART` | the tests | `I/N`: part I, counted from 0, of N parts of all cases on a GPU; default all |
+//! | `TREFOIL_EXCEPT` | the tests | a file of names, one a line: cases on a GPU that do not run |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | play the schedule of this seed alone |
 //! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that measurement records name; default the checkout's |

@@ -3,7 +3,8 @@
 //!
 //! Without a GPU each case is reported as ignored, and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure. `TREFOIL_SAMPLE=N` runs each kernel on only N of its cases, which compute-sanitizer has time for, and
-//! `TREFOIL_PART=I/N` runs part I, from 0, of N parts of all cases, for which its memory suffices.
+//! `TREFOIL_PART=I/N` runs part I, from 0, of N parts of all cases, for which its memory suffices. `TREFOIL_EXCEPT=FILE`
+//! leaves out the cases that FILE names, one a line: those that an earlier run has done.
 
 #[cfg(feature = "cuda")]
 #[path = "support/cuda.rs"]
@@ -12,7 +13,7 @@ mod cuda;
 mod echo;
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
 use std::thread;
 
@@ -43,13 +44,15 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let trials = match part() {
-        Ok(part) => part.of(trials(device.as_ref())),
-        Err(found) => {
-            eprintln!("TREFOIL_PART: expected I/N with I below N, found `{found}`");
+    let (part, done) = match (part(), except()) {
+        (Ok(part), Ok(done)) => (part, done),
+        (Err(what), _) | (_, Err(what)) => {
+            eprintln!("{what}");
             return ExitCode::FAILURE;
         }
     };
+    let left = trials(device.as_ref()).into_iter().filter(|trial| !done.contains(trial.name()));
+    let trials = part.of(left.collect());
     let count = trials.len();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if device.is_none() && !arguments.list {
@@ -68,9 +71,17 @@ struct Part {
 /// The part that the variable selects; all cases without it.
 fn part() -> Result<Part, String> {
     let Ok(asked) = std::env::var("TREFOIL_PART") else { return Ok(Part { index: 0, parts: 1 }) };
+    let wrong = || format!("TREFOIL_PART: expected I/N with I below N, found `{asked}`");
     let numbers = asked.split_once('/').and_then(|(index, parts)| Some((index.parse().ok()?, parts.parse().ok()?)));
     let part = numbers.map(|(index, parts)| Part { index, parts });
-    part.filter(|part| part.index < part.parts).ok_or(asked)
+    part.filter(|part| part.index < part.parts).ok_or_else(wrong)
+}
+
+/// The names of the cases that are left out: the lines of a file.
+fn except() -> Result<HashSet<String>, String> {
+    let Ok(file) = std::env::var("TREFOIL_EXCEPT") else { return Ok(HashSet::new()) };
+    let text = std::fs::read_to_string(&file).map_err(|error| format!("TREFOIL_EXCEPT: `{file}`: {error}"))?;
+    Ok(text.lines().map(str::to_owned).collect())
 }
 
 impl Part {
