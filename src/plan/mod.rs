@@ -57,7 +57,6 @@ pub(crate) use op::mean_factor;
 pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedDepthwise, QuantizedStem, StepOp};
 pub use packed_attention::{PackedAttentionOp, PackedSizes};
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
 #[cfg(feature = "cuda")]
