@@ -114,7 +114,7 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
                 .flat_map(|blocks| [1, 2, 4, 8, 16].map(|images| Kernel::Sm90Tail(TailTile { images, blocks })));
             let linear =
                 LinearTile::ALL.map(Kernel::Sm90Linear).into_iter().chain(ConvTile::LINEAR.map(Kernel::Sm80Gemm));
-            let kernels = tiles.chain(linear).collect();
+            let kernels = tiles.chain(linear).chain([Kernel::Sm90MeanLinear]).collect();
             groups.insert("mean+fc".into(), Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels });
             continue;
         }

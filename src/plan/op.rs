@@ -396,7 +396,7 @@ impl StepOp {
             Self::GlobalAvgPool => "global-pool".into(),
             Self::Linear(_) => "linear".into(),
             Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
-            Self::Tail(tail) => format!("{}mean+fc+{}", if tail.x_scale.is_some() { "s8 " } else { "" }, tail.rows()),
+            Self::Tail(tail) => format!("{}{}", if tail.x_scale.is_some() { "s8 " } else { "" }, tail.parts()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
             Self::Product(of) => of.label(),
             Self::E4m3Product(of) => of.label(),

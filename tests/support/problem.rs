@@ -173,6 +173,11 @@ impl Case {
             let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
+        if let Some(choices) = self.choices_of(Kernel::Sm90MeanLinear, |op| matches!(op, Op::Linear(_))) {
+            // It is for few images.
+            let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend(fits.then(|| (format!(", kernel {}", Kernel::Sm90MeanLinear), choices)));
+        }
         for tile in ChainTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
             let choices = self.chain_choices(tile);
             // Large tiles do not fit into shared memory if there are many channels.

@@ -42,6 +42,7 @@ mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_conv2d_s8_halo;
 mod sm90_linear;
+mod sm90_mean_linear;
 mod sm90_product;
 mod sm90_product_e4m3;
 mod sm90_recurrent;
@@ -117,6 +118,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_conv2d_s8::Sm90Conv2dS8,
     &sm90_conv2d_s8_halo::Sm90Conv2dS8Halo,
     &sm90_linear::Sm90Linear,
+    &sm90_mean_linear::Sm90MeanLinear,
     &sm90_product::Sm90Product,
     &sm90_product_e4m3::Sm90ProductE4m3,
     &sm90_row_norm::Sm90RowNorm,

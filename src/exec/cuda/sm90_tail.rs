@@ -9,7 +9,7 @@ use super::launch::{
 use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::plan::kernels::{MOST_PIXELS, TAIL_THREADS, TAIL_UNIT, TailShape};
-use crate::plan::{Kernel, StepOp, TailTile, mean_factor};
+use crate::plan::{Kernel, StepOp, Tail, TailTile, mean_factor};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
 kernel_args! {
@@ -53,7 +53,9 @@ impl Launcher for Sm90Tail {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let (StepOp::Tail(tail), Kernel::Sm90Tail(tile)) = (step.op(), step.kernel()) else {
+        let (StepOp::Tail(tail @ Tail { output: Some(output), .. }), Kernel::Sm90Tail(tile)) =
+            (step.op(), step.kernel())
+        else {
             return Err(step.wrong_kernel());
         };
         let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
@@ -64,7 +66,7 @@ impl Launcher for Sm90Tail {
             input,
             bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
             channels: tail.linear.out_features,
-            output: tail.output,
+            output: *output,
             row_pitch: step.output_rows().row_pitch,
         };
         launch(&problem, tile, &TailPointers { x, filter, bias, y })

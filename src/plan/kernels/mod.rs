@@ -13,6 +13,7 @@ mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_linear;
+mod sm90_mean_linear;
 mod sm90_product;
 mod sm90_product_e4m3;
 mod sm90_recurrent;
@@ -61,6 +62,8 @@ pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS
 pub use sm90_linear::LinearTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_mean_linear::MeanLinearShape;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_recurrent::{
     MOST_RECURRENT_BLOCKS, MOST_RECURRENT_THREADS, RECURRENT_ROWS, RECURRENT_STEPS, RecurrentLayout, RecurrentRead,
@@ -152,6 +155,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,
     &sm90_tail::Sm90Tail,
+    &sm90_mean_linear::Sm90MeanLinear,
     &sm90_product::Sm90Product,
     &sm90_product_e4m3::Sm90ProductE4m3,
     &sm90_attention::Sm90Attention,
@@ -303,6 +307,8 @@ pub enum Kernel {
     Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
+    /// The sm90 kernel of a mean over pixels and the linear layer that reads it, for few images.
+    Sm90MeanLinear,
     /// An sm90 product of rows with a matrix.
     Sm90Product(ProductKernel),
     /// An sm90 product of rows with a matrix, both of e4m3, with a tile.
@@ -351,6 +357,7 @@ impl Kernel {
             | Self::Sm90Few
             | Self::Sm90Linear(_)
             | Self::Sm90Tail(_)
+            | Self::Sm90MeanLinear
             | Self::Sm90Product(_)
             | Self::Sm90ProductE4m3(_)
             | Self::Sm90Attention(_)
@@ -390,6 +397,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Few => write!(f, "sm90 few"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
+            Self::Sm90MeanLinear => write!(f, "sm90 mean linear"),
             Self::Sm90Product(kernel) => write!(f, "{kernel}"),
             Self::Sm90ProductE4m3(tile) => {
                 write!(f, "sm90 e4m3 product {}x{}{}", tile.n, tile.m, if tile.adds_up() { ", long" } else { "" })

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::sm90_mean_linear::MeanLinearShape;
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;
 use crate::model::{Linear, NodeId, Op};
@@ -40,16 +41,17 @@ impl KernelDef for Sm90Tail {
 ///
 /// ```
 /// use trefoil::{OutputKind, model::images::Linear, plan::{StepOp, Tail}};
-/// let tail = Tail { linear: Linear::named("fc", 1000), output: OutputKind::TopK(5), x_scale: None };
+/// let tail = Tail { linear: Linear::named("fc", 1000), output: Some(OutputKind::TopK(5)), x_scale: None };
 /// assert_eq!(StepOp::Tail(tail.clone()).label(1), "mean+fc+topk(5)");
-/// assert_eq!(StepOp::Tail(Tail { x_scale: Some(0.02), ..tail }).label(1), "s8 mean+fc+topk(5)");
+/// assert_eq!(StepOp::Tail(Tail { x_scale: Some(0.02), ..tail.clone() }).label(1), "s8 mean+fc+topk(5)");
+/// assert_eq!(StepOp::Tail(Tail { output: None, ..tail }).label(1), "mean+fc");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tail {
     /// The fully connected layer.
     pub linear: Linear,
-    /// The kind of output; not features.
-    pub output: OutputKind,
+    /// The kind of output, not features; `None` if the step writes logits for another step.
+    pub output: Option<OutputKind>,
     /// The scale of the input, if the mean reads bytes.
     pub x_scale: Option<f32>,
 }
@@ -60,6 +62,14 @@ impl Tail {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
     }
 
+    /// Whether the kernels read such activations: those in f16, or bytes with a scale.
+    pub(super) fn reads(&self, x: Operand) -> bool {
+        match self.x_scale {
+            Some(_) => matches!(x.dtype, Dtype::U8 | Dtype::I8) && x.shape.pixels() <= MOST_PIXELS,
+            None => x.dtype == Dtype::F16,
+        }
+    }
+
     /// The operands of the fully connected layer: the mean of `x`, and the logits. The kernel writes neither to memory.
     pub(crate) fn layer(&self, x: Operand) -> [Operand; 2] {
         let vector =
@@ -68,13 +78,12 @@ impl Tail {
         [mean, vector(self.linear.out_features, self.k_stored(), Dtype::F32)]
     }
 
-    /// A short name for the kind of output.
-    pub(crate) fn rows(&self) -> String {
+    /// The parts of the step, by short names.
+    pub(crate) fn parts(&self) -> String {
         match self.output {
-            OutputKind::Probabilities => "softmax".into(),
-            OutputKind::Logits | OutputKind::TopK(_) | OutputKind::Features => {
-                format!("{:?}", self.output).to_lowercase()
-            }
+            None => "mean+fc".into(),
+            Some(OutputKind::Probabilities) => "mean+fc+softmax".into(),
+            Some(output) => format!("mean+fc+{output:?}").to_lowercase(),
         }
     }
 }
@@ -136,14 +145,10 @@ pub(crate) const TAIL_UNIT: usize = 32;
 impl TailShape {
     /// The tail of a step; `None` unless it reads activations in f16, or bytes with a scale.
     fn of(work: &Work<'_>) -> Option<Self> {
-        let StepOp::Tail(tail) = work.op else { return None };
+        let StepOp::Tail(tail @ Tail { output: Some(output), .. }) = work.op else { return None };
         let (input, dtype) = (work.inputs[0].stored(), work.inputs[0].dtype);
-        let is_taken = match tail.x_scale {
-            Some(_) => matches!(dtype, Dtype::U8 | Dtype::I8) && input.pixels() <= MOST_PIXELS,
-            None => dtype == Dtype::F16,
-        };
-        let shape = Self { batch: work.batch, input, dtype, k_stored: tail.k_stored(), output: tail.output };
-        (is_taken && work.writes(Dtype::F32)).then_some(shape)
+        let shape = Self { batch: work.batch, input, dtype, k_stored: tail.k_stored(), output: *output };
+        (tail.reads(work.inputs[0]) && work.writes(Dtype::F32)).then_some(shape)
     }
 
     /// Bytes of dynamic shared memory of a block: filters on their way, partial sums, means, and logits of the rows
@@ -191,7 +196,7 @@ pub(crate) const MOST_PIXELS: usize = 1 << 23;
 /// Bytes of static shared memory of a block, plus the shared memory that the driver reserves.
 const STATIC_BYTES: usize = 256;
 /// The least number of multiprocessors of a whole GPU, which has groups of 16.
-const WHOLE: usize = 128;
+pub(super) const WHOLE: usize = 128;
 /// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while few others read.
 const OF_ONE: f64 = 60.0;
 /// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while all others read.
@@ -199,7 +204,8 @@ const OF_EACH: f64 = 30.0;
 /// The rest of a block's time, in clocks: latencies, waits for other blocks, sums and rows.
 const OF_BLOCK: f64 = 6000.0;
 
-/// The largest batch whose last layers are one step by default: in measurements this was faster than three steps.
+/// The largest batch whose last layers are one step by default, where they are not two: in measurements this was faster
+/// than three steps.
 const MOST_ROWS: usize = 1;
 
 /// The match of the last layers whose output rows are node `at`. `None` if the kernel does not compute them, if the
@@ -214,7 +220,11 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     }
     let found = Match {
         name: node.name.clone(),
-        op: StepOp::Tail(Tail { linear: linear.clone(), output, x_scale: context.scale(pooled.inputs[0]) }),
+        op: StepOp::Tail(Tail {
+            linear: linear.clone(),
+            output: Some(output),
+            x_scale: context.scale(pooled.inputs[0]),
+        }),
         kernel: None,
         place: at,
         covers: vec![mean, layer, at],
@@ -223,8 +233,9 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         saved: 0.0,
     };
     let (shape, limits) = (TailShape::of(&context.work(&found))?, context.limits());
+    let is_mean_linear = shape.input.channels <= MeanLinearShape::CHANNELS;
     let (tile, saved) = match context.chosen(layer) {
-        None if shape.batch <= MOST_ROWS => (best(&shape, limits)?, ALWAYS),
+        None if shape.batch <= MOST_ROWS && !is_mean_linear => (best(&shape, limits)?, ALWAYS),
         Some(Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => (tile, CHOSEN),
         _ => return None,
     };
