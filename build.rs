@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// For kernels that are compiled twice: the include directive that tells them, the suffix of the second module, and its
-/// flag.
-const TWINS: [(&str, &str, &str); 2] = [
+/// For kernels that are compiled more than once: the include directive that tells them, the suffix of the further module,
+/// and its flag.
+const TWINS: [(&str, &str, &str); 3] = [
     ("#include \"element.cuh\"", "_bf16", "-DTREFOIL_BF16"),
     ("#include \"activation.cuh\"", "_silu", "-DTREFOIL_SILU"),
+    ("#include \"gelu.cuh\"", "_gelu", "-DTREFOIL_GELU"),
 ];
 
 fn main() {
@@ -55,7 +56,7 @@ fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     let mut images = Vec::new();
     for source in files(kernels, "cu") {
         images.push(compile(&source, "", None));
-        // As in `kernels/build.py`: a kernel with one of these includes is compiled twice.
+        // As in `kernels/build.py`: a kernel is compiled once more for each of these includes.
         let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
         for (include, suffix, flag) in TWINS {
             if text.contains(include) {

@@ -1,8 +1,9 @@
-// The activation of what a convolution kernel writes: none or a bound by a number of the launch, or SiLU where TREFOIL_SILU
-// is defined. A source that includes this file is compiled once for each, with the same code but for the activation.
+// The activation of what a convolution kernel writes: none or a bound by a number of the launch, SiLU where TREFOIL_SILU
+// is defined, or GELU by erf where TREFOIL_GELU is. A source that includes this file is compiled once for bounds and once
+// for SiLU, with the same code but for the activation; one that includes gelu.cuh too is compiled for GELU as well.
 #pragma once
 
-#include "common.cuh"
+#include "gelu.cuh"
 
 // SiLU of two sums, rounded: x / (1 + 2^(-x log2 e)). Off by less than 2^-16 of itself, or 2^-30; minus infinity becomes
 // NaN.
@@ -20,9 +21,23 @@ struct Silu {
   }
 };
 
-#ifdef TREFOIL_SILU
+// GELU of two sums, rounded. Off by less than 2^-17 of itself, or 2^-29.
+struct Gelu {
+  __device__ __forceinline__ explicit Gelu(int32_t) {}
+
+  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
+    const Erf gelu(0.0f, 0.0f);
+    const __half2 rounded = __floats2half2_rn(gelu(sum.x), gelu(sum.y));
+    return *reinterpret_cast<const uint32_t *>(&rounded);
+  }
+};
+
+#if defined(TREFOIL_SILU)
 using Activation = Silu;
 #define TREFOIL_ENTRY(name) name##_silu
+#elif defined(TREFOIL_GELU)
+using Activation = Gelu;
+#define TREFOIL_ENTRY(name) name##_gelu
 #else
 using Activation = Clamp;
 #define TREFOIL_ENTRY(name) name

@@ -42,7 +42,8 @@ ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 # Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
 SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
 # Such kernels whose source includes one of these are compiled once more, by this flag, as a module of that suffix.
-TWINS = {'#include "element.cuh"': ("-DTREFOIL_BF16", "_bf16"), '#include "activation.cuh"': ("-DTREFOIL_SILU", "_silu")}
+TWINS = {'#include "element.cuh"': ("-DTREFOIL_BF16", "_bf16"), '#include "activation.cuh"': ("-DTREFOIL_SILU", "_silu"),
+         '#include "gelu.cuh"': ("-DTREFOIL_GELU", "_gelu")}
 
 
 def main():

@@ -276,8 +276,8 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         }
     }
     if limits.has_sm90_kernels() {
-        for problem in support::convolution::with_silu(limits) {
-            let (of, values) = (format!("silu, {}", problem.kernel()), problem.values());
+        for problem in support::convolution::with_activations(limits) {
+            let (of, values) = (format!("{}, {}", problem.activation_name(), problem.kernel()), problem.values());
             let trial = on_device(format!("{of}, {problem:?}"), device, move |device| problem.run(device));
             of_kernels.entry(of).or_default().push((values, trial));
         }

@@ -142,7 +142,7 @@ impl Writer {
     fn activated(&mut self, name: &str, x: ValueId, activation: Activation) -> ValueId {
         match activation {
             Activation::None => x,
-            Activation::Relu | Activation::Relu6 | Activation::Silu => {
+            Activation::Relu | Activation::Relu6 | Activation::Silu | Activation::Gelu => {
                 self.g.activation(&format!("{name} (activation)"), x, activation)
             }
         }

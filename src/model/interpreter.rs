@@ -85,6 +85,7 @@ fn activate(activation: Activation, x: &[f64]) -> Vec<f64> {
         Activation::Relu => x.max(0.0),
         Activation::Relu6 => x.clamp(0.0, 6.0),
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
     };
     x.iter().map(apply).collect()
 }

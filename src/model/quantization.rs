@@ -255,7 +255,7 @@ pub(crate) fn never_negative(graph: &Network) -> Vec<bool> {
             }
             op => match activation(op) {
                 Activation::Relu | Activation::Relu6 => true,
-                Activation::None | Activation::Silu => false,
+                Activation::None | Activation::Silu | Activation::Gelu => false,
             },
         };
         never.push(is_so);

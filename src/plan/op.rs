@@ -705,7 +705,7 @@ pub(crate) fn mean_factor(scale: f32, image: Shape) -> f32 {
 fn suffix(activation: Activation) -> String {
     match activation {
         Activation::None => String::new(),
-        Activation::Relu | Activation::Relu6 | Activation::Silu => format!("+{activation}"),
+        Activation::Relu | Activation::Relu6 | Activation::Silu | Activation::Gelu => format!("+{activation}"),
     }
 }
 

@@ -4,6 +4,7 @@ mod element;
 mod row;
 mod size;
 
+use std::f32::consts::FRAC_1_SQRT_2;
 use std::fmt;
 
 pub use element::Element;
@@ -300,6 +301,8 @@ pub enum Activation {
     Relu6,
     /// x / (1 + exp(-x)).
     Silu,
+    /// x times the standard normal cumulative distribution function at x.
+    Gelu,
 }
 
 impl Activation {
@@ -311,6 +314,7 @@ impl Activation {
             Self::Relu => relu(x),
             Self::Relu6 => x.clamp(0.0, 6.0),
             Self::Silu => x / (1.0 + (-x).exp()),
+            Self::Gelu => 0.5 * x * (1.0 + libm::erff(x * FRAC_1_SQRT_2)),
         }
     }
 
@@ -318,7 +322,7 @@ impl Activation {
     pub(crate) const fn is_bound(self) -> bool {
         match self {
             Self::None | Self::Relu | Self::Relu6 => true,
-            Self::Silu => false,
+            Self::Silu | Self::Gelu => false,
         }
     }
 }
@@ -330,6 +334,7 @@ impl fmt::Display for Activation {
             Self::Relu => "relu",
             Self::Relu6 => "relu6",
             Self::Silu => "silu",
+            Self::Gelu => "gelu",
         })
     }
 }

@@ -94,8 +94,8 @@ pub fn of_few_channels(precision: Precision) -> Vec<Problem> {
     all
 }
 
-/// Problems in f16 for every kernel that applies SiLU to a convolution of images.
-pub fn with_silu(limits: &Limits) -> Vec<Problem> {
+/// Problems in f16 for every kernel that applies SiLU or GELU to a convolution of images.
+pub fn with_activations(limits: &Limits) -> Vec<Problem> {
     let same = |size: usize, stride| window([size; 2], [stride; 2], [[size / 2; 2]; 2], [1, 1]);
     let of = |input, outputs, window, rows| Problem { input, outputs, window, rows, ..usual(Precision::F16) };
     let problems = [
@@ -109,6 +109,9 @@ pub fn with_silu(limits: &Limits) -> Vec<Problem> {
         of([9, 11, 72], 136, same(3, 2), 2),
         of([21, 17, 40], 264, window([3, 3], [1, 1], [[6, 6]; 2], [6, 6]), 3),
         of([19, 6, 40], 32, window([2, 5], [1, 3], [[0, 1], [4, 2]], [2, 1]), 2),
+        // Frames of sounds.
+        of([1, 301, 80], 200, window([1, 3], [1, 1], [[0, 0], [1, 1]], [1, 1]), 3),
+        of([1, 150, 192], 192, window([1, 3], [1, 2], [[0, 0], [1, 1]], [1, 1]), 2),
     ];
     let tiles: Vec<Kernel> = Kernel::of_convolutions(limits);
     let tiles = tiles.into_iter().filter(|kernel| matches!(kernel, Kernel::Sm90Conv { .. }));
@@ -117,7 +120,10 @@ pub fn with_silu(limits: &Limits) -> Vec<Problem> {
             move |of: &Problem| kernel != Kernel::Sm90Halo || (of.window == same(3, 1) && of.input[2] <= 64);
         problems.clone().into_iter().filter(is_computed).map(move |of| Problem { kernel, ..of })
     };
-    tiles.chain([Kernel::Sm90Halo]).flat_map(of_kernel).chain(depthwise_with_silu()).collect()
+    let of_tiles: Vec<Problem> = tiles.flat_map(of_kernel).collect();
+    let with_gelu = of_tiles.iter().cloned().map(|of| Problem { activation: ProductActivation::Gelu, ..of });
+    let with_silu = of_kernel(Kernel::Sm90Halo).chain(depthwise_with_silu());
+    of_tiles.iter().cloned().chain(with_gelu).chain(with_silu).collect()
 }
 
 /// Depthwise convolutions with SiLU, by every window and unit of their kernel.
@@ -148,6 +154,11 @@ impl Problem {
     /// The kernel of the problem.
     pub fn kernel(&self) -> Kernel {
         self.kernel
+    }
+
+    /// The name of the activation, which is SiLU or GELU if a kernel for images applies it.
+    pub fn activation_name(&self) -> String {
+        format!("{:?}", self.activation).to_lowercase()
     }
 
     /// Number of values of the result.
@@ -189,7 +200,8 @@ impl Problem {
         }
         let engine = engine.check(true).build().map_err(told)?;
         let plan = &engine.plans()[0];
-        let is_whole = |step: &Step| self.kernel == Kernel::Sm90Few || step.op.label(1).ends_with("+silu");
+        let applies = format!("+{}", self.activation_name());
+        let is_whole = |step: &Step| self.kernel == Kernel::Sm90Few || step.op.label(1).ends_with(&applies);
         if !plan.steps.iter().any(|step| step.kernel == self.kernel && is_whole(step)) {
             return Err(format!("the kernel is not in the plan:\n{plan}"));
         }

@@ -399,7 +399,7 @@ fn activate(activation: ProductActivation, x: f64) -> f64 {
 
 /// The part of a normal distribution below x: 1/2 plus the density times x + x^3/3 + x^5/(3*5) + ...; beyond 6, where
 /// this loses its digits, density / (x + 1/(x + 2/(x + ...))).
-fn normal_below(x: f64) -> f64 {
+pub fn normal_below(x: f64) -> f64 {
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
     if x.abs() < 6.0 {
         let (mut term, mut sum) = (x, 0.0);

@@ -10,6 +10,7 @@ use trefoil::model::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Windo
 use trefoil::{Activation, Dtype, OutputKind, Shape};
 
 use super::problem::joinable;
+use super::product::normal_below;
 use super::tolerance::{Expected, Growth, Storage, U32};
 
 /// The arithmetic of a device.
@@ -206,7 +207,7 @@ fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, h
     y
 }
 
-/// Applies an activation: errors do not grow, except by SiLU, whose slope is at most 1.1.
+/// Applies an activation: errors do not grow, except by SiLU and GELU, whose slopes are at most 1.1 and 1.13.
 fn activate(activation: Activation, mut x: Expected) -> Expected {
     for (value, error) in x.values.iter_mut().zip(&mut x.errors) {
         *value = match activation {
@@ -216,6 +217,10 @@ fn activate(activation: Activation, mut x: Expected) -> Expected {
             Activation::Silu => {
                 *error *= 1.1;
                 *value / (1.0 + (-*value).exp())
+            }
+            Activation::Gelu => {
+                *error *= 1.13;
+                *value * normal_below(*value)
             }
         };
     }

@@ -37,7 +37,7 @@ impl From<Activation> for Clamp {
             Activation::None => Self { low: f32::NEG_INFINITY, high: f32::INFINITY },
             Activation::Relu => Self { low: 0.0, high: f32::INFINITY },
             Activation::Relu6 => Self { low: 0.0, high: 6.0 },
-            Activation::Silu => unreachable!("the planner has no kernel of a CPU for it"),
+            Activation::Silu | Activation::Gelu => unreachable!("the planner has no kernel of a CPU for it"),
         }
     }
 }

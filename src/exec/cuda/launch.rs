@@ -166,7 +166,9 @@ pub(crate) fn activation_code(activation: Activation) -> Result<i32, Error> {
         Activation::None => Ok(0),
         Activation::Relu => Ok(1),
         Activation::Relu6 => Ok(2),
-        Activation::Silu => Err(unsupported("activation", activation, "this kernel applies none, relu and relu6")),
+        Activation::Silu | Activation::Gelu => {
+            Err(unsupported("activation", activation, "this kernel does not apply it"))
+        }
     }
 }
 

@@ -74,7 +74,7 @@ impl Launcher for Sm90Conv2dFprop {
     }
 
     fn entries(&self) -> Vec<EntryPoint> {
-        let of = |(tile, names): (Sm90Tile, [_; 2])| {
+        let of = |(tile, names): (Sm90Tile, [_; 3])| {
             let pipeline = tile.pipeline().expect("every compiled tile has one");
             let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
             let with = move |(module, name)| EntryPoint { module, name, threads, shared_bytes, cluster: 8 };
@@ -111,17 +111,21 @@ impl Launcher for Sm90Conv2dFprop {
 /// An encoded tensor map.
 pub(super) type MapBytes = [u64; 16];
 
-/// The modules of activations that clamp, and of SiLU.
-const MODULES: [&str; 2] = ["sm90_conv2d_fprop", "sm90_conv2d_fprop_silu"];
+/// The modules of activations that clamp, of SiLU and of GELU.
+const MODULES: [&str; 3] = ["sm90_conv2d_fprop", "sm90_conv2d_fprop_silu", "sm90_conv2d_fprop_gelu"];
 
 macro_rules! names {
     ($tile:literal) => {
-        [concat!("sm90_conv2d_fprop_", $tile), concat!("sm90_conv2d_fprop_", $tile, "_silu")]
+        [
+            concat!("sm90_conv2d_fprop_", $tile),
+            concat!("sm90_conv2d_fprop_", $tile, "_silu"),
+            concat!("sm90_conv2d_fprop_", $tile, "_gelu"),
+        ]
     };
 }
 
-/// For each tile the kernel that clamps, and the kernel with SiLU.
-pub(super) const ENTRIES: [(Sm90Tile, [&str; 2]); Sm90Tile::ALL.len()] = [
+/// For each tile the kernel that clamps, and those with SiLU and GELU.
+pub(super) const ENTRIES: [(Sm90Tile, [&str; 3]); Sm90Tile::ALL.len()] = [
     (Sm90Tile { channels: 128, pixels: 256 }, names!("128x256")),
     (Sm90Tile { channels: 128, pixels: 192 }, names!("128x192")),
     (Sm90Tile { channels: 128, pixels: 144 }, names!("128x144")),
@@ -174,7 +178,10 @@ pub(crate) fn launch(
 ) -> Result<Launch, Error> {
     let Tiling { tile, cluster, units, backward } = *tiling;
     let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
-    let (of_activation, activation) = applied(activation)?;
+    let (of_activation, activation) = match activation {
+        Activation::Gelu => (2, 0),
+        other => applied(other)?,
+    };
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, names)| names[of_activation]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
@@ -252,7 +259,7 @@ pub(crate) fn launch(
 }
 
 /// The index of the kernel of a tile that applies an activation, 0 for the one that clamps and 1 for SiLU; and the
-/// number by which the first knows the activation.
+/// number by which the first knows the activation. GELU is no activation of all kernels with SiLU.
 pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
     match activation {
         Activation::Silu => Ok((1, 0)),

@@ -129,7 +129,9 @@ fn activation_bounds(activation: Activation) -> Result<[u32; 2], Error> {
         Activation::None => [f16::NEG_INFINITY, f16::INFINITY],
         Activation::Relu => [f16::ZERO, f16::INFINITY],
         Activation::Relu6 => [f16::ZERO, f16::from_f32(6.0)],
-        Activation::Silu => return Err(unsupported("activation", activation, "the stem applies bounds alone")),
+        Activation::Silu | Activation::Gelu => {
+            return Err(unsupported("activation", activation, "the stem applies bounds alone"));
+        }
     };
     Ok([low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001))
 }

@@ -76,6 +76,7 @@ impl GraphBuilder {
             Activation::Relu => self.relu(name, x),
             Activation::Relu6 => self.relu6(name, x),
             Activation::Silu => self.map(name, Expr::arg(0).silu(), &[x]),
+            Activation::Gelu => self.gelu(name, x),
         }
     }
 

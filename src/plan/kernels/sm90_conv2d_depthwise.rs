@@ -23,8 +23,8 @@ impl KernelDef for Sm90Conv2dDepthwise {
         matches!(work.op, StepOp::Depthwise(_)) && DepthwiseShape::of(work).is_some()
     }
 
-    fn applies(&self, _activation: Activation) -> bool {
-        true
+    fn applies(&self, activation: Activation) -> bool {
+        activation != Activation::Gelu
     }
 
     fn has(&self, kernel: Kernel) -> bool {

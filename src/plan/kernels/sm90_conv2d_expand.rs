@@ -22,8 +22,8 @@ impl KernelDef for Sm90Conv2dExpand {
         matches!(work.op, StepOp::ExpandDepthwise { .. }) && DepthwiseShape::of(work).is_some()
     }
 
-    fn applies(&self, _activation: Activation) -> bool {
-        true
+    fn applies(&self, activation: Activation) -> bool {
+        activation != Activation::Gelu
     }
 
     fn has(&self, kernel: Kernel) -> bool {

@@ -21,8 +21,8 @@ impl KernelDef for Sm90Conv2dHalo {
         conv(work).is_some()
     }
 
-    fn applies(&self, _activation: Activation) -> bool {
-        true
+    fn applies(&self, activation: Activation) -> bool {
+        activation != Activation::Gelu
     }
 
     fn has(&self, kernel: Kernel) -> bool {

@@ -390,6 +390,28 @@ fn silu_is_in_its_convolution() {
     }
 }
 
+/// The kernel of a dense convolution applies GELU by erf too; no other kernel for images does, nor any that by tanh.
+#[test]
+fn gelu_is_in_a_dense_convolution() {
+    let [erf, tanh] = [Expr::gelu as fn(Expr) -> Expr, Expr::gelu_tanh];
+    let dense =
+        [(erf, Limits::h200(), "conv3x3+gelu"), (erf, Limits::a100(), "conv3x3"), (tanh, Limits::h200(), "conv3x3")];
+    for (gelu, limits, label) in dense {
+        let (mut g, x) = Network::new(32, [28, 28, 64]);
+        let sums = g.conv("a", x, [64, 64, 3]);
+        let a = g.0.map("a.gelu", gelu(Expr::arg(0)), &[sums]);
+        let plan = g.planned(&limits, &[a]);
+        assert_eq!(images(&plan), named(&[("a", label)]), "{plan}");
+        let is_tiles = |step: &Step| matches!(step.kernel, Kernel::Sm90Conv { .. });
+        assert_eq!(plan.steps.iter().any(is_tiles), label == "conv3x3+gelu", "{plan}");
+    }
+    let (mut g, x) = Network::new(32, [28, 28, 64]);
+    let sums = g.depthwise("a", x, [64, 3]);
+    let a = g.0.gelu("a.gelu", sums);
+    let plan = g.planned(&Limits::h200(), &[a]);
+    assert_eq!(images(&plan), named(&[("a", "dw3x3")]), "{plan}");
+}
+
 /// The kernel of a depthwise convolution applies SiLU too; that of both convolutions applies it to both or to none.
 #[test]
 fn silu_is_in_a_depthwise_convolution() {

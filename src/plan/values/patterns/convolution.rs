@@ -49,13 +49,24 @@ impl Activated {
             return None;
         }
         let own = node.inputs.get(2).copied().flatten();
-        let silu = Epilogue { activation: ProductActivation::Silu, ..Epilogue::default() };
-        let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, |of| *of == silu);
-        let conv = Conv2d { activation: Activation::Silu, ..conv };
-        // If a reshape follows, its result has other dimensions than the image of the convolution.
-        let is_image = graph.value(writes).dims == graph.value(y).dims;
-        let clocks = clocks_of(context, at, &conv).filter(|_| is_image && epilogue.activation == silu.activation)?;
+        // If a reshape follows, its result may have other dimensions than the image of the convolution.
+        let is_applied = |of: &Epilogue, value: ValueId| {
+            let alone = Epilogue { activation: of.activation, ..Epilogue::default() };
+            *of == alone && applied(of.activation).is_some() && graph.value(value).dims == graph.value(y).dims
+        };
+        let (last, writes, epilogue) = behind(context, at, conv.out_channels, own, is_applied);
+        let conv = Conv2d { activation: applied(epilogue.activation)?, ..conv };
+        let clocks = clocks_of(context, at, &conv)?;
         Some(Self { conv, clocks, last, writes })
+    }
+}
+
+/// An activation other than a bound as kernels for images know it.
+const fn applied(activation: ProductActivation) -> Option<Activation> {
+    match activation {
+        ProductActivation::Silu => Some(Activation::Silu),
+        ProductActivation::Gelu => Some(Activation::Gelu),
+        _ => None,
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     }
     let filter = filter_of(&name_of(graph.constant(w.codes)?, matrix), sums_first);
     let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
-    let (last, value, Epilogue { bias, activation, scale, residual }) = behind(context, at, n, None, |_| true);
+    let (last, value, Epilogue { bias, activation, scale, residual }) = behind(context, at, n, None, |_, _| true);
     let codes = if residual.is_none() { rounded(context, value) } else { None };
     let (last, writes, result) = codes.map_or((last, value, None), |(last, codes, scale)| (last, codes, Some(scale)));
     let units = units.flatten();

@@ -28,7 +28,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let [input, output] = [x, y].map(|id| image(&graph.value(id).dims));
     let own = node.inputs.get(2).copied().flatten();
     let (last, writes, epilogue) =
-        behind(context, at, output.channels, own, |of| of.scale.is_none() && of.residual.is_none());
+        behind(context, at, output.channels, own, |of, _| of.scale.is_none() && of.residual.is_none());
     let &[[_, image], [_, row], [_, column], [_, channel]] = &view.axes[..] else { return None };
     let of = FewOp {
         conv: Conv2d { bias: None, ..conv.clone() },

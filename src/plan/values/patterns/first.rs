@@ -18,7 +18,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let (Op::Conv(_), Dtype::F16, Some(conv)) = (&node.op, dtype, layer(graph, node)) else { return None };
     let (x, y) = (node.inputs[0]?, node.outputs[0]);
     let photos = Photos::of(context, x, batch)?;
-    let of_kernel = |of: &Epilogue| {
+    let of_kernel = |of: &Epilogue, _| {
         let is_bound = matches!(of.activation, ProductActivation::None | ProductActivation::Relu);
         is_bound && [of.bias, of.scale, of.residual] == [None; 3]
     };

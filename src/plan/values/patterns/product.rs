@@ -29,7 +29,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         }
         made => (made, RowsAt { first: 0, pitch: k }),
     };
-    let (last, writes, epilogue) = behind(context, at, n, own, |_| true);
+    let (last, writes, epilogue) = behind(context, at, n, own, |_, _| true);
     let is_of_pixels = matches!((&context.graph.nodes[at.0].op, &x), (Op::Conv(_), Read::Half(_)));
     if is_of_pixels && !(epilogue.is_of_products() && is_sooner(context, at, sizes)) {
         return None;
@@ -164,13 +164,13 @@ fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<
 }
 
 /// The last node of a product's epilogue, its value, and the epilogue. `own` is the bias of the product's node, and
-/// `takes` says whether the kernel can apply an epilogue.
+/// `takes` says whether the kernel can apply an epilogue whose result is this value.
 pub(super) fn behind(
     context: &Context<'_>,
     at: NodeId,
     columns: usize,
     own: Option<ValueId>,
-    takes: impl Fn(&Epilogue) -> bool,
+    takes: impl Fn(&Epilogue, ValueId) -> bool,
 ) -> (NodeId, ValueId, Epilogue) {
     let graph = context.graph;
     let product = graph.nodes[at.0].outputs[0];
@@ -184,7 +184,7 @@ pub(super) fn behind(
         }
         let following = Following { graph, others: &region.others, elems: graph.value(product).elems(), columns };
         let epilogue = following.epilogue(&region.known[&value]);
-        if let Some(epilogue) = epilogue.filter(|of| takes(of) && (own.is_none() || of.bias.is_none())) {
+        if let Some(epilogue) = epilogue.filter(|of| takes(of, value) && (own.is_none() || of.bias.is_none())) {
             last = (next, value, Epilogue { bias: own.or(epilogue.bias), ..epilogue });
         }
     }
