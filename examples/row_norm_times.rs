@@ -1,8 +1,9 @@
-//! Times LayerNorm alone, on the rows of known transformers: with its result in f16, in codes of e4m3, and in both.
+//! Times LayerNorm alone, on the rows of known transformers: with its result in f16, in codes of e4m3, in both,
+//! and in f32.
 //!
 //! usage: row_norm_times [ROUNDS]
 //!
-//! It prints the median microseconds of one launch, and the rate of the bytes that it reads and writes. The three run in turn.
+//! It prints the median microseconds of one launch, and the rate of the bytes that it reads and writes. They run in turn.
 //! Operands are random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the
 //! same rows.
 
@@ -32,7 +33,7 @@ fn main() -> Result<(), Error> {
 }
 
 /// What a norm writes, with the bytes of a value.
-const WRITTEN: [(&str, usize); 3] = [("f16", 2), ("e4m3", 1), ("both", 3)];
+const WRITTEN: [(&str, usize); 4] = [("f16", 2), ("e4m3", 1), ("both", 3), ("f32", 4)];
 
 /// Microseconds of a launch of each variant.
 fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, Error> {
@@ -42,7 +43,7 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, E
     let at = RowsAt { first: 0, pitch: columns };
     let unwritten = vec![NAN; rows * columns];
     let codes = |alone| Some(RowNormCodes { values: (&unwritten, at), scale: 0.02, alone });
-    let of = |codes| {
+    let of = |codes, floats| {
         let operands = RowNormOperands {
             sizes,
             centred: true,
@@ -52,17 +53,20 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, E
             bias: Some(&bias),
             result: (&result, at),
             codes,
+            floats,
             backward: false,
         };
         RowNormRun::new(device, &operands, copies(4 * rows * columns))
     };
-    let mut runs = [of(None)?, of(codes(true))?, of(codes(false))?];
+    let singles = vec![f32::NAN; rows * columns];
+    let mut runs = [of(None, None)?, of(codes(true), None)?, of(codes(false), None)?, of(None, Some((&singles, at)))?];
     let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
-    let [rows, codes, both] = runs;
+    let [rows, codes, both, floats] = runs;
     assert_written(&rows.result()?, result.len());
     assert_written(&both.result()?, result.len());
     let all = [codes.codes()?, both.codes()?];
     assert!(all[0] == all[1] && !all[0].contains(&NAN));
+    assert!(floats.floats()?.iter().all(|value| !value.is_nan()));
     Ok(micros)
 }
 

@@ -4,7 +4,7 @@
 
 struct RowNormArgs {
   const uint4 *x;       // chunks of 8 elements
-  uint4 *y;
+  uint4 *y;             // of floats two for a chunk
   const float *weight;  // [columns]
   const float *bias;    // [columns]; null: zeros
   int64_t x_pitch;      // chunks from one row to the next
@@ -56,11 +56,27 @@ template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chun
   return rsqrtf(warp_sum(squares) * args.per_column + args.epsilon);
 }
 
-// What a norm writes: elements, codes of e4m3, or both.
-enum class Writes { kElements, kCodes, kBoth };
+// What a norm writes: elements, codes of e4m3, both, or floats.
+enum class Writes { kElements, kCodes, kBoth, kFloats };
+
+// Stores a chunk of floats of each lane, all lanes of a warp together: neighbours have halves of the same chunk, so that
+// they write sectors of the L2 cache whole.
+TREFOIL_DEVICE void store_floats(const RowNormArgs &args, int64_t row, int32_t chunk, const Chunk &values) {
+  const bool odd = chunk % 2 == 1;
+  float4 *of_pair = reinterpret_cast<float4 *>(args.y + (row * args.y_pitch + chunk - odd) * 2) + odd;
+  float other[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) other[i] = __shfl_xor_sync(0xffffffff, values.v[odd ? i : 4 + i], 1);
+  const float4 received = make_float4(other[0], other[1], other[2], other[3]);
+  if (chunk - odd < args.chunks)
+    of_pair[0] = odd ? received : make_float4(values.v[0], values.v[1], values.v[2], values.v[3]);
+  if (chunk - odd + 1 < args.chunks)
+    of_pair[2] = odd ? make_float4(values.v[4], values.v[5], values.v[6], values.v[7]) : received;
+}
 
 template <Writes kWrites>
 TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t row, int32_t chunk, const Chunk &values) {
+  static_assert(kWrites != Writes::kFloats, "stored by all lanes together");
   if constexpr (kWrites != Writes::kCodes) args.y[row * args.y_pitch + chunk] = pack_chunk<Element>(values);
   if constexpr (kWrites != Writes::kElements) {
     uint32_t pairs[4];
@@ -120,8 +136,8 @@ TREFOIL_DEVICE float block_sum(float x, float (&sums)[kFewThreads / 32]) {
   return sum;
 }
 
-// The kernel body for few rows: a block has one, a thread a chunk of it. Weights and biases come while earlier launches
-// end, for nothing has read them before in a run.
+// The kernel body for few rows, and for floats: a block has one row, a thread a chunk of it. Weights and biases come while
+// earlier launches end, for nothing has read them before in a run.
 template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   __shared__ float sums[2][kFewThreads / 32];
   const int64_t row = blockIdx.x;
@@ -142,30 +158,33 @@ template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &ar
     if (inside) squares = fmaf(value, value, squares);
   }
   const float scale = rsqrtf(block_sum(squares, sums[1]) * args.per_column + args.epsilon);
-  if (!inside) return;
+  if (kWrites != Writes::kFloats && !inside) return;
 #pragma unroll
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
-  store_chunk<kWrites>(args, row, chunk, values);
+  if constexpr (kWrites == Writes::kFloats) store_floats(args, row, chunk, values);
+  else store_chunk<kWrites>(args, row, chunk, values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
-//            the row (LayerNorm); centred 0: mean 0 (RMSNorm). By entries *_both also codes, by *_e4m3 only codes:
+//            the row (LayerNorm); centred 0: mean 0 (RMSNorm). By *_few_f32 as floats; by *_both also codes, by
+//            *_e4m3 only codes:
 //            codes[row][c] = e4m3(y[row][c] * to_codes)
 // Operands   x         read   elements [rows][columns], rows x_pitch chunks of 8 apart
 //            weight    read   floats [columns]
 //            bias      read   floats [columns], null: zeros
-//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x. Not by *_e4m3
+//            y         write  elements [rows][columns], rows y_pitch chunks apart; may be x. Not by *_e4m3. By *_few_f32
+//                             floats, in chunks of 8 too; overlaps nothing
 //            codes     write  by *_both and *_e4m3 [rows][columns], rows codes_pitch chunks of 8 apart, at multiples of 8
 //                             bytes; overlaps nothing
 //            All others at multiples of 16 bytes; columns a multiple of 8. Elements are f16, or bf16 by entries *_bf16.
 // Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to an element at the
-//            end, to nearest even (overflow becomes infinity). For a code the float that is rounded to an element is
-//            multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes 448 with
-//            its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of a row
-//            of bf16 whose squares add up to more than a float holds the bias is left.
+//            end, to nearest even (overflow becomes infinity), none by *_few_f32. For a code the float that is rounded to an
+//            element is multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes
+//            448 with its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of
+//            a row of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
-//            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32. No dynamic shared memory.
-//            Compute capability 9.0 exactly.
+//            for few rows, _few, and _few_f32 for any number: grid rows, block columns / 8 rounded up to a multiple of 32.
+//            No dynamic shared memory. Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.
@@ -200,3 +219,4 @@ TREFOIL_SM90_ROW_NORM(6)
 TREFOIL_SM90_ROW_NORM(7)
 TREFOIL_SM90_ROW_NORM(8)
 TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few, Writes::kElements)
+TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_f32, Writes::kFloats)

@@ -248,6 +248,12 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry(of).or_default().push((values, trial));
     }
+    for problem in HALVES.into_iter().filter(|_| limits.has_sm90_kernels()).flat_map(support::row_norm::all) {
+        let (of, values) = (format!("norm of rows to f32, {}", problem.dtype), problem.values());
+        let name = format!("{of}, {problem:?}");
+        let trial = on_device(name, device, move |device| problem.run_to_f32(device));
+        of_kernels.entry(of).or_default().push((values, trial));
+    }
     for (problem, scale) in support::row_norm::to_codes().into_iter().filter(|_| limits.has_sm90_kernels()) {
         let (of, values) = ("norm of rows to e4m3".to_owned(), problem.values());
         let name = format!("{of}, {problem:?}, {scale}");

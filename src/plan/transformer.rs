@@ -105,6 +105,7 @@ pub struct AttentionOp {
 /// let with = |result| StepOp::RowNorm(RowNormOp { result, ..norm }).label(3);
 /// assert_eq!(with(RowNormResult::Codes(0.02)), "layer-norm to e4m3");
 /// assert_eq!(with(RowNormResult::Both(0.02)), "layer-norm and e4m3");
+/// assert_eq!(with(RowNormResult::F32), "layer-norm to f32");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNormOp {
@@ -129,6 +130,8 @@ pub enum RowNormResult {
     Codes(f32),
     /// Both: the codes are the second output.
     Both(f32),
+    /// Its result in f32.
+    F32,
 }
 
 impl ProductOp {
@@ -194,6 +197,7 @@ impl RowNormOp {
             RowNormResult::Rows => "",
             RowNormResult::Codes(_) => " to e4m3",
             RowNormResult::Both(_) => " and e4m3",
+            RowNormResult::F32 => " to f32",
         };
         format!("{norm}{result}")
     }

@@ -8,7 +8,7 @@ use trefoil::{Device, Dtype, RowNormCodes, RowNormOperands, RowNormRun, Shape};
 use super::codes;
 use super::halves::Half;
 use super::random::Random;
-use super::tolerance::{Expected, Growth, Storage, U32};
+use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
 
 /// Random rows, or rows that lie far from zero.
 #[derive(Clone, Debug)]
@@ -90,6 +90,7 @@ impl Problem {
             bias: self.has_bias.then_some(&bias[..]),
             result: (&poisoned, at),
             codes: None,
+            floats: None,
             backward: self.is_backward(),
         };
         let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
@@ -103,9 +104,58 @@ impl Problem {
         for row in 0..rows {
             let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
             let bias = |column: usize| if self.has_bias { f64::from(bias[column]) } else { 0.0 };
-            let expected = self.normalised(&x[of_row(x_at)], &weight, bias);
+            let expected = self.normalised(&x[of_row(x_at)], &weight, bias, Some(T::ROUNDING));
             let actual: Vec<f32> = result[of_row(at)].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs the problem with a result in f32, into a buffer of NaN that is longer, and compares.
+    pub fn run_to_f32(&self, device: &Device) -> Result<(), String> {
+        match self.dtype {
+            Dtype::Bf16 => self.run_to_f32_of::<bf16>(device),
+            _ => self.run_to_f32_of::<f16>(device),
+        }
+    }
+
+    fn run_to_f32_of<T: Half>(&self, device: &Device) -> Result<(), String> {
+        let [rows, columns] = self.sizes;
+        let mut random = Random::new(&format!("{self:?} to f32"));
+        let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
+        let x = T::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
+        let (weight, bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
+        let (halves, poisoned) =
+            (vec![T::POISON; rows * at.pitch + GUARD], vec![f32::NAN; rows * at.pitch + 2 * GUARD]);
+        let operands = RowNormOperands {
+            sizes: self.sizes,
+            centred: self.centred,
+            epsilon: EPSILON,
+            x: (&x, x_at),
+            weight: &weight,
+            bias: self.has_bias.then_some(&bias[..]),
+            result: (&halves, RowsAt { first: 0, ..at }),
+            codes: None,
+            floats: Some((&poisoned, at)),
+            backward: self.is_backward(),
+        };
+        let ran = RowNormRun::new(device, &operands, 1).and_then(|mut run| {
+            run.run(2)?;
+            Ok((run.floats()?, run.result()?))
+        });
+        let (result, halves) = ran.map_err(|error| error.to_string())?;
+        let is_result = |i: usize| i >= GUARD && i - GUARD < rows * at.pitch && (i - GUARD) % at.pitch < columns;
+        if let Some(i) = (0..poisoned.len()).find(|&i| is_result(i) == result[i].is_nan()) {
+            return Err(format!("value {i} was written, or was not, where it is {} to be", is_result(i)));
+        }
+        if halves.iter().any(|value| !value.is_poison()) {
+            return Err("a result in 16 bits was written too".into());
+        }
+        for row in 0..rows {
+            let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
+            let bias = |column: usize| if self.has_bias { f64::from(bias[column]) } else { 0.0 };
+            let expected = self.normalised(&x[of_row(x_at)], &weight, bias, None);
+            expected.check(Growth::Worst, &result[of_row(at)]).map_err(|error| format!("row {row}: {error}"))?;
         }
         Ok(())
     }
@@ -135,6 +185,7 @@ impl Problem {
                 bias: self.has_bias.then_some(&bias[..]),
                 result: (&halves, at),
                 codes: Some(RowNormCodes { values: (&poisoned, at), scale, alone }),
+                floats: None,
                 backward: self.is_backward(),
             };
             let mut run = RowNormRun::new(device, &operands, 1)?;
@@ -165,8 +216,14 @@ impl Problem {
     }
 
     /// One normalised row. The mean's error is in each centred value, and their errors are in the variance; the root
-    /// halves a relative error, and is approximated to two units of the last place.
-    fn normalised<T: Half>(&self, x: &[T], weight: &[f32], bias: impl Fn(usize) -> f64) -> Expected {
+    /// halves a relative error, and is approximated to two units of the last place. A result in f32 is not rounded.
+    fn normalised<T: Half>(
+        &self,
+        x: &[T],
+        weight: &[f32],
+        bias: impl Fn(usize) -> f64,
+        rounding: Option<Rounding>,
+    ) -> Expected {
         let columns = x.len() as f64;
         let x: Vec<f64> = x.iter().map(|x| x.value()).collect();
         let sum = |terms: &[f64]| {
@@ -186,7 +243,8 @@ impl Problem {
             let (weight, bias) = (f64::from(weight[column]), bias(column));
             let exact = value * scale * weight + bias;
             let error = (off(*value) + value.abs() * relative) * scale * weight.abs() * (1.0 + 2.0 * relative);
-            (exact, T::ROUNDING.rounded(exact, error + 2.0 * U32 * (exact.abs() + bias.abs())))
+            let error = error + 2.0 * U32 * (exact.abs() + bias.abs());
+            (exact, rounding.map_or(error, |rounding| rounding.rounded(exact, error)))
         };
         let (values, errors) = centred.iter().enumerate().map(finished).unzip();
         Expected { shape: Shape::vector(x.len()), values, errors }

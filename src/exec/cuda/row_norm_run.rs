@@ -31,6 +31,8 @@ pub struct RowNormOperands<'a, T = f16> {
     pub result: (&'a [T], RowsAt),
     /// The codes that the norm writes too, or instead of the result, if any; operands are of f16 then.
     pub codes: Option<RowNormCodes<'a>>,
+    /// The buffer for the result in f32, and the place of its rows, if the norm writes that and nothing else.
+    pub floats: Option<(&'a [f32], RowsAt)>,
     /// Whether the last rows are computed first.
     pub backward: bool,
 }
@@ -63,6 +65,7 @@ impl<T: Element> RowNormRun<T> {
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.result.0),
             operands.codes.map_or(&[][..], |codes| codes.values.0),
+            bytemuck::cast_slice(operands.floats.map_or(&[][..], |(values, _)| values)),
         ];
         let launched = |addresses| Ok(vec![launch(&operands.problem(addresses))?]);
         Alone::new(device, "a norm of rows", bytes, copies, launched).map(|alone| Self(alone, PhantomData))
@@ -90,12 +93,21 @@ impl<T: Element> RowNormRun<T> {
     /// # Errors
     /// Any of the device.
     pub fn codes(&self) -> Result<Vec<u8>, Error> {
+        self.0.operand(CODES)
+    }
+
+    /// The buffer that the first copy's result in f32 is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn floats(&self) -> Result<Vec<f32>, Error> {
         self.0.result()
     }
 }
 
-/// The number of the result among the operands.
+/// The numbers of the result and of the codes among the operands.
 const RESULT: usize = 3;
+const CODES: usize = 4;
 
 impl<T: Element> RowNormOperands<'_, T> {
     /// Checks that every operand is as long as the part of it that is read or written.
@@ -111,12 +123,18 @@ impl<T: Element> RowNormOperands<'_, T> {
                 self.codes.map_or(0, |codes| codes.values.0.len()),
                 self.codes.map_or(Some(0), |codes| codes.values.1.end(rows, columns)),
             ),
+            (
+                "floats",
+                self.floats.map_or(0, |(values, _)| values.len()),
+                self.floats.map_or(Some(0), |(_, at)| at.end(rows, columns)),
+            ),
         ])
     }
 
     /// The operation on the copy at these addresses.
-    fn problem(&self, [x, weight, bias, result, codes]: [u64; 5]) -> RowNormProblem {
-        let is_alone = self.codes.is_some_and(|codes| codes.alone);
+    fn problem(&self, [x, weight, bias, result, codes, floats]: [u64; 6]) -> RowNormProblem {
+        let is_alone = self.codes.is_some_and(|codes| codes.alone) || self.floats.is_some();
+        let floats = self.floats.map(|(_, at)| Rows { address: floats + 4 * at.first as u64, pitch: at.pitch });
         let codes = self.codes.map(|RowNormCodes { values: (_, at), scale, .. }| {
             (Rows { address: codes + at.first as u64, pitch: at.pitch }, scale)
         });
@@ -129,6 +147,7 @@ impl<T: Element> RowNormOperands<'_, T> {
             weight,
             bias: self.bias.map(|_| bias),
             y: (!is_alone).then(|| self.result.1.on(result)),
+            floats,
             codes,
             backward: self.backward,
         }

@@ -33,7 +33,8 @@ kernel_args! {
     }
 }
 
-/// The modules of f16 and bf16, and that of codes of f16, alone and beside the result in f16.
+/// The modules of f16 and bf16, and that of codes of f16, alone and beside the result in f16. Results in f32 are in the
+/// first two.
 const MODULES: [&str; 4] = ["sm90_row_norm", "sm90_row_norm_bf16", "sm90_row_norm", "sm90_row_norm"];
 
 /// The names of the kernels with this suffix: one for each number of chunks of a lane, and one for few rows.
@@ -57,6 +58,8 @@ macro_rules! names {
 
 /// The kernels of each module.
 const ENTRIES: [([&str; 8], &str); 4] = [names!(""), names!("_bf16"), names!("_e4m3"), names!("_both")];
+/// The kernels of f16 and bf16 that write f32, for any number of rows.
+const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"];
 /// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
@@ -80,7 +83,9 @@ impl Launcher for Sm90RowNorm {
         let of_type = |(module, (names, few)): (_, ([&'static str; 8], _))| {
             EntryPoint::flat(module, &names, THREADS).into_iter().chain(EntryPoint::flat(module, &[few], FEW_THREADS))
         };
-        MODULES.into_iter().zip(ENTRIES).flat_map(of_type).collect()
+        let to_f32 = MODULES.into_iter().zip(TO_F32);
+        let to_f32 = to_f32.flat_map(|(module, name)| EntryPoint::flat(module, &[name], FEW_THREADS));
+        MODULES.into_iter().zip(ENTRIES).flat_map(of_type).chain(to_f32).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -115,6 +120,8 @@ pub(crate) struct RowNormProblem {
     pub(crate) bias: Option<u64>,
     /// The result in the type of x, if it is wanted; may be x.
     pub(crate) y: Option<Rows>,
+    /// The result in f32, if it is wanted; then no other is.
+    pub(crate) floats: Option<Rows>,
     /// The result in codes of e4m3, if they are wanted, and their scale. Then x is of f16.
     pub(crate) codes: Option<(Rows, f32)>,
     /// Whether the last rows are computed first, where there are many.
@@ -131,21 +138,25 @@ impl RowNormProblem {
             RowNormResult::Rows => (Some(dense(first)), None),
             RowNormResult::Codes(scale) => (None, Some((dense(first), scale))),
             RowNormResult::Both(scale) => (Some(dense(first)), Some((dense(step.output_address(1)), scale))),
+            RowNormResult::F32 => (None, None),
         };
+        let floats = (result == RowNormResult::F32).then(|| Rows { address: first, pitch: columns });
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
         let (dtype, sizes) = (step.x().dtype, [rows, columns]);
         let weight = step.input_address(1);
-        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, codes, backward: step.backward }
+        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, floats, codes, backward: step.backward }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
-    let RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, y, codes, backward } =
-        *problem;
+    let &RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, codes, .. } = problem;
+    let RowNormProblem { floats, backward, .. } = *problem;
     let chunks = chunks_of("columns", columns)?;
     let [f16, bf16, to_e4m3, both] = ENTRIES;
-    let (names, few) = match (y, codes) {
+    let y = problem.y.or(floats);
+    let (names, few) = match (problem.y, codes) {
+        (None, None) if floats.is_some() => (f16.0, of_half(dtype, TO_F32)?),
         (Some(_), None) => of_half(dtype, [f16, bf16])?,
         (None, None) => return Err(unsupported("results of a norm", "none", "it writes rows, codes, or both")),
         (_, Some(_)) if dtype != Dtype::F16 => return Err(unsupported("codes of rows", dtype, "they are of f16")),
@@ -154,7 +165,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     };
     let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
-    let (entry, blocks, threads) = if rows <= FEW_ROWS {
+    let (entry, blocks, threads) = if rows <= FEW_ROWS || floats.is_some() {
         (few, rows, chunks.next_multiple_of(32) as u32)
     } else {
         (*entry, rows.div_ceil(BLOCK_ROWS), THREADS)
@@ -178,7 +189,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         to_codes: to_codes(codes.map(|(_, scale)| scale))?,
         codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
         codes_pitch: codes.map_or(Ok(0), |(codes, _)| chunk_pitch(codes))?,
-        first_block: if backward && rows > FEW_ROWS { blocks as i32 - 1 } else { 0 },
+        first_block: if backward && rows > FEW_ROWS && floats.is_none() { blocks as i32 - 1 } else { 0 },
         padding: 0,
     };
     Ok(Launch {
@@ -207,6 +218,7 @@ mod tests {
         weight: 0x200,
         bias: Some(0x300),
         y: Some(Rows { address: 0x400, pitch: 792 }),
+        floats: None,
         codes: None,
         backward: false,
     };
@@ -221,6 +233,7 @@ mod tests {
             assert!(chunks.iter().map(|chunks| format!("sm90_row_norm_{chunks}{suffix}")).eq(names));
             assert_eq!(few, format!("sm90_row_norm_few{suffix}"));
         }
+        assert!(source.contains(&format!("TREFOIL_SM90_ROW_NORM_FEW({}, Writes::kFloats)", TO_F32[0])));
         let is_there = |name: &&str| source.contains(&format!("TREFOIL_SM90_ROW_NORM_FEW({name}, "));
         assert!(["sm90_row_norm_few", "sm90_row_norm_few_e4m3", "sm90_row_norm_few_both"].iter().all(is_there));
     }
@@ -254,6 +267,15 @@ mod tests {
             let [alone, both]: [RowNormArgs; 2] = [alone.args.read(), both.args.read()];
             assert_eq!(([alone.y, both.y], [alone.y_pitch, both.y_pitch]), ([0, 0x400], [0, 99]));
             assert!([alone, both].iter().all(|of| (of.codes, of.codes_pitch, of.to_codes) == (0x508, 100, 4.0)));
+        }
+        for (rows, (dtype, name)) in [7, 1027].into_iter().zip([Dtype::F16, Dtype::Bf16].into_iter().zip(TO_F32)) {
+            let floats = Some(Rows { address: 0x600, pitch: 808 });
+            let to_f32 = RowNormProblem { dtype, sizes: [rows, 776], y: None, floats, backward: true, ..PROBLEM };
+            let of = launch(&to_f32).unwrap();
+            let args: RowNormArgs = of.args.read();
+            assert_eq!((&*of.entry, of.grid, of.block), (name, [rows as u32, 1, 1], [128, 1, 1]));
+            assert_eq!((args.y, args.y_pitch, args.first_block), (0x600, 101, 0));
+            assert!(launch(&RowNormProblem { floats: None, ..to_f32 }).is_err());
         }
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();

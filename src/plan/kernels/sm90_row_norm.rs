@@ -20,8 +20,10 @@ impl KernelDef for Sm90RowNorm {
             StepOp::RowNorm(of) => {
                 let written: Vec<Dtype> = work.outputs.iter().map(|output| output.dtype).collect();
                 let x = work.inputs[0].dtype;
+                let is_half = matches!(x, Dtype::F16 | Dtype::Bf16);
                 let fits = match of.result {
-                    RowNormResult::Rows => matches!(x, Dtype::F16 | Dtype::Bf16) && written == [x],
+                    RowNormResult::Rows => is_half && written == [x],
+                    RowNormResult::F32 => is_half && written == [Dtype::F32],
                     RowNormResult::Codes(_) => x == Dtype::F16 && written == [Dtype::U8],
                     RowNormResult::Both(_) => x == Dtype::F16 && written == [x, Dtype::U8],
                 };

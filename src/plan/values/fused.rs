@@ -12,7 +12,7 @@ impl Split<'_> {
     pub fn push_found(&mut self, named: &Node, found: &Found) {
         let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
         self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
-        if found.writes_codes() {
+        if found.writes_its_own() {
             self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
             return self.push(Node { inputs, outputs: vec![found.writes], ..named.clone() });
         }

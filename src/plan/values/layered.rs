@@ -72,7 +72,7 @@ impl Layered {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
                 split.to.halves.codes.extend(found.codes);
                 let named = &graph.nodes[found.named.0];
-                if !found.writes_codes() {
+                if !found.writes_its_own() {
                     split.to.halves.written.insert(found.writes);
                 }
                 match (&found.op, &found.reads[..]) {

@@ -89,11 +89,11 @@ impl Found {
         matches!(self.op, StepOp::Conv(_))
     }
 
-    /// Whether the value that the step writes is codes of e4m3, as they are in the graph.
-    pub fn writes_codes(&self) -> bool {
+    /// Whether the value that the step writes is as it is in the graph: codes of e4m3, or f32.
+    pub fn writes_its_own(&self) -> bool {
         match &self.op {
             StepOp::E4m3Product(of) => of.result.is_some(),
-            StepOp::RowNorm(of) => matches!(of.result, RowNormResult::Codes(_)),
+            StepOp::RowNorm(of) => matches!(of.result, RowNormResult::Codes(_) | RowNormResult::F32),
             StepOp::Attention(of) => of.result.is_some(),
             _ => false,
         }
@@ -169,7 +169,7 @@ pub(super) fn find(
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
         let found = found.or_else(|| squeeze_excite::find(&context, at, &all));
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
-            if !found.is_image() && !found.writes_codes() {
+            if !found.is_image() && !found.writes_its_own() {
                 halves.insert(found.writes);
             }
             all.insert(last, found);

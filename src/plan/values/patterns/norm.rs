@@ -8,7 +8,8 @@ use crate::plan::{RowNormOp, RowNormResult, StepOp};
 use crate::tensor::Dtype;
 
 /// The norm that is node `at`, or whose mean of squares node `at` computes, and its last node. If codes of its result
-/// are needed, the step writes them, and nothing else if nothing else is needed.
+/// are needed, the step writes them, and nothing else if nothing else is needed. A result that is an output and that nothing
+/// else reads is written in f32.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
     let Pieces { x, weight, bias, centred, epsilon, last } =
         norm_node(context, at).or_else(|| Pieces::of(context, at))?;
@@ -31,6 +32,9 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     if let Some((end, codes, scale)) = rounded(context, writes) {
         let op = of(RowNormResult::Codes(scale));
         return Some((end, Found { op, named: last, reads, writes: codes, codes: None }));
+    }
+    if context.shown.contains(&writes) && context.readers[writes.0].is_empty() {
+        return Some((last, Found { op: of(RowNormResult::F32), named: last, reads, writes, codes: None }));
     }
     let beside = rounded_beside(context, writes);
     let op = of(beside.map_or(RowNormResult::Rows, |(_, scale)| RowNormResult::Both(scale)));

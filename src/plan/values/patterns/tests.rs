@@ -237,7 +237,7 @@ fn separate_products_and_a_mask_are_read_by_one_step() {
     for tokens in [1, 77, 128] {
         let of = Sizes { tokens, ..SIZES };
         let plan = plan_of(&text(of), &Limits::h200(), 3);
-        let expected = ["product", "product", "product", "attention+mask", "product+res", "layer-norm"];
+        let expected = ["product", "product", "product", "attention+mask", "product+res", "layer-norm to f32"];
         assert_eq!(labels(&plan), expected, "{plan}");
         let found = plan.steps.iter().find_map(|step| match step.op {
             StepOp::Attention(of) => Some(of),
@@ -498,7 +498,7 @@ fn zeros_follow_patches_that_are_no_multiple_of_8() {
 
 #[test]
 fn norms_in_pieces_are_norms() {
-    for (is_centred, label) in [(true, "layer-norm"), (false, "rms-norm")] {
+    for (is_centred, label) in [(true, "layer-norm to f32"), (false, "rms-norm to f32")] {
         let (mut block, x) = Block::new(SIZES);
         let y = block.norm_in_pieces(x, is_centred);
         let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
@@ -509,6 +509,25 @@ fn norms_in_pieces_are_norms() {
         });
         let of = found.unwrap();
         assert!((of.epsilon - 1e-5).abs() < 1e-9 && (of.rows, of.columns) == (3 * 197, 192), "{of:?}");
+    }
+}
+
+/// A norm writes f32 if its result is an output that nothing else reads; else a loop converts it.
+#[test]
+fn a_norm_that_is_an_output_is_written_in_f32() {
+    for is_read in [false, true] {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.norm("norm", x);
+        if is_read {
+            let twice = block.g.map("twice", Expr::arg(0) + Expr::arg(0), &[y]);
+            block.g.output("twice", twice);
+        }
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        let step = plan.steps.iter().find(|step| step.name == "norm").unwrap();
+        let written = &plan.tensors[step.outputs[0].0];
+        assert_eq!(step.op.label(3), if is_read { "layer-norm" } else { "layer-norm to f32" }, "{plan}");
+        assert_eq!(written.dtype, if is_read { Dtype::F16 } else { Dtype::F32 }, "{plan}");
+        assert!(is_read || written.place == crate::plan::Place::Output(0), "{plan}");
     }
 }
 
