@@ -1,6 +1,6 @@
 //! Times a model on demand, so that another program can measure in equal turns with it.
 //!
-//! usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [e4m3=FILE] [NAME=N...]
+//! usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32|bf16] [e4m3=FILE] [NAME=N...]
 //!
 //! NAME=N gives a size to a free dimension of MODEL. With `e4m3` the products of tokens are in e4m3, and the rows of FILE,
 //! the bytes of one record after the other, give their scales. When the engine is built the program prints `{"ready": SECONDS,
@@ -94,7 +94,7 @@ impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Fallible<Self> {
         let (Some(model), Some(rows)) = (words.next(), words.next()) else {
             return Err(
-                "usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32] [e4m3=FILE] [NAME=N...]".into()
+                "usage: in_turns MODEL ROWS[,ROWS...] [device=D] [precision=f32|bf16] [e4m3=FILE] [NAME=N...]".into()
             );
         };
         let rows = rows.split(',').map(str::parse).collect::<Result<_, _>>()?;
@@ -103,6 +103,7 @@ impl Arguments {
             match word.split_once('=').ok_or("options are NAME=VALUE")? {
                 ("device", name) => this.device = name.parse()?,
                 ("precision", "f32") => this.precision = Some(Precision::F32),
+                ("precision", "bf16") => this.precision = Some(Precision::Bf16),
                 ("e4m3", file) => this.e4m3 = Some(file.to_owned()),
                 (name, size) => this.sizes = this.sizes.dim(name, size.parse()?),
             }
