@@ -288,6 +288,11 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
             of_kernels.entry(of).or_default().push((values, trial));
         }
     }
+    for problem in support::convolution::of_windows().into_iter().filter(|_| limits.has_sm90_kernels()) {
+        let (name, values) = (format!("windows, {problem:?}"), problem.values());
+        let trial = on_device(name, device, move |device| problem.run(device));
+        of_kernels.entry("windows".to_owned()).or_default().push((values, trial));
+    }
     let loops = support::loops::all().into_iter().chain(support::loops_on_gpu::of_nodes());
     for cases in loops.collect::<Vec<_>>().chunks(LOOPS) {
         let (cases, values) = (cases.to_vec(), cases.iter().map(|case| case.of.elems()).sum());

@@ -1,9 +1,10 @@
 //! Weights as kernels read them: the order of each filter's values, and the values that are added to sums.
 
 use super::kernels::{StemLayers, packed_channel, packed_channels};
-use super::transformer::height_of_eights;
+use super::transformer::stored_terms;
 use super::work::{Layer, Weights, Work, taps};
 use super::{FILTER_ORDER, NormWithin, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
+use crate::model::Window;
 use crate::tensor::Dtype;
 
 /// The weights that go into one sum.
@@ -157,17 +158,14 @@ impl Packing<'_> {
         }
     }
 
-    /// The number of values of an output channel with those rows of zeros after which it is a multiple of 8.
+    /// The number of values of an output channel with the zeros that follow.
     fn eights(&self) -> usize {
-        let ([_, _, taps], height) = (
-            self.dims(),
-            match self.layer.weights {
-                Weights::Conv(conv) => conv.window.size[0],
-                Weights::Linear(_) => 1,
-            },
-        );
+        let [_, _, taps] = self.dims();
         let terms = taps * self.c_stored();
-        height_of_eights(height, terms) * (terms / height)
+        match self.layer.weights {
+            Weights::Conv(conv) => stored_terms(&conv.window, terms),
+            Weights::Linear(_) => stored_terms(&Window::square(1, 1, 0), terms),
+        }
     }
 
     /// The input channel of an output channel's first weight.

@@ -1,8 +1,8 @@
 //! Operations of transformers: products, attention and norms of rows of f16 or bf16.
 
-use super::product::SLAB;
+use super::product::{SLAB, STEP_K};
 use super::{AttentionSizes, HeadsAt, ProductActivation, ProductKernel, ProductSizes, RowsAt};
-use crate::model::Conv2d;
+use crate::model::{Conv2d, Window};
 
 /// A product of rows with a matrix of weights, and its epilogue. The step reads the rows, then the statistics of the rows
 /// if it norms them, then biases, factors and residual if there are any. It writes rows one behind the other, and their
@@ -142,8 +142,7 @@ impl ProductOp {
 
     /// The number of values of a row of the operand and of the matrix.
     pub(crate) const fn stored_terms(&self) -> usize {
-        let [height, _] = self.weights.window.size;
-        height_of_eights(height, self.terms) * (self.terms / height)
+        stored_terms(&self.weights.window, self.terms)
     }
 
     /// Whether a kernel for products computes this one. Those for few rows do what there is to do of norms.
@@ -212,6 +211,18 @@ impl RowNormOp {
     pub(super) const fn flops(&self) -> usize {
         8 * self.rows * self.columns
     }
+}
+
+/// The number of values that an operand of a product has for a window of so many: windows that overlap are copied in whole
+/// steps of the product, others with rows of zeros.
+pub(super) const fn stored_terms(window: &Window, terms: usize) -> usize {
+    let [height, _] = window.size;
+    if overlaps(window) { terms.next_multiple_of(STEP_K) } else { height_of_eights(height, terms) * (terms / height) }
+}
+
+/// Whether windows overlap.
+pub(super) const fn overlaps(window: &Window) -> bool {
+    window.stride[0] < window.size[0] || window.stride[1] < window.size[1]
 }
 
 /// The height of the windows of `terms` values that a product reads, if they are `height` high: whole rows of zeros follow

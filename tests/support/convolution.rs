@@ -126,6 +126,28 @@ pub fn with_activations(limits: &Limits) -> Vec<Problem> {
     of_tiles.iter().cloned().chain(with_gelu).chain(with_silu).collect()
 }
 
+/// Problems in f16 of windows of a line that overlap, which are products of copied windows.
+pub fn of_windows() -> Vec<Problem> {
+    let along = |taps, stride, pad, dilation| window([1, taps], [1, stride], [[0, 0], pad], [1, dilation]);
+    let of = |input, outputs, window, rows, activation| Problem {
+        kernel: Kernel::Loop, // not chosen: the planner's product
+        input,
+        outputs,
+        window,
+        rows,
+        activation,
+        ..usual(Precision::F16)
+    };
+    let [gelu, tanh] = [ProductActivation::Gelu, ProductActivation::GeluTanh];
+    vec![
+        of([1, 3000, 40], 512, along(3, 1, [1, 1], 1), 4, gelu),
+        of([1, 3001, 40], 512, along(3, 1, [2, 0], 1), 4, tanh),
+        of([1, 6001, 16], 512, along(5, 2, [1, 3], 1), 4, gelu),
+        of([1, 3003, 24], 512, along(3, 1, [0, 2], 2), 4, gelu),
+        Problem { planes: false, ..of([3000, 1, 40], 512, window([3, 1], [1, 1], [[1, 1], [0, 0]], [1, 1]), 4, gelu) },
+    ]
+}
+
 /// Depthwise convolutions with SiLU, by every window and unit of their kernel.
 fn depthwise_with_silu() -> Vec<Problem> {
     let windows = [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)];
@@ -195,14 +217,18 @@ impl Problem {
         let told = |error: Error| error.to_string();
         let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
         let mut engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.rows]);
-        if self.kernel != Kernel::Sm90Few {
+        if !matches!(self.kernel, Kernel::Sm90Few | Kernel::Loop) {
             engine = engine.choices(Choices::from([("first".into(), self.kernel)]));
         }
         let engine = engine.check(true).build().map_err(told)?;
         let plan = &engine.plans()[0];
         let applies = format!("+{}", self.activation_name());
-        let is_whole = |step: &Step| self.kernel == Kernel::Sm90Few || step.op.label(1).ends_with(&applies);
-        if !plan.steps.iter().any(|step| step.kernel == self.kernel && is_whole(step)) {
+        let is_whole = |step: &Step| match self.kernel {
+            Kernel::Loop => step.name == "first" && step.op.label(2).starts_with("product+gelu"),
+            Kernel::Sm90Few => step.kernel == self.kernel,
+            kernel => step.kernel == kernel && step.op.label(1).ends_with(&applies),
+        };
+        if !plan.steps.iter().any(is_whole) {
             return Err(format!("the kernel is not in the plan:\n{plan}"));
         }
         let mut batch = engine.acquire().map_err(told)?;

@@ -44,7 +44,7 @@ impl KernelDef for Sm90Product {
         let StepOp::Product(of) = work.op else { return usual(work) };
         let order = match of.norm {
             Some(_) => FilterOrder::Normed,
-            None if of.terms.is_multiple_of(8) => FilterOrder::Dense,
+            None if of.stored_terms() == of.terms => FilterOrder::Dense,
             None => FilterOrder::Eights,
         };
         let in_type = |filter| Packing { dtype: work.inputs[0].dtype, order, norm: of.norm.as_ref(), ..filter };
@@ -70,14 +70,16 @@ mod tests {
     use crate::plan::{ProductActivation, ProductOp, RowsAt};
     use crate::tensor::{Dtype, Shape};
 
-    /// The matrix of patches of 14x14 pixels of 3 channels has 588 values a row; those of other products are dense.
+    /// The matrix of patches of 14x14 pixels of 3 channels has 588 values a row, that of three overlapping taps of 200
+    /// channels 600 and zeros up to whole steps; those of other products are dense.
     #[test]
     fn zeros_follow_rows_that_are_no_multiple_of_8() {
-        let places = |size: usize, channels: usize| {
+        let places = |size: [usize; 2], stride: [usize; 2], channels: usize| {
+            let window = Window { size, stride, ..Window::square(1, 1, 0) };
             let op = StepOp::Product(ProductOp {
-                weights: Conv2d::named("patches", 64, Window::square(size, size, 0)),
+                weights: Conv2d::named("patches", 64, window),
                 rows: 4,
-                terms: size * size * channels,
+                terms: size[0] * size[1] * channels,
                 x: RowsAt { first: 0, pitch: 0 },
                 activation: ProductActivation::None,
                 bias: false,
@@ -93,7 +95,8 @@ mod tests {
             let filter = &packed[0].filters[0];
             (filter.order, filter.bytes(), filter.places(5)(2, 195))
         };
-        assert_eq!(places(14, 3), (FilterOrder::Eights, 64 * 672 * 2, 5 * 672 + 195 * 3 + 2));
-        assert_eq!(places(14, 4), (FilterOrder::Dense, 64 * 784 * 2, 5 * 784 + 195 * 4 + 2));
+        assert_eq!(places([1, 3], [1, 1], 200), (FilterOrder::Eights, 64 * 640 * 2, 5 * 640 + 195 * 200 + 2));
+        assert_eq!(places([14; 2], [14; 2], 3), (FilterOrder::Eights, 64 * 672 * 2, 5 * 672 + 195 * 3 + 2));
+        assert_eq!(places([14; 2], [14; 2], 4), (FilterOrder::Dense, 64 * 784 * 2, 5 * 784 + 195 * 4 + 2));
     }
 }

@@ -130,7 +130,8 @@ fn products_of_one_row_leave_places() {
 }
 
 /// In bf16, the same products, attentions and norms have kernels as in f16, each with values and weights in bf16. Other
-/// layers are loops that read bf16. Each kernel has a predicted time of its own.
+/// layers are loops that read bf16, but that a convolution of frames is a product of copied windows where f16 has a kernel
+/// for images. Each kernel has a predicted time of its own.
 #[test]
 fn encoders_in_bf16_are_the_same_kernels() {
     let is_packed = |step: &&Step| matches!(step.op, StepOp::PackedAttention(_));
@@ -143,7 +144,10 @@ fn encoders_in_bf16_are_the_same_kernels() {
             let steps = plan.steps.iter().filter(is_fused);
             steps.map(|step| (step.name.clone(), step.op.clone(), step.kernel, step.weight_bytes)).collect()
         };
-        assert!(fused(&of_f16).len() > 10 && fused(&of_f16) == fused(&of_bf16), "{name}\n{of_f16}\n{of_bf16}");
+        let is_image =
+            |name: &str| of_f16.steps.iter().any(|step| step.name == name && matches!(step.op, StepOp::Conv(_)));
+        let same: Vec<_> = fused(&of_bf16).into_iter().filter(|(name, ..)| !is_image(name)).collect();
+        assert!(fused(&of_f16).len() > 10 && fused(&of_f16) == same, "{name}\n{of_f16}\n{of_bf16}");
         let packed = of_bf16.steps.iter().filter(is_packed).count();
         assert_eq!(packed, if name.contains("packed") { 24 } else { 0 }, "{name}");
         assert!(of_bf16.tensors.iter().all(|tensor| tensor.dtype != Dtype::F16), "{name}\n{of_bf16}");
@@ -159,7 +163,9 @@ fn encoders_in_bf16_are_the_same_kernels() {
                     let written = if is_last { Dtype::F32 } else { Dtype::Bf16 };
                     let types = [work.inputs[0].dtype, work.outputs[0].dtype];
                     assert_eq!(types, [Dtype::Bf16, written], "{name}, {}", step.name);
-                    assert_eq!(key(&of_bf16, step), key(&of_f16, step).replace("f16", "bf16"));
+                    if !is_image(&step.name) {
+                        assert_eq!(key(&of_bf16, step), key(&of_f16, step).replace("f16", "bf16"));
+                    }
                     #[cfg(feature = "cuda")]
                     for filter in
                         kernels::of(&work, step.kernel).unwrap().packing(&work).iter().flat_map(|of| &of.filters)

@@ -2,7 +2,7 @@
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
-use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, ValueId, ValueType};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, Slice, ValueId, ValueType, Window};
 use crate::plan::StepOp;
 use crate::tensor::Dtype;
 
@@ -51,6 +51,7 @@ impl Split<'_> {
                 *port
             }
             Read::Patches { value, size, stored } => self.patches(*value, *size, *stored, name),
+            Read::Windows { value, window, stored } => self.windows(*value, window, *stored, name),
             Read::Blocks(blocks) => self.push_blocks(blocks, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
                 Some(&(_, there)) => there,
@@ -95,6 +96,43 @@ impl Split<'_> {
         let dtype = self.dtype;
         let x = self.node(name, &dtype.to_string(), Op::Map(Expr::arg(0).cast(dtype)), x, of(dtype, turned));
         if stored > r { self.padded(x, 3, stored - r, name) } else { x }
+    }
+
+    /// The pixels of an image's windows, one window after the other: for each place in a window the pixels that are there,
+    /// side by side, and zeros up to a number of elements.
+    fn windows(&mut self, x: ValueId, window: &Window, stored: usize, name: &str) -> ValueId {
+        let half = self.half(x, name);
+        let [batch, height, width, channels] = self.to.graph.value(half).dims[..] else { unreachable!("of an image") };
+        let Window { size, stride, dilation, pad } = window;
+        let counts = [height, width].into_iter().enumerate().map(|(axis, extent)| {
+            let reach = (size[axis] - 1) * dilation[axis] + 1;
+            (extent + pad[axis][0] + pad[axis][1] - reach) / stride[axis] + 1
+        });
+        let counts: Vec<usize> = counts.collect();
+        let of = |rows: usize, columns: usize, last: usize| ValueType::new(self.dtype, &[batch, rows, columns, last]);
+        let (terms, place) = (size[0] * size[1] * channels, of(counts[0], counts[1], channels));
+        let side_by_side = of(counts[0], counts[1], terms);
+        // From the first pixel of all windows to the last one.
+        let span = [0, 1].map(|axis| (counts[axis] - 1) * stride[axis] + 1);
+        let whole = of(span[0], span[1], channels);
+        let mut inputs = Vec::new();
+        for (r, s) in (0..size[0]).flat_map(|r| (0..size[1]).map(move |s| (r, s))) {
+            let before = [(0, r), (1, s)].map(|(axis, at)| pad[axis][0] as isize - (at * dilation[axis]) as isize);
+            let after = [(0, height), (1, width)].map(|(axis, of)| span[axis] as isize - before[axis] - of as isize);
+            let [before, after] = [before, after].map(|[rows, columns]| vec![0, rows, columns, 0]);
+            let pad = Pad { before, after, mode: PadMode::Constant(Number::Float(0.0)) };
+            let name = format!("{name} at {r},{s}");
+            let mut at = self.node(&name, "padded", Op::Pad(pad), half, whole.clone());
+            if stride.iter().any(|&by| by > 1) {
+                let step = vec![1, stride[0] as isize, stride[1] as isize, 1];
+                let slice = Slice { start: vec![0; 4], step, dims: place.dims.clone() };
+                at = self.node(&name, "seen", Op::Slice(slice), at, place.clone());
+            }
+            inputs.push(Some(at));
+        }
+        let windows = self.add(side_by_side);
+        self.push(Node { name: format!("{name} (windows)"), op: Op::Concat(3), inputs, outputs: vec![windows] });
+        if stored > terms { self.padded(windows, 3, stored - terms, name) } else { windows }
     }
 
     /// The value with some more elements, which are zeros, at the end of an axis.

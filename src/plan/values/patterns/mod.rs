@@ -22,7 +22,7 @@ mod within;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
-use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId};
+use crate::graph::{Expr, Graph, Node, NodeId, Op, Origin, ValueId, Window};
 use crate::plan::context::PlanTarget;
 use crate::plan::{Choices, Limits, RowNormResult, StepOp};
 use crate::tensor::{Dtype, Shape};
@@ -62,6 +62,15 @@ pub(super) enum Read {
         /// The size of a window.
         size: [usize; 2],
         /// Its height with the rows of zeros that follow.
+        stored: usize,
+    },
+    /// The pixels of an image, window by window, for windows that overlap.
+    Windows {
+        /// The image.
+        value: ValueId,
+        /// The windows.
+        window: Window,
+        /// The number of elements of a window with the zeros that follow.
         stored: usize,
     },
     /// The mask that is added to scores.
@@ -108,6 +117,7 @@ impl Read {
             | Self::Own(value)
             | Self::Statistics(value)
             | Self::Rows(value, _)
+            | Self::Windows { value, .. }
             | Self::Patches { value, .. } => std::slice::from_ref(value),
             Self::Mask(mask) => &mask.values,
             Self::Blocks(blocks) => std::slice::from_ref(&blocks.starts),

@@ -7,9 +7,9 @@ use super::expr::{inlined, replaced, size};
 use super::strided::Strided;
 use super::{Context, Found, Read, convolution};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
-use crate::model::{Conv2d, Window, filter_of, name_of};
+use crate::model::{Conv2d, Window, filter_of, name_of, window_of};
 use crate::plan::roofline::LAUNCH;
-use crate::plan::transformer::height_of_eights;
+use crate::plan::transformer::{height_of_eights, overlaps, stored_terms};
 use crate::plan::values::layers::{self, classifier, image, layer};
 use crate::plan::{Limits, ProductOp, ProductSizes, Rates, RowsAt, StepOp};
 use crate::tensor::Dtype;
@@ -30,8 +30,12 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         made => (made, RowsAt { first: 0, pitch: k }),
     };
     let (last, writes, epilogue) = behind(context, at, n, own, |_, _| true);
-    let is_of_pixels = matches!((&context.graph.nodes[at.0].op, &x), (Op::Conv(_), Read::Half(_)));
-    if is_of_pixels && !(epilogue.is_of_products() && is_sooner(context, at, sizes)) {
+    let copied = match (&context.graph.nodes[at.0].op, &x) {
+        (Op::Conv(_), Read::Half(_)) => Some(0),
+        (_, Read::Windows { .. }) => Some(m * k),
+        _ => None,
+    };
+    if copied.is_some_and(|copied| !(epilogue.is_of_products() && is_sooner(context, at, sizes, copied))) {
         return None;
     }
     let Epilogue { bias, activation, scale, residual } = epilogue;
@@ -93,24 +97,30 @@ impl Product {
         Some(Self { weights, x: Read::Half(x), bias: None, terms: k, sizes })
     }
 
-    /// A convolution whose windows do not overlap and cover the image, as a product of the windows' pixels. If kernels
+    /// A convolution as a product of the windows' pixels. If its windows do not overlap and cover the image, and kernels
     /// for images would pad the channels, windows of several pixels are copied side by side, unless rows of zeros would
-    /// follow each, more than a quarter of its height; otherwise they are read in place.
+    /// follow each, more than a quarter of its height; single pixels are read in place. Windows of a line that overlap are
+    /// copied too.
     fn of_windows(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
         let [x, w] = [node.inputs[0]?, node.inputs[1]?];
         let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
             return None;
         };
+        let is_line = r == 1 || s == 1;
         let covers = height % r == 0 && width % s == 0 && of.window.pad.iter().flatten().all(|&pad| pad == 0);
         let is_apart = of.window.stride == of.window.size && of.window.dilation.iter().all(|&by| by == 1);
-        if of.groups != 1 || !covers || !is_apart {
+        if of.groups != 1 {
             return None;
         }
-        let terms = r * s * channels;
-        let stored = height_of_eights(r, terms);
+        let (terms, window) = (r * s * channels, window_of(&of.window).ok()?);
+        let window = Window { size: [r, s], stride: window.stride, ..Window::square(1, 1, 0) };
+        let (k, stored) = (stored_terms(&window, terms), height_of_eights(r, terms));
         let read = match (channels % 8 == 0, r * s) {
-            (true, 1) => Read::Half(x),
-            (false, _) if 4 * stored <= 5 * r => Read::Patches { value: x, size: [r, s], stored },
+            (true, 1) if covers && is_apart => Read::Half(x),
+            (true, 2..) if is_line && overlaps(&window) => {
+                Read::Windows { value: x, window: of.window.clone(), stored: k }
+            }
+            (false, _) if covers && is_apart && 4 * stored <= 5 * r => Read::Patches { value: x, size: [r, s], stored },
             _ => return None,
         };
         let bias = node.inputs.get(2).copied().flatten();
@@ -119,19 +129,19 @@ impl Product {
         }
         let y = graph.value(node.outputs[0]);
         let n = *y.dims.last()?;
-        let window = Window { size: [r, s], stride: [r, s], ..Window::square(1, 1, 0) };
         let name = |id: ValueId| Some(name_of(graph.constant(id)?, graph.value(id)));
         // The bias is an operand of the step; a kernel for another size may read it together with the filter.
         let (filter, own) = (name(w)?, bias.and_then(name));
         let weights = Conv2d { filter, bias: own, ..Conv2d::named(&node.name, n, window) };
-        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: stored * s * channels };
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k };
         Some(Self { weights, x: read, bias, terms, sizes })
     }
 }
 
-/// Whether a convolution with 1x1 windows takes less time as a product with its epilogue than in a kernel for images,
-/// which either applies the activation or leaves it to a loop.
-fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
+/// Whether a convolution takes less time as a product with its epilogue, behind a loop that copies this many elements, than
+/// in a kernel for images, which either applies the activation or leaves it to a loop. Without a prediction of both it is
+/// a product.
+fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes, copied: usize) -> bool {
     let Context { graph, dtype, limits, batch, .. } = *context;
     let node = &graph.nodes[at.0];
     let (Some(conv), Some(x)) = (layer(graph, node), node.inputs[0]) else { return false };
@@ -140,6 +150,8 @@ fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
     let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes.m * sizes.n, limits)?));
     let apart = apart.into_iter().chain(convolution::clocks(context, at)).min_by(f64::total_cmp);
     let whole = sizes.kernels(limits).first().map(|&kernel| sizes.clocks(kernel, limits));
+    let copies = if copied > 0 { pass_clocks(copied, limits) } else { Some(0.0) };
+    let whole = whole.zip(copies).map(|(whole, copies)| whole + copies);
     apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
 }
 

@@ -475,6 +475,59 @@ fn a_convolution_of_patches_is_a_product() {
     assert_eq!((step.flops, step.inputs.len()), (2 * 8 * 768 * 64, 2));
 }
 
+/// Frames of few channels followed by GELU: a loop copies the windows of a line side by side, up to whole steps of a
+/// product, which applies GELU. Windows of many channels, of both axes, or of few rows stay convolutions, and so do those
+/// that only a bound follows.
+#[test]
+fn windows_of_frames_are_products() {
+    let plan = |rows: usize, [height, width, channels]: [usize; 3], window: Window, gelu: Option<fn(Expr) -> Expr>| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[rows, height, width, channels]);
+        let filter = g.weight("filter", Dtype::F32, &[512, channels, window.size[0], window.size[1]]);
+        let y = g.node("first", Op::Conv(Conv { window, groups: 1 }), &[x, filter]);
+        let y = match gelu {
+            Some(gelu) => g.map("active", gelu(Expr::arg(0)), &[y]),
+            None => g.relu("active", y),
+        };
+        g.output("y", y);
+        plan_of(&g.finish().unwrap(), &Limits::h200(), rows)
+    };
+    let along = |taps: usize, stride: usize, pad: [usize; 2], dilation: usize| Window {
+        size: vec![1, taps],
+        stride: vec![1, stride],
+        dilation: vec![1, dilation],
+        pad: vec![[0, 0], pad],
+    };
+    let products = [
+        (8, [1, 3000, 80], along(3, 1, [1, 1], 1), Expr::gelu as fn(Expr) -> Expr, 256),
+        (4, [1, 3000, 40], along(3, 1, [1, 1], 1), Expr::gelu, 128),
+        (4, [1, 3001, 40], along(3, 1, [2, 0], 1), Expr::gelu_tanh, 128),
+        (4, [1, 6001, 16], along(5, 2, [1, 3], 1), Expr::gelu, 128),
+        (4, [1, 3003, 24], along(3, 1, [0, 2], 2), Expr::gelu, 128),
+    ];
+    for (rows, image, window, gelu, k) in products {
+        let plan = plan(rows, image, window.clone(), Some(gelu));
+        let step = plan.steps.iter().find(|step| step.name == "first").unwrap();
+        let StepOp::Product(of) = &step.op else { panic!("{image:?} by {window:?}: {plan}") };
+        let terms = window.size[1] * image[2];
+        assert_eq!((of.terms, of.x.pitch, of.sizes(rows).k), (terms, k, k), "{plan}");
+        assert_eq!(step.flops as usize, 2 * rows * of.rows * terms * 512, "{plan}");
+    }
+    let gelu: Option<fn(Expr) -> Expr> = Some(Expr::gelu);
+    let line = || along(3, 1, [1, 1], 1);
+    let others = [
+        (8, [1, 3000, 80], line(), None, "conv1x3+relu"),
+        (1, [1, 3000, 80], line(), gelu, "conv1x3+gelu"),
+        (8, [1, 3000, 768], line(), gelu, "conv1x3+gelu"),
+        (8, [50, 60, 80], Window::all(2, 3, 1, 1), gelu, "conv3x3+gelu"),
+    ];
+    for (rows, image, window, gelu, label) in others {
+        let plan = plan(rows, image, window, gelu);
+        let step = plan.steps.iter().find(|step| step.name == "first").unwrap();
+        assert_eq!(step.op.label(step.inputs.len()), label, "{plan}");
+    }
+}
+
 /// Patches of 14x14 pixels of 3 channels are 588 values; two rows of zeros make them 672.
 #[test]
 fn zeros_follow_patches_that_are_no_multiple_of_8() {
