@@ -140,7 +140,7 @@ impl RowNormProblem {
             RowNormResult::Both(scale) => (Some(dense(first)), Some((dense(step.output_address(1)), scale))),
             RowNormResult::F32 => (None, None),
         };
-        let floats = (result == RowNormResult::F32).then(|| Rows { address: first, pitch: columns });
+        let floats = (result == RowNormResult::F32).then_some(Rows { address: first, pitch: columns });
         let bias = (step.inputs() > 2).then(|| step.input_address(2));
         let (dtype, sizes) = (step.x().dtype, [rows, columns]);
         let weight = step.input_address(1);
