@@ -11,8 +11,8 @@
 // residual in them that the results overwrite.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where there are far fewer
-// tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and store it by themselves
-// (sm90_conv2d_s8_shared.cuh).
+// tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and copy and store it by
+// themselves (sm90_conv2d_s8_shared.cuh).
 //
 // A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
 // its own.
@@ -34,6 +34,13 @@ struct S8Source {
   int32_t by_windows;  // 0: x is a matrix, one filter tap
 };
 static_assert(sizeof(S8Source) == 40, "mirrored in sm90_conv2d_s8.rs");
+
+// What finds the tap and the channels of a source's step. Mirrored in sm90_conv2d_s8.rs.
+struct S8Taps {
+  FastDivide by_c_steps;  // steps of a tap
+  FastDivide by_filter_w;
+};
+static_assert(sizeof(S8Taps) == 16, "mirrored in sm90_conv2d_s8.rs");
 
 // The one argument of every entry point. Mirrored in sm90_conv2d_s8.rs.
 struct Sm90ConvS8Args {
@@ -59,9 +66,11 @@ struct Sm90ConvS8Args {
   const uint8_t *residual_values;  // what its map is of
   uint8_t *y_values;               // what its map is of
   int32_t m_pixels;
-  int32_t padding;
+  int32_t first_steps;             // of the first source
+  S8Taps taps[2];                  // of each source
+  int32_t padding[8];
 };
-static_assert(sizeof(Sm90ConvS8Args) == 960, "mirrored in sm90_conv2d_s8.rs");
+static_assert(sizeof(Sm90ConvS8Args) == 1024, "mirrored in sm90_conv2d_s8.rs");
 static_assert(offsetof(Sm90ConvS8Args, bias) == 768 && offsetof(Sm90ConvS8Args, source) == 832,
               "mirrored in sm90_conv2d_s8.rs");
 
@@ -202,21 +211,6 @@ template <class Tile> struct S8Step {
   }
 };
 
-// The step at this index of the sum.
-template <class Tile> TREFOIL_DEVICE S8Step<Tile> s8_step_at(const Sm90ConvS8Args &args, int32_t index) {
-  S8Step<Tile> step;
-  const int32_t taps = args.source[0].filter_h * args.source[0].filter_w;
-  const int32_t of_first = taps * (args.source[0].c_bytes / Tile::kRowBytes);
-  if (index >= of_first) index -= of_first, step.source = 1;
-  const S8Source &from = args.source[step.source];
-  const int32_t c_steps = from.c_bytes / Tile::kRowBytes;
-  step.tap = index / c_steps;
-  step.c = (index - step.tap * c_steps) * Tile::kRowBytes;
-  step.r = step.tap / from.filter_w;
-  step.s = step.tap - step.r * from.filter_w;
-  return step;
-}
-
 // Expects a stage's bytes, and copies its filters: of a pair each block one half of them, for both.
 template <class Tile>
 TREFOIL_DEVICE void load_filters(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring,
@@ -259,13 +253,9 @@ template <class Tile>
 TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
   for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
   // Filters depend on no launch: those of the first stages come while earlier launches end.
-  S8Step<Tile> begin;
-  if constexpr (Tile::kShares) {
-    if (share.begin > 0) begin = s8_step_at<Tile>(args, share.begin);
-  }
   int32_t filters_ahead = min(share.steps, Tile::kStages);
   S8Ring<Tile> ahead = ring;
-  S8Step<Tile> step_ahead = begin;
+  S8Step<Tile> step_ahead;
 #pragma unroll 1
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
     load_filters(args, share, ahead, step_ahead, s8_origin<Tile>(args, share, share.first_tile).k);
@@ -275,7 +265,7 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const S8Origin origin = s8_origin<Tile>(args, share, tile);
     const S8Pixel first = pixel_of(args, origin.m);
-    S8Step<Tile> step = begin;
+    S8Step<Tile> step;
 #pragma unroll 1
     for (int32_t i = 0; i < share.steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {

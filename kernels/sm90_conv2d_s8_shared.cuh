@@ -27,18 +27,24 @@ template <class Tile, bool kAdds> struct S8Quads {
   int64_t at[kMost];       // of four channels in y; negative: outside
   uint32_t residual[kMost];
 
-  // Reads residuals: only after the wait for earlier launches.
   __device__ __forceinline__ S8Quads(const Sm90ConvS8Args &args, const S8Share &share, const S8Origin &origin) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    count = kMost / share.blocks, first = share.rank * count;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, log_blocks = 31 - __clz(share.blocks);
+    count = kMost >> log_blocks, first = share.rank * count;
     const int32_t k = origin.k + warp * kWarpChannels + lane / 8 * 4;
 #pragma unroll
     for (uint32_t i = 0; i < kMost; ++i) {
       const int32_t m = origin.m + (first + i) * kQuadPixels + lane % 4 * 2 + lane / 4 % 2;
       const bool inside = i < count && k < args.k_stored && m < args.m_pixels;
       at[i] = inside ? static_cast<int64_t>(m) * args.k_stored + k : -1;
-      residual[i] = 0;
-      if (kAdds && inside) residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at[i]));
+    }
+  }
+
+  // Only after the wait for earlier launches.
+  __device__ __forceinline__ void read_residual(const Sm90ConvS8Args &args) {
+    if constexpr (kAdds) {
+#pragma unroll
+      for (uint32_t i = 0; i < kMost; ++i)
+        residual[i] = at[i] >= 0 ? __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at[i])) : 0;
     }
   }
 
@@ -59,21 +65,27 @@ TREFOIL_DEVICE void add_up_and_store(const Sm90ConvS8Args &args, const S8Share &
                                      const S8Quads<Tile, kAdds> &quads, uint32_t smem_sums, uint32_t received,
                                      const int32_t (&d)[Tile::kPixels / 2]) {
   constexpr uint32_t kMost = S8Quads<Tile, kAdds>::kMost;
+  constexpr uint32_t kBytes = kQuadThreads * kQuadBytes;
   const uint32_t smem_thread = smem_sums + threadIdx.x * kQuadBytes;
-  cluster_wait();
 #pragma unroll
   for (uint32_t quad = 0; quad < kMost; ++quad)
-    send_four(smem_thread + (share.rank * quads.count + (quad & quads.count - 1)) * (kQuadThreads * kQuadBytes), received,
+    send_four(smem_thread + (share.rank * quads.count + (quad & quads.count - 1)) * kBytes, received,
               quad * share.blocks / kMost, d + quad * 4);
   barrier_wait_cluster(received);
 #pragma unroll
   for (uint32_t i = 0; i < kMost / 2; ++i) {
     if (i >= quads.count) break;
-    int32_t sums[4] = {};
-    for (uint32_t rank = 0; rank < share.blocks; ++rank) {
-      const uint4 part = load_shared_u32x4(smem_thread + (rank * quads.count + i) * (kQuadThreads * kQuadBytes));
-      sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+    // Pairs of blocks, so that reads of all parts follow each other.
+    uint4 parts[kMost] = {};
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMost; rank += 2) {
+      if (rank >= share.blocks) break;
+      parts[rank] = load_shared_u32x4(smem_thread + (rank * quads.count + i) * kBytes);
+      parts[rank + 1] = load_shared_u32x4(smem_thread + ((rank + 1) * quads.count + i) * kBytes);
     }
+    int32_t sums[4] = {};
+#pragma unroll
+    for (const uint4 &part : parts) sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
     quads.store(args, requantiser, i, sums);
   }
 }
@@ -83,8 +95,10 @@ TREFOIL_DEVICE void multiply_and_add_up(const Sm90ConvS8Args &args, const S8Shar
   const S8Origin origin = s8_origin<Tile>(args, share, share.first_tile);
   Requantiser requantiser;
   requantiser.load(args, origin.k + threadIdx.x / 32 * kWarpChannels + threadIdx.x % 32 / 4 * 2);
+  S8Quads<Tile, kAdds> quads(args, share, origin);
+  if (share.blocks > 1) cluster_wait();  // the others have begun
   wait_for_earlier_launches();
-  const S8Quads<Tile, kAdds> quads(args, share, origin);
+  quads.read_residual(args);
   int32_t d[1][Tile::kPixels / 2];
   multiply<Tile, kSigned>(share, ring, 0, d);
   if (share.blocks > 1) {
@@ -95,11 +109,91 @@ TREFOIL_DEVICE void multiply_and_add_up(const Sm90ConvS8Args &args, const S8Shar
   }
 }
 
+// ---- load: one warp ----------------------------------------------------------------------------------------------
+
+// What a step copies. Everything that has to be multiplied or divided is found before the wait for earlier launches; from one
+// step to the next it is added to.
+template <class Tile> struct S8Cursor {
+  const TensorMap *filter, *x;
+  int32_t c, tap, right, down;  // a pair of channels, the tap, and where the tap lies in its window
+  int32_t c_end, right_end, down_end, right_by, down_by;
+  int32_t w, h;                 // of the first pixel's first tap
+  bool by_windows, is_second;
+
+  __device__ __forceinline__ void read(const Sm90ConvS8Args &args, uint32_t source, const S8Pixel &first) {
+    const S8Source &from = args.source[source];
+    filter = &args.filter[source], x = &args.x[source];
+    c_end = from.c_bytes / 2, right_by = from.dilation_w, down_by = from.dilation_h;
+    right_end = from.filter_w * right_by, down_end = from.filter_h * down_by;
+    w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
+    by_windows = from.by_windows, is_second = source;
+  }
+
+  // At the step `index` of the sum.
+  __device__ __forceinline__ S8Cursor(const Sm90ConvS8Args &args, int32_t index, const S8Pixel &first) {
+    const uint32_t source = index >= args.first_steps ? 1 : 0;
+    read(args, source, first);
+    index -= source * args.first_steps;
+    tap = divide(index, args.taps[source].by_c_steps);
+    c = index * (Tile::kRowBytes / 2) - tap * c_end;
+    const int32_t r = divide(tap, args.taps[source].by_filter_w);
+    down = r * down_by, right = tap * right_by - r * right_end;
+  }
+
+  __device__ __forceinline__ void advance(const Sm90ConvS8Args &args, const S8Pixel &first) {
+    c += Tile::kRowBytes / 2;
+    if (c < c_end) return;
+    c = 0, ++tap, right += right_by;
+    if (right < right_end) return;
+    right = 0, down += down_by;
+    if (down < down_end || is_second) return;
+    down = 0, tap = 0;
+    read(args, 1, first);
+  }
+};
+
+// Each of the first stages is copied by a lane of its own: what it copies is found before the wait for earlier launches, so that
+// pixels of all of them are asked for right behind it. One more lane copies what later steps read.
+template <class Tile>
+TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
+  static_assert(Tile::kStages < 32, "a lane for each, and one more");
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane < 2) prefetch_tensor_map(&args.x[lane]);
+  const S8Origin origin = s8_origin<Tile>(args, share, share.first_tile);
+  const S8Pixel first = pixel_of(args, origin.m);
+  const auto load_filters = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &of) {
+    barrier_arrive_expect(to.full(), Tile::kStageBytes);
+    copy_box_3d(to.filters(), of.filter, to.full(), of.c, of.tap, origin.k);
+  };
+  const auto load_pixels = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &of) {
+    if (of.by_windows) copy_im2col(to.pixels(), of.x, to.full(), of.c, of.w, of.h, first.n, of.right, of.down);
+    else copy_box_2d(to.pixels(), of.x, to.full(), of.c, origin.m);
+  };
+  const bool is_ahead = lane < min(share.steps, Tile::kStages);
+  S8Cursor<Tile> cursor(args, share.begin + static_cast<int32_t>(lane), first);
+  S8Ring<Tile> mine = ring;
+  mine.stage = lane;
+  // Filters depend on no launch: those of the first stages come while earlier launches end.
+  if (is_ahead) load_filters(mine, cursor);
+  wait_for_earlier_launches();
+  // Not before: filters of the next launch would come beside this one's pixels.
+  allow_next_launch();
+  if (is_ahead) load_pixels(mine, cursor);
+  if (lane != Tile::kStages) return;
+#pragma unroll 1
+  for (int32_t step = Tile::kStages; step < share.steps; ++step, ring.advance(), cursor.advance(args, first)) {
+    barrier_wait(ring.empty(), ring.phase);
+    load_filters(ring, cursor);
+    load_pixels(ring, cursor);
+  }
+}
+
 // The kernel body.
 template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_s8_shared(const Sm90ConvS8Args &args) {
   static_assert(Tile::kShares && Tile::kPixels * Tile::kChannels * 4 == Tile::kOutBytes, "a tile of one warpgroup");
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  S8Ring<Tile> ring{shared_address(shared_bytes)};
+  // The same for all lanes, and what the compiler keeps rather than finds anew.
+  S8Ring<Tile> ring{__shfl_sync(0xffffffff, shared_address(shared_bytes), 0)};
   const S8Share share = s8_share<Tile>(args);
   if (threadIdx.x == 128) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
@@ -117,7 +211,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   // The same for all lanes, and the compiler knows it.
   if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) < 4) {
     multiply_and_add_up<Tile, kSigned, kAdds>(args, share, ring);
-  } else if (threadIdx.x == 128) {
-    load<Tile>(args, share, ring);
+  } else {
+    load_one_tile<Tile>(args, share, ring);
   }
 }

@@ -64,6 +64,7 @@ pub fn all() -> Vec<Problem> {
         of("a matrix", 2, [14, 14, 64], 256, single),
         of("tails everywhere", 3, [13, 11, 80], 272, single),
         of("a matrix of many steps", 1, [7, 9, 1040], 144, single),
+        of("3x3 of many steps", 1, [7, 7, 512], 144, three),
         of("3x3", 2, [14, 13, 64], 64, three),
         of("3x3 of few channels, tails", 3, [37, 61, 48], 144, Window { pad, ..three }),
         of("3x3, wide", 2, [10, 130, 64], 64, three),
@@ -125,6 +126,7 @@ fn sums(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) 
         and(of("many tiles of two sources", 4, [57, 55, 16], 80, single), [114, 109, 32], strided),
         and(of("3x3 and 1x1, tails", 2, [11, 13, 80], 272, three), [11, 13, 144], single),
         and(of("1x1 and 3x3", 1, [7, 9, 272], 64, single), [7, 9, 32], three),
+        and(of("a sum of many steps", 1, [7, 7, 512], 144, single), [14, 13, 1024], strided),
         and(of("a sum of one pixel", 1, [1, 1, 16], 16, single), [1, 1, 16], single),
     ];
     for (x_signed, y_signed, residual) in [(true, false, None), (false, true, Some(false)), (true, true, Some(true))] {

@@ -31,8 +31,16 @@ kernel_args! {
 }
 
 kernel_args! {
+    /// `S8Taps`.
+    S8TapsArgs, 16 bytes {
+        by_c_steps: FastDivide,
+        by_filter_w: FastDivide,
+    }
+}
+
+kernel_args! {
     /// `Sm90ConvS8Args`; the maps are encoded before the launch.
-    Sm90ConvS8Args, 960 bytes {
+    Sm90ConvS8Args, 1024 bytes {
         filter: [MapBytes; 2],
         x: [MapBytes; 2],
         residual: MapBytes,
@@ -53,7 +61,9 @@ kernel_args! {
         residual_values: u64,
         y_values: u64,
         m_pixels: i32,
-        padding: i32,
+        first_steps: i32,
+        taps: [S8TapsArgs; 2],
+        padding: [i32; 8],
     }
 }
 
@@ -121,6 +131,7 @@ impl Launcher for Sm90Conv2dS8 {
         let of_kernel = Arguments::of::<Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", Sm90ConvS8Args::FIELDS);
         vec![
             Arguments::of::<S8SourceArgs>("sm90_conv2d_s8.cuh", "S8Source", S8SourceArgs::FIELDS).part(),
+            Arguments::of::<S8TapsArgs>("sm90_conv2d_s8.cuh", "S8Taps", S8TapsArgs::FIELDS).part(),
             Arguments::of::<S8Output>("sm90_requantise.cuh", "S8Output", S8Output::FIELDS).part(),
             of_kernel,
         ]
@@ -266,6 +277,8 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         residual_values: residual.map_or(0, |residual| residual.address),
         y_values: problem.y,
         m_pixels: int(pixels),
+        first_steps: int(conv.steps(tile)),
+        taps: [first.taps(tile), second.map_or(Zeroable::zeroed(), |second| second.taps(tile))],
         ..Zeroable::zeroed()
     };
     // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still
@@ -323,6 +336,13 @@ impl Source {
             dilation_h: int(window.dilation[0]),
             dilation_w: int(window.dilation[1]),
             by_windows: i32::from(!self.conv.shape().is_matrix()),
+        }
+    }
+
+    fn taps(&self, tile: S8Tile) -> S8TapsArgs {
+        S8TapsArgs {
+            by_c_steps: FastDivide::by(self.c_steps(tile) as u32),
+            by_filter_w: FastDivide::by(self.conv.window.size[1] as u32),
         }
     }
 

@@ -59,7 +59,8 @@ fn every_field_gets_its_own_value() {
     assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
     assert_eq!([args.out_pixels, args.out_width], [209, 19]);
     assert_eq!((args.by_channel_tiles.divide(7), args.by_out_pixels.divide(626)), (3, 2));
-    assert_eq!(args.by_out_width.divide(56), 2);
+    assert_eq!((args.by_out_width.divide(56), args.first_steps), (2, 70));
+    assert_eq!((args.taps[0].by_c_steps.divide(69), args.taps[0].by_filter_w.divide(34)), (34, 4));
     let first = S8SourceArgs {
         filter_h: 5,
         filter_w: 7,
@@ -103,6 +104,8 @@ fn a_second_convolution_has_steps_maps_and_windows_of_its_own() {
     let both = launch(&problem, tile(128, 128, 64), 1, 132).unwrap();
     let args: Sm90ConvS8Args = both.args.read();
     assert_eq!((args.steps, &*both.entry), (35 * 3 + 2, "sm90_conv2d_u8_128x128x64"));
+    assert_eq!((args.first_steps, args.taps.map(|of| of.by_c_steps.divide(5))), (35 * 3, [1, 2]));
+    assert_eq!(args.taps.map(|of| of.by_filter_w.divide(20)), [2, 20]);
     let [first, second] = args.source;
     assert_eq!([first.c_bytes, second.c_bytes, second.filter_h, second.filter_w], [192, 128, 1, 1]);
     assert_eq!([second.stride_h, second.stride_w, second.by_windows], [2, 3, 1]);
