@@ -435,8 +435,8 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            stages. tail: rows behind row_tiles tiles, up to 8, by 64/88 and 64/104 without a mask; else 0, and
 //            row_tiles has all rows. What is beyond the operands is read as zero and not written. Deterministic, no
 //            atomics.
-// Ordering   may be launched before its predecessors have ended, and lets its successor be: reads and writes only
-//            after griddepcontrol.wait.
+// Ordering   may be launched before its predecessors have ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads and writes only after that too.
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).
 #define TREFOIL_SM90_ATTENTION_OF(name, Tile)                                                                      \
   extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)                                                  \

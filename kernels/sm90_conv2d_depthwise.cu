@@ -316,8 +316,8 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
 //            kernel's unit, and unit_columns * (rows / unit rows) = units. box_width = (columns - 1) * stride + size, and
 //            the height by rows; both up to 256, box_pixels their product. compute capability 9.0 exactly.
 // Limits     pixels of x and y, tiles and taps * c_stored below 2^31. Deterministic.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only after
-//            griddepcontrol.wait; filters and biases before.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads x and writes y only after that too; filters and biases before.
 #define TREFOIL_SM90_DEPTHWISE(size, stride, rows, columns, blocks)                                             \
   extern "C" __global__ void __launch_bounds__(kMostThreads, blocks)                                            \
       TREFOIL_ENTRY(sm90_conv2d_depthwise_##size##x##size##_stride##stride##_##rows##x##columns)(               \

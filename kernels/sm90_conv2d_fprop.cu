@@ -44,8 +44,8 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31.
 //            Tails in pixels, channels and k are the maps': nothing outside the operands is read or written. The
 //            launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks' sums in their order.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
-//            writes y, only after griddepcontrol.wait; filter and bias before.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads x and residual, and writes y, only after that too; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0.
 #define TREFOIL_SM90_CONV2D_FPROP(tile)                                                                         \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                                         \

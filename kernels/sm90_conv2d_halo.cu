@@ -187,8 +187,8 @@ template <int kStored> TREFOIL_DEVICE void sm90_conv2d_halo(const Sm90HaloArgs &
 //            band's bytes, and those up to (rows + 2) * line + 122 pixels, at most band_bytes: products read that far,
 //            for sums that are left out. Tiles below 2^31. Tails in pixels and channels are the maps': nothing outside
 //            the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
-//            writes y, only after griddepcontrol.wait; filter and bias before.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads x and residual, and writes y, only after that too; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024), its windows by shifted addresses; wgmma, tensor
 //            maps, mbarrier: PTX ISA 9.0.
 #define TREFOIL_SM90_CONV2D_HALO(stored)                                                                        \

@@ -154,8 +154,8 @@ template <bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_s8_halo(cons
 //            band's bytes, and those up to (rows + 2) * line + 242 pixels, at most band_bytes: products read that far,
 //            for sums that are left out. Tiles below 2^31. Tails in pixels and channels are the maps': nothing outside
 //            the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
-//            writes y, only after griddepcontrol.wait; filter, bias and scale before.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
+//            griddepcontrol.wait: reads x and residual, and writes y, only after that too; filter, bias and scale before.
 // Source     as sm90_conv2d_halo.cu and sm90_conv2d_s8.cu.
 #define TREFOIL_SM90_CONV2D_S8_HALO(name, is_signed, adds)                                                      \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
