@@ -6,10 +6,10 @@ cd "$(dirname "$0")/.."
 target=$1 seconds=$2
 shift 2
 case $target in
-onnx) more=(tests/data/onnx) ;;
-photo) more=(tests/data/images) ;;
-*) more=() ;;
+onnx) corpora=(tests/data/onnx) ;;
+photo) corpora=(tests/data/images "fuzz/corpus/$target") ;;
+*) corpora=("fuzz/corpus/$target") ;;
 esac
 mkdir -p "fuzz/found/$target"
-cargo +nightly fuzz run "$target" "fuzz/found/$target" "fuzz/corpus/$target" "${more[@]}" -- \
+cargo +nightly fuzz run "$target" "fuzz/found/$target" "${corpora[@]}" -- \
     -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=600 -max_len=8192 "$@"
