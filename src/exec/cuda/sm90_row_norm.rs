@@ -158,7 +158,9 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let (names, few) = match (problem.y, codes) {
         (None, None) if floats.is_some() => (f16.0, of_half(dtype, TO_F32)?),
         (Some(_), None) => of_half(dtype, [f16, bf16])?,
-        (None, None) => return Err(unsupported("results of a norm", "none", "it writes rows, codes, or both")),
+        (None, None) => {
+            return Err(unsupported("results of a norm", "none", "it writes rows, codes, both, or rows in f32"));
+        }
         (_, Some(_)) if dtype != Dtype::F16 => return Err(unsupported("codes of rows", dtype, "they are of f16")),
         (None, Some(_)) => to_e4m3,
         (Some(_), Some(_)) => both,
