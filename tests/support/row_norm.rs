@@ -75,40 +75,17 @@ impl Problem {
     }
 
     fn run_of<T: Half>(&self, device: &Device) -> Result<(), String> {
-        let [rows, columns] = self.sizes;
-        let mut random = Random::new(&format!("{self:?}"));
-        let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
-        let x = T::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
-        let (weight, bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
-        let poisoned = vec![T::POISON; rows * at.pitch + 2 * GUARD];
-        let operands = RowNormOperands {
-            sizes: self.sizes,
-            centred: self.centred,
-            epsilon: EPSILON,
-            x: (&x, x_at),
-            weight: &weight,
-            bias: self.has_bias.then_some(&bias[..]),
-            result: (&poisoned, at),
-            codes: None,
-            floats: None,
-            backward: self.is_backward(),
-        };
-        let mut run = RowNormRun::new(device, &operands, 1).map_err(|error| error.to_string())?;
-        run.run(2).map_err(|error| error.to_string())?;
-        let result = run.result().map_err(|error| error.to_string())?;
-        let is_poison = |i: usize| result[i].is_poison();
-        let is_result = |i: usize| i >= GUARD && i - GUARD < rows * at.pitch && (i - GUARD) % at.pitch < columns;
-        if let Some(i) = (0..poisoned.len()).find(|&i| is_result(i) == is_poison(i)) {
-            return Err(format!("value {i} was written, or was not, where it is {} to be", is_result(i)));
-        }
-        for row in 0..rows {
-            let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
-            let bias = |column: usize| if self.has_bias { f64::from(bias[column]) } else { 0.0 };
-            let expected = self.normalised(&x[of_row(x_at)], &weight, bias, Some(T::ROUNDING));
-            let actual: Vec<f32> = result[of_row(at)].iter().map(|value| value.value() as f32).collect();
-            expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
-        }
-        Ok(())
+        let inputs = Inputs::<T>::of(self, "");
+        let poisoned = vec![T::POISON; self.buffer()];
+        let operands = RowNormOperands { result: (&poisoned, self.result_at()), ..inputs.operands(self) };
+        let ran = RowNormRun::new(device, &operands, 1).and_then(|mut run| {
+            run.run(2)?;
+            run.result()
+        });
+        let result = ran.map_err(|error| error.to_string())?;
+        self.check_places(|i| result[i].is_poison())?;
+        let result: Vec<f32> = result.iter().map(|value| value.value() as f32).collect();
+        self.check_rows(&inputs, &result, Some(T::ROUNDING))
     }
 
     /// Runs the problem with a result in f32, into a buffer of NaN that is longer, and compares.
@@ -120,42 +97,58 @@ impl Problem {
     }
 
     fn run_to_f32_of<T: Half>(&self, device: &Device) -> Result<(), String> {
-        let [rows, columns] = self.sizes;
-        let mut random = Random::new(&format!("{self:?} to f32"));
-        let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
-        let x = T::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
-        let (weight, bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
-        let (halves, poisoned) =
-            (vec![T::POISON; rows * at.pitch + GUARD], vec![f32::NAN; rows * at.pitch + 2 * GUARD]);
-        let operands = RowNormOperands {
-            sizes: self.sizes,
-            centred: self.centred,
-            epsilon: EPSILON,
-            x: (&x, x_at),
-            weight: &weight,
-            bias: self.has_bias.then_some(&bias[..]),
-            result: (&halves, RowsAt { first: 0, ..at }),
-            codes: None,
-            floats: Some((&poisoned, at)),
-            backward: self.is_backward(),
-        };
+        let inputs = Inputs::<T>::of(self, " to f32");
+        let (halves, poisoned) = (vec![T::POISON; self.buffer()], vec![f32::NAN; self.buffer()]);
+        let at = self.result_at();
+        let operands =
+            RowNormOperands { result: (&halves, at), floats: Some((&poisoned, at)), ..inputs.operands(self) };
         let ran = RowNormRun::new(device, &operands, 1).and_then(|mut run| {
             run.run(2)?;
             Ok((run.floats()?, run.result()?))
         });
         let (result, halves) = ran.map_err(|error| error.to_string())?;
-        let is_result = |i: usize| i >= GUARD && i - GUARD < rows * at.pitch && (i - GUARD) % at.pitch < columns;
-        if let Some(i) = (0..poisoned.len()).find(|&i| is_result(i) == result[i].is_nan()) {
-            return Err(format!("value {i} was written, or was not, where it is {} to be", is_result(i)));
-        }
+        self.check_places(|i| result[i].is_nan())?;
         if halves.iter().any(|value| !value.is_poison()) {
             return Err("a result in 16 bits was written too".into());
         }
+        self.check_rows(&inputs, &result, None)
+    }
+
+    /// Where the result lies in its buffer.
+    fn result_at(&self) -> RowsAt {
+        RowsAt { first: GUARD, pitch: self.sizes[1] + 16 }
+    }
+
+    /// The number of values of the buffer, with guards on both sides.
+    fn buffer(&self) -> usize {
+        self.sizes[0] * self.result_at().pitch + 2 * GUARD
+    }
+
+    /// Checks that values of the result are written, and no others of the buffer.
+    fn check_places(&self, is_poison: impl Fn(usize) -> bool) -> Result<(), String> {
+        let ([rows, columns], RowsAt { pitch, .. }) = (self.sizes, self.result_at());
+        let is_result = |i: usize| i >= GUARD && i - GUARD < rows * pitch && (i - GUARD) % pitch < columns;
+        match (0..self.buffer()).find(|&i| is_result(i) == is_poison(i)) {
+            Some(i) => Err(format!("value {i} was written, or was not, where it is {} to be", is_result(i))),
+            None => Ok(()),
+        }
+    }
+
+    /// Compares the rows of a buffer.
+    fn check_rows<T: Half>(
+        &self,
+        inputs: &Inputs<T>,
+        result: &[f32],
+        rounding: Option<Rounding>,
+    ) -> Result<(), String> {
+        let [rows, columns] = self.sizes;
         for row in 0..rows {
             let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
-            let bias = |column: usize| if self.has_bias { f64::from(bias[column]) } else { 0.0 };
-            let expected = self.normalised(&x[of_row(x_at)], &weight, bias, None);
-            expected.check(Growth::Worst, &result[of_row(at)]).map_err(|error| format!("row {row}: {error}"))?;
+            let bias = |column: usize| if self.has_bias { f64::from(inputs.bias[column]) } else { 0.0 };
+            let x = &inputs.x[of_row(inputs.at)];
+            let expected = self.normalised(x, &inputs.weight, bias, rounding);
+            let actual = &result[of_row(self.result_at())];
+            expected.check(Growth::Worst, actual).map_err(|error| format!("row {row}: {error}"))?;
         }
         Ok(())
     }
@@ -164,29 +157,18 @@ impl Problem {
     /// rounded from. Codes alone are the same. In every fourth column the weight is zero, so that this float is the bias, which has any size and
     /// may be NaN.
     pub fn run_to_codes(&self, device: &Device, scale: f32) -> Result<(), String> {
-        let [rows, columns] = self.sizes;
-        let mut random = Random::new(&format!("{self:?} to codes of {scale}"));
-        let (x_at, at) = (RowsAt { first: 0, pitch: columns + 8 }, RowsAt { first: GUARD, pitch: columns + 16 });
-        let x = f16::all((0..rows * x_at.pitch).map(|_| self.offset + self.spread * random.signed()));
-        let (mut weight, mut bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
+        let ([rows, columns], at) = (self.sizes, self.result_at());
+        let mut inputs = Inputs::<f16>::of(self, &format!(" to codes of {scale}"));
         for column in (1..columns).step_by(4) {
-            weight[column] = 0.0;
-            bias[column] = codes::sample(&mut random, scale);
+            inputs.weight[column] = 0.0;
+            inputs.bias[column] = codes::sample(&mut inputs.random, scale);
         }
-        let (poisoned, halves) =
-            (vec![codes::POISON; rows * at.pitch + 2 * GUARD], vec![f16::NAN; rows * at.pitch + 2 * GUARD]);
+        let (poisoned, halves) = (vec![codes::POISON; self.buffer()], vec![f16::NAN; self.buffer()]);
         let [alone, both] = [true, false].map(|alone| {
             let operands = RowNormOperands {
-                sizes: self.sizes,
-                centred: self.centred,
-                epsilon: EPSILON,
-                x: (&x, x_at),
-                weight: &weight,
-                bias: self.has_bias.then_some(&bias[..]),
                 result: (&halves, at),
                 codes: Some(RowNormCodes { values: (&poisoned, at), scale, alone }),
-                floats: None,
-                backward: self.is_backward(),
+                ..inputs.operands(self)
             };
             let mut run = RowNormRun::new(device, &operands, 1)?;
             run.run(2)?;
@@ -207,7 +189,7 @@ impl Problem {
                     return Err(of() + "it was written, outside of the result");
                 }
             } else if column % 4 == 1 && self.has_bias {
-                codes::check_exact(code, bias[column], scale).map_err(|error| of() + &error)?;
+                codes::check_exact(code, inputs.bias[column], scale).map_err(|error| of() + &error)?;
             } else {
                 codes::check(code, halves[i], scale).map_err(|error| of() + &error)?;
             }
@@ -248,6 +230,42 @@ impl Problem {
         };
         let (values, errors) = centred.iter().enumerate().map(finished).unzip();
         Expected { shape: Shape::vector(x.len()), values, errors }
+    }
+}
+
+/// What a norm reads.
+struct Inputs<T> {
+    x: Vec<T>,
+    at: RowsAt,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    random: Random,
+}
+
+impl<T: Half> Inputs<T> {
+    /// Random ones of a problem and a result that is told by a text.
+    fn of(problem: &Problem, result: &str) -> Self {
+        let ([rows, columns], mut random) = (problem.sizes, Random::new(&format!("{problem:?}{result}")));
+        let at = RowsAt { first: 0, pitch: columns + 8 };
+        let x = T::all((0..rows * at.pitch).map(|_| problem.offset + problem.spread * random.signed()));
+        let (weight, bias) = (random.singles(columns, 2.0), random.singles(columns, 1.0));
+        Self { x, at, weight, bias, random }
+    }
+
+    /// The operands of a norm that writes nothing yet.
+    fn operands(&self, problem: &Problem) -> RowNormOperands<'_, T> {
+        RowNormOperands {
+            sizes: problem.sizes,
+            centred: problem.centred,
+            epsilon: EPSILON,
+            x: (&self.x, self.at),
+            weight: &self.weight,
+            bias: problem.has_bias.then_some(&self.bias[..]),
+            result: (&[], RowsAt { first: 0, pitch: 0 }),
+            codes: None,
+            floats: None,
+            backward: problem.is_backward(),
+        }
     }
 }
 
