@@ -497,7 +497,7 @@ fn check_window(window: &Window, axes: usize) -> Result<(), String> {
 }
 
 /// The number of positions of a window along each axis.
-fn slide(window: &Window, spatial: &[usize]) -> Result<Vec<usize>, String> {
+pub(crate) fn slide(window: &Window, spatial: &[usize]) -> Result<Vec<usize>, String> {
     check_window(window, spatial.len())?;
     let along = |(axis, &size): (usize, &usize)| {
         let overflow = || format!("window along axis {axis} overflows");

@@ -37,6 +37,7 @@ pub(crate) use crate::tensor::Element;
 pub use builder::GraphBuilder;
 pub use e4m3::MOST_E4M3;
 pub use expr::{Binary, Expr, Number, Unary};
+pub(crate) use infer::slide;
 pub(crate) use layers::eps_of_batch_norm;
 pub use layers::{BatchNorm, Conv2d, Linear};
 pub(crate) use op::place;

@@ -2,7 +2,7 @@
 
 use super::layered::Split;
 use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
-use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, Slice, ValueId, ValueType, Window};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, Slice, ValueId, ValueType, Window, slide};
 use crate::plan::StepOp;
 use crate::tensor::Dtype;
 
@@ -104,11 +104,7 @@ impl Split<'_> {
         let half = self.half(x, name);
         let [batch, height, width, channels] = self.to.graph.value(half).dims[..] else { unreachable!("of an image") };
         let Window { size, stride, dilation, pad } = window;
-        let counts = [height, width].into_iter().enumerate().map(|(axis, extent)| {
-            let reach = (size[axis] - 1) * dilation[axis] + 1;
-            (extent + pad[axis][0] + pad[axis][1] - reach) / stride[axis] + 1
-        });
-        let counts: Vec<usize> = counts.collect();
+        let counts = slide(window, &[height, width]).expect("of a convolution whose result is known");
         let of = |rows: usize, columns: usize, last: usize| ValueType::new(self.dtype, &[batch, rows, columns, last]);
         let (terms, place) = (size[0] * size[1] * channels, of(counts[0], counts[1], channels));
         let side_by_side = of(counts[0], counts[1], terms);
