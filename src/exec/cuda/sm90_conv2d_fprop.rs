@@ -259,7 +259,7 @@ pub(crate) fn launch(
 }
 
 /// The index of the kernel of a tile that applies an activation, 0 for the one that clamps and 1 for SiLU; and the
-/// number by which the first knows the activation. GELU is no activation of all kernels with SiLU.
+/// number by which the first knows the activation. GELU is refused: of the kernels with SiLU only the dense one applies it.
 pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
     match activation {
         Activation::Silu => Ok((1, 0)),

@@ -7,9 +7,9 @@ use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, 
 use super::sm90_tail::TailBytes;
 use super::steps::{Operands, stored};
 use crate::error::Error;
-use crate::plan::kernels::{MOST_PIXELS, MeanLinearShape};
-use crate::plan::{StepOp, mean_factor};
-use crate::tensor::{Dtype, OutputKind, Shape};
+use crate::plan::StepOp;
+use crate::plan::kernels::{MOST_PIXELS, MeanLinearShape, TAIL_THREADS};
+use crate::tensor::{OutputKind, Shape};
 
 kernel_args! {
     /// `MeanLinearArgs`.
@@ -50,7 +50,6 @@ impl Launcher for Sm90MeanLinear {
         let StepOp::Tail(tail) = step.op() else { return Err(step.wrong_kernel()) };
         let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
         let input = stored(step.x());
-        let signed = step.x().dtype == Dtype::I8;
         let [outputs, pitch] = match tail.output {
             None => [step.y().stored_channels, 4 * step.y().stored_channels],
             Some(OutputKind::Logits) => [tail.linear.out_features, step.output_rows().row_pitch],
@@ -58,7 +57,7 @@ impl Launcher for Sm90MeanLinear {
         };
         let problem = MeanLinearProblem {
             shape: MeanLinearShape { batch: step.images(), input },
-            bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
+            bytes: TailBytes::of(tail, step.x()),
             outputs,
             pitch,
         };
@@ -72,7 +71,7 @@ impl Launcher for Sm90MeanLinear {
 }
 
 /// Threads of a block.
-const THREADS: u32 = MeanLinearShape::THREADS as u32;
+const THREADS: u32 = TAIL_THREADS as u32;
 /// The kernels of halves and of bytes.
 const ENTRIES: [&str; 2] = ["sm90_mean_linear", "sm90_mean_linear_bytes"];
 

@@ -9,7 +9,7 @@ use super::launch::{
 use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::plan::kernels::{MOST_PIXELS, TAIL_THREADS, TAIL_UNIT, TailShape};
-use crate::plan::{Kernel, StepOp, Tail, TailTile, mean_factor};
+use crate::plan::{Kernel, StepOp, Tail, TailTile, Tensor, mean_factor};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
 kernel_args! {
@@ -60,11 +60,10 @@ impl Launcher for Sm90Tail {
         };
         let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
         let input = stored(step.x());
-        let signed = step.x().dtype == Dtype::I8;
         let problem = TailProblem {
             batch: step.images(),
             input,
-            bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
+            bytes: TailBytes::of(tail, step.x()),
             channels: tail.linear.out_features,
             output: *output,
             row_pitch: step.output_rows().row_pitch,
@@ -102,6 +101,14 @@ pub(crate) struct TailBytes {
     pub(crate) signed: bool,
     /// The factor of the sums over pixels.
     pub(crate) scale: f32,
+}
+
+impl TailBytes {
+    /// Those of a tail that reads `x`; `None` if it reads halves.
+    pub(super) fn of(tail: &Tail, x: &Tensor) -> Option<Self> {
+        let signed = x.dtype == Dtype::I8;
+        tail.x_scale.map(|scale| Self { signed, scale: mean_factor(scale, stored(x)) })
+    }
 }
 
 /// Device addresses of the operands.

@@ -1,8 +1,8 @@
 //! The mean over pixels of few images and the linear layer that reads it, as one step on compute capability 9.0.
 
-use super::sm90_tail::Tail;
 #[cfg(feature = "cuda")]
-use super::sm90_tail::WHOLE;
+use super::sm90_tail::{TAIL_THREADS, WHOLE, mean_bytes};
+use super::sm90_tail::{Tail, mean_and_layer};
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;
 use crate::model::{NodeId, Op};
@@ -66,8 +66,6 @@ impl MeanLinearShape {
 impl MeanLinearShape {
     /// The outputs of a block.
     pub(crate) const OUTPUTS: usize = 8;
-    /// The threads of a block.
-    pub(crate) const THREADS: usize = 512;
 
     /// The blocks of a cluster: 16 on a whole GPU.
     pub(crate) const fn blocks(limits: &Limits) -> usize {
@@ -76,8 +74,7 @@ impl MeanLinearShape {
 
     /// Bytes of dynamic shared memory of a block: partial sums and means. It agrees with the kernel.
     pub(crate) const fn shared_bytes(&self) -> usize {
-        let sums = Self::THREADS * 32;
-        sums + self.batch * ((self.input.channels / 8).next_multiple_of(8) + 4) * 16
+        TAIL_THREADS * 32 + mean_bytes(self.batch, self.input.channels)
     }
 }
 
@@ -89,26 +86,11 @@ const MOST_ROWS: usize = 4;
 /// kernel does not compute them, if the program chose another kernel for the layer, or if the batch is too large for
 /// this step by default.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (layer, output) = match (&context.node(at).op, &context.node(at).inputs[..]) {
-        (&Op::Emit(OutputKind::Logits), &[layer]) => (layer, Some(OutputKind::Logits)),
+    let (layer, rows) = match (&context.node(at).op, &context.node(at).inputs[..]) {
+        (&Op::Emit(OutputKind::Logits), &[layer]) => (layer, Some((at, OutputKind::Logits))),
         _ => (at, None),
     };
-    let node = context.node(layer);
-    let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
-    let pooled = context.node(mean);
-    if pooled.op != Op::GlobalAvgPool {
-        return None;
-    }
-    let found = Match {
-        name: node.name.clone(),
-        op: StepOp::Tail(Tail { linear: linear.clone(), output, x_scale: context.scale(pooled.inputs[0]) }),
-        kernel: Some(Kernel::Sm90MeanLinear),
-        place: at,
-        covers: if output.is_some() { vec![mean, layer, at] } else { vec![mean, layer] },
-        reads: pooled.inputs.clone(),
-        writes: vec![at],
-        saved: 0.0,
-    };
+    let found = mean_and_layer(context, layer, rows)?;
     let shape = MeanLinearShape::of(&context.work(&found))?;
     let saved = match context.chosen(layer) {
         None if shape.batch <= MOST_ROWS => ALWAYS,
@@ -116,7 +98,8 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         _ => return None,
     };
     // With the rows it comes first.
-    Some(Match { saved: if output.is_some() { 2.0 * saved } else { saved }, ..found })
+    let saved = if rows.is_some() { 2.0 * saved } else { saved };
+    Some(Match { kernel: Some(Kernel::Sm90MeanLinear), saved, ..found })
 }
 
 #[cfg(test)]

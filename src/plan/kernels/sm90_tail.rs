@@ -142,6 +142,11 @@ pub(crate) const TAIL_THREADS: usize = 512;
 /// The number of outputs that a warp computes at a time.
 pub(crate) const TAIL_UNIT: usize = 32;
 
+/// Bytes of shared memory of the means of so many images. It agrees with the kernels: rows lie in different banks.
+pub(super) const fn mean_bytes(images: usize, channels: usize) -> usize {
+    images * ((channels / 8).next_multiple_of(8) + 4) * 16
+}
+
 impl TailShape {
     /// The tail of a step; `None` unless it reads activations in f16, or bytes with a scale.
     fn of(work: &Work<'_>) -> Option<Self> {
@@ -157,7 +162,7 @@ impl TailShape {
         let [most_images, stages] = tile.kernel()?;
         let ring = stages * TAIL_UNIT / 8 * TAIL_THREADS * 16;
         let sums = (TAIL_THREADS * 32).max(TAIL_THREADS / 32 * TAIL_UNIT * most_images * 4);
-        let means = tile.images * ((self.input.channels / 8).next_multiple_of(8) + 4) * 16;
+        let means = mean_bytes(tile.images, self.input.channels);
         let rows = if self.output == OutputKind::Logits { 0 } else { tile.images.div_ceil(tile.blocks) };
         Some(ring + sums + means + rows * self.k_stored * 4)
     }
@@ -212,26 +217,10 @@ const MOST_ROWS: usize = 1;
 /// program chose another kernel for the linear layer, or if the batch is too large for one step by default.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let (&Op::Emit(output), &[layer]) = (&context.node(at).op, &context.node(at).inputs[..]) else { return None };
-    let node = context.node(layer);
-    let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
-    let pooled = context.node(mean);
-    if pooled.op != Op::GlobalAvgPool || output == OutputKind::Features {
+    if output == OutputKind::Features {
         return None;
     }
-    let found = Match {
-        name: node.name.clone(),
-        op: StepOp::Tail(Tail {
-            linear: linear.clone(),
-            output: Some(output),
-            x_scale: context.scale(pooled.inputs[0]),
-        }),
-        kernel: None,
-        place: at,
-        covers: vec![mean, layer, at],
-        reads: pooled.inputs.clone(),
-        writes: vec![at],
-        saved: 0.0,
-    };
+    let found = mean_and_layer(context, layer, Some((at, output)))?;
     let (shape, limits) = (TailShape::of(&context.work(&found))?, context.limits());
     let is_mean_linear = shape.input.channels <= MeanLinearShape::CHANNELS;
     let (tile, saved) = match context.chosen(layer) {
@@ -240,6 +229,30 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         _ => return None,
     };
     Some(Match { kernel: Some(Kernel::Sm90Tail(tile)), saved, ..found })
+}
+
+/// The match of a linear layer with the mean over pixels that it reads, and with the rows of the result that a node makes
+/// of its logits, if one is given; without a kernel. `None` if the node is no such layer.
+pub(super) fn mean_and_layer(
+    context: &Context<'_>,
+    layer: NodeId,
+    rows: Option<(NodeId, OutputKind)>,
+) -> Option<Match> {
+    let node = context.node(layer);
+    let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
+    let pooled = context.node(mean);
+    let (at, output) = rows.unzip();
+    let x_scale = context.scale(*pooled.inputs.first()?);
+    (pooled.op == Op::GlobalAvgPool).then(|| Match {
+        name: node.name.clone(),
+        op: StepOp::Tail(Tail { linear: linear.clone(), output, x_scale }),
+        kernel: None,
+        place: at.unwrap_or(layer),
+        covers: [mean, layer].into_iter().chain(at).collect(),
+        reads: pooled.inputs.clone(),
+        writes: vec![at.unwrap_or(layer)],
+        saved: 0.0,
+    })
 }
 
 /// The tile with the least predicted time of the busiest multiprocessor; `None` if none fits into shared memory.
