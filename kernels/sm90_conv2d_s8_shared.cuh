@@ -109,7 +109,7 @@ TREFOIL_DEVICE void multiply_and_add_up(const Sm90ConvS8Args &args, const S8Shar
   }
 }
 
-// ---- load: one warp ----------------------------------------------------------------------------------------------
+// ---- load: one thread --------------------------------------------------------------------------------------------
 
 // What a step copies. Everything that has to be multiplied or divided is found before the wait for earlier launches; from one
 // step to the next it is added to.
@@ -152,39 +152,36 @@ template <class Tile> struct S8Cursor {
   }
 };
 
-// Each of the first stages is copied by a lane of its own: what it copies is found before the wait for earlier launches, so that
-// pixels of all of them are asked for right behind it. One more lane copies what later steps read.
 template <class Tile>
 TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
-  static_assert(Tile::kStages < 32, "a lane for each, and one more");
-  const uint32_t lane = threadIdx.x % 32;
-  if (lane < 2) prefetch_tensor_map(&args.x[lane]);
+  for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
   const S8Origin origin = s8_origin<Tile>(args, share, share.first_tile);
   const S8Pixel first = pixel_of(args, origin.m);
-  const auto load_filters = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &of) {
+  const S8Cursor<Tile> begin(args, share.begin, first);
+  const auto load_filters = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &cursor) {
     barrier_arrive_expect(to.full(), Tile::kStageBytes);
-    copy_box_3d(to.filters(), of.filter, to.full(), of.c, of.tap, origin.k);
+    copy_box_3d(to.filters(), cursor.filter, to.full(), cursor.c, cursor.tap, origin.k);
   };
-  const auto load_pixels = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &of) {
-    if (of.by_windows) copy_im2col(to.pixels(), of.x, to.full(), of.c, of.w, of.h, first.n, of.right, of.down);
-    else copy_box_2d(to.pixels(), of.x, to.full(), of.c, origin.m);
-  };
-  const bool is_ahead = lane < min(share.steps, Tile::kStages);
-  S8Cursor<Tile> cursor(args, share.begin + static_cast<int32_t>(lane), first);
-  S8Ring<Tile> mine = ring;
-  mine.stage = lane;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
-  if (is_ahead) load_filters(mine, cursor);
+  const int32_t ahead = min(share.steps, Tile::kStages);
+  S8Ring<Tile> ring_ahead = ring;
+  S8Cursor<Tile> cursor = begin;
+#pragma unroll 1
+  for (int32_t i = 0; i < ahead; ++i, ring_ahead.advance(), cursor.advance(args, first)) load_filters(ring_ahead, cursor);
+  cursor = begin;
   wait_for_earlier_launches();
   // Not before: filters of the next launch would come beside this one's pixels.
   allow_next_launch();
-  if (is_ahead) load_pixels(mine, cursor);
-  if (lane != Tile::kStages) return;
 #pragma unroll 1
-  for (int32_t step = Tile::kStages; step < share.steps; ++step, ring.advance(), cursor.advance(args, first)) {
-    barrier_wait(ring.empty(), ring.phase);
-    load_filters(ring, cursor);
-    load_pixels(ring, cursor);
+  for (int32_t i = 0; i < share.steps; ++i, ring.advance(), cursor.advance(args, first)) {
+    if (i >= ahead) {
+      barrier_wait(ring.empty(), ring.phase ^ 1);
+      load_filters(ring, cursor);
+    }
+    if (cursor.by_windows)
+      copy_im2col(ring.pixels(), cursor.x, ring.full(), cursor.c, cursor.w, cursor.h, first.n, cursor.right, cursor.down);
+    else
+      copy_box_2d(ring.pixels(), cursor.x, ring.full(), cursor.c, origin.m);
   }
 }
 
@@ -211,7 +208,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   // The same for all lanes, and the compiler knows it.
   if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) < 4) {
     multiply_and_add_up<Tile, kSigned, kAdds>(args, share, ring);
-  } else {
+  } else if (threadIdx.x == 128) {
     load_one_tile<Tile>(args, share, ring);
   }
 }
