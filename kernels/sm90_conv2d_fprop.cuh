@@ -100,7 +100,8 @@ struct Sm90Tile {
   // chunks have room for a slab's sums. What a block gets of the others' sums lies in place of the chunks, with a barrier
   // of its own.
   static constexpr bool kFits = kMinBlocks == 1 && kChunks * kChunkPixels == kPartPixels;
-  static constexpr bool kSplits = kConsumers == 1 || (kPairs && kFits);
+  static constexpr bool kOneGroup = kConsumers == 1;
+  static constexpr bool kSplits = kOneGroup || (kPairs && kFits);
   static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
   static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
@@ -285,11 +286,97 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
         load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + from_pixel * kRowBytes, ring.full(),
                           step, origin.m + part * Tile::kPartPixels + from_pixel, first[part]);
     }
-    if (args.residual_values != nullptr && (Tile::kPairs || share.summands == 1)) load_residual(args, ring, origin);
+    if (args.residual_values != nullptr) load_residual(args, ring, origin);
   }
   if (Tile::kPairs && share.pair > 1) {
     // The block ends after the other has read what it copied there, and has given all stages back.
     for (int32_t i = 0; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
+  }
+}
+
+// What a step of a tile of one warpgroup copies. Everything that has to be multiplied or divided is found before the wait for
+// earlier launches; from one step to the next it is added to.
+struct Cursor {
+  const TensorMap *filter, *x;
+  int32_t c, tap, right, down;  // a channel, the tap, and where the tap lies in its window
+  int32_t c_end, right_end, down_end, right_by, down_by, last_channel;
+  int32_t w, h;                 // of the first pixel's first tap
+  int32_t source;  // not known to the compiler: it would read all of the second one before the first copy
+  bool by_windows, is_second;
+
+  __device__ __forceinline__ void read(const Sm90ConvArgs &args, int32_t index, const Pixel &first) {
+    const Sm90Source &from = args.source[index];
+    filter = &args.filter[index], x = &args.x[index];
+    c_end = from.c_steps * kStepChannels, last_channel = args.cuts ? from.last_channel : c_end;
+    right_by = from.dilation_w, down_by = from.dilation_h;
+    right_end = from.filter_w * right_by, down_end = from.filter_h * down_by;
+    w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
+    by_windows = from.by_windows, is_second = index;
+  }
+
+  __device__ __forceinline__ Cursor(const Sm90ConvArgs &args, const Step &step, const Pixel &first) {
+    source = step.source;
+    asm volatile("" : "+r"(source));
+    read(args, step.source, first);
+    c = step.c, tap = step.tap, right = step.s * right_by, down = step.r * down_by;
+  }
+
+  __device__ __forceinline__ void advance(const Sm90ConvArgs &args, const Pixel &first) {
+    c += kStepChannels;
+    if (c < c_end) return;
+    c = 0, ++tap, right += right_by;
+    if (right < right_end) return;
+    right = 0, down += down_by;
+    if (down < down_end || is_second) return;
+    down = 0, tap = 0;
+    read(args, ++source, first);
+  }
+};
+
+// What `load` does, of tiles of one warpgroup.
+template <class Tile> TREFOIL_DEVICE void load_of_one_group(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring) {
+  for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
+  const int32_t steps = share.end - share.begin;
+  const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
+  Sm90Origin origin = sm90_origin<Tile>(args, share.first_tile);
+  Pixel first = pixel_of(args, origin.m);
+  Cursor cursor(args, begin, first);
+  // Filters depend on no launch: those of the first stages come while earlier launches end.
+  int32_t filters_ahead = min(steps, Tile::kStages);
+  Ring<Tile> ahead = ring;
+  Cursor cursor_ahead = cursor;
+  const auto load_filters = [&](const Ring<Tile> &to, const Cursor &of) {
+    barrier_arrive_expect(to.full(), Tile::kStageBytes);
+    copy_box_3d(to.filters(), of.filter, to.full(), of.c, of.tap, origin.k);
+  };
+#pragma unroll 1
+  for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), cursor_ahead.advance(args, first))
+    load_filters(ahead, cursor_ahead);
+  // Found here, not behind the wait.
+  asm volatile("" : "+r"(cursor.w), "+r"(cursor.h), "+r"(cursor.c), "+r"(cursor.right), "+r"(cursor.down),
+               "+r"(first.n), "+r"(origin.m), "+r"(cursor.c_end), "+r"(cursor.right_end), "+r"(cursor.down_end));
+  wait_for_earlier_launches();
+  allow_next_launch();  // not before: the next launch's filters would come beside this one's pixels
+  for (int32_t tile = share.first_tile;;) {
+#pragma unroll 1
+    for (int32_t i = 0; i < steps; ++i, ring.advance(), cursor.advance(args, first)) {
+      if (filters_ahead > 0) {
+        --filters_ahead;
+      } else {
+        barrier_wait(ring.empty(), ring.phase ^ 1);
+        load_filters(ring, cursor);
+      }
+      const int32_t c = min(cursor.c, cursor.last_channel);
+      if (cursor.by_windows)
+        copy_im2col(ring.pixels(), cursor.x, ring.full(), c, cursor.w, cursor.h, first.n, cursor.right, cursor.down);
+      else copy_box_2d(ring.pixels(), cursor.x, ring.full(), c, origin.m);
+    }
+    if (args.residual_values != nullptr && share.summands == 1) load_residual(args, ring, origin);
+    tile += share.tile_stride;
+    if (tile >= args.tiles) break;
+    origin = sm90_origin<Tile>(args, tile);
+    first = pixel_of(args, origin.m);
+    cursor = Cursor(args, begin, first);
   }
 }
 
@@ -344,56 +431,76 @@ TREFOIL_DEVICE Ring<Tile> await_residual(const Share &share, Ring<Tile> &ring, u
   return mine;
 }
 
+// Twos are what a thread has of a tile of one warpgroup, two pixels of a channel. Those that it stores, where the blocks of a
+// cluster share the tile, `count` from `first` on: where they lie in y, and what is added to them. Lanes of an even and
+// an odd channel exchange a pixel: then each has two channels of one.
+template <class Tile> struct Twos {
+  static constexpr uint32_t kAll = Tile::kPartPixels / 4, kMost = kAll / 2;
+  uint32_t first, count;
+  int64_t at[kMost];  // in y; negative: outside
+  uint32_t residual[kMost];
+
+  // Only after the wait for earlier launches is the residual read.
+  __device__ __forceinline__ Twos(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin) {
+    const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, odd = lane / 4 % 2;
+    count = kAll >> share.log_summands, first = share.summand * count;
+    int64_t from[kMost];
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      const uint32_t two = first + i;
+      const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
+      const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
+      const bool inside = i < count && k < args.k_stored && m < args.m_pixels;
+      at[i] = inside ? static_cast<int64_t>(m) * args.y_pitch + k : -1;
+      from[i] = static_cast<int64_t>(m) * args.k_stored + k;
+    }
+    cluster_wait();  // the others have begun
+    wait_for_earlier_launches();
+#pragma unroll
+    for (uint32_t &each : residual) each = 0;
+    if (args.residual_values == nullptr) return;
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      if (at[i] >= 0) residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + from[i]));
+    }
+  }
+};
+
 // Adds up what the blocks of a cluster have summed of a tile of one warpgroup, in their order, and stores it, each block an
-// equal part of the tile. A thread's sums go by twos, two pixels of a channel, to the block that stores them: its
-// `smem_sums` is [blocks][twos that it stores][128 threads], its barrier at `received` counts the bytes.
+// equal part of the tile. A thread's sums go by twos to the block that stores them: its `smem_sums` is [blocks][twos that
+// it stores][128 threads], its barrier at `received` counts the bytes.
 template <class Tile>
-TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
+TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, const Twos<Tile> &twos, uint32_t smem_sums,
                                   uint32_t received, const float (&bias)[2], const float (&d)[Tile::kPartPixels / 2]) {
-  constexpr uint32_t kTwos = Tile::kPartPixels / 4, kMostTwos = kTwos / 2;
-  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, twos = kTwos >> share.log_summands;
+  constexpr uint32_t kTwos = Twos<Tile>::kAll;
+  const uint32_t thread = threadIdx.x % 128, odd = thread / 4 % 2;
   const uint32_t smem_thread = smem_sums + thread * 8;
-  cluster_wait();
 #pragma unroll
   for (uint32_t two = 0; two < kTwos; ++two)
-    send_two(smem_thread + (share.summand * twos + (two & twos - 1)) * 1024, received, two * share.summands / kTwos,
-              share.sum(d[two * 2]), share.sum(d[two * 2 + 1]));
-
-  // Lanes of an even and an odd channel exchange a pixel: then each has two channels of one.
-  const uint32_t odd = lane / 4 % 2;
-  int64_t at[kMostTwos];  // in y; negative: outside
-  uint32_t residual[kMostTwos];
-  wait_for_earlier_launches();
-#pragma unroll
-  for (uint32_t i = 0; i < kMostTwos; ++i) {
-    const uint32_t two = share.summand * twos + i;
-    const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
-    const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
-    const bool inside = i < twos && k < args.k_stored && m < args.m_pixels;
-    at[i] = inside ? static_cast<int64_t>(m) * args.y_pitch + k : -1;
-    residual[i] = 0;
-    if (inside && args.residual_values != nullptr)
-      residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values +
-                                                              static_cast<int64_t>(m) * args.k_stored + k));
-  }
-  barrier_wait_cluster(received);
+    send_two(smem_thread + (share.summand * twos.count + (two & twos.count - 1)) * 1024, received,
+             two * share.summands / kTwos, share.sum(d[two * 2]), share.sum(d[two * 2 + 1]));
   const Activation activation(args.activation);
+  barrier_wait_cluster(received);
 #pragma unroll
-  for (uint32_t i = 0; i < kMostTwos; ++i) {
-    if (i >= twos) break;
+  for (uint32_t i = 0; i < Twos<Tile>::kMost; ++i) {
+    if (i >= twos.count) break;
+    // Pairs of blocks, so that reads of all parts follow each other.
+    float2 parts[kMostBlocks] = {};
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMostBlocks; rank += 2) {
+      if (rank >= share.summands) break;
+      parts[rank] = load_shared_two(smem_thread + (rank * twos.count + i) * 1024);
+      parts[rank + 1] = load_shared_two(smem_thread + ((rank + 1) * twos.count + i) * 1024);
+    }
     float2 sum = {};
 #pragma unroll
-    for (uint32_t rank = 0; rank < kMostBlocks; ++rank) {
-      if (rank >= share.summands) break;
-      const float2 part = load_shared_two(smem_thread + (rank * twos + i) * 1024);
-      sum.x += part.x, sum.y += part.y;
-    }
-    const float bias_of_channel = (share.summand * twos + i) % 2 == 0 ? bias[0] : bias[1];
+    for (const float2 &part : parts) sum.x += part.x, sum.y += part.y;
+    const float bias_of_channel = (twos.first + i) % 2 == 0 ? bias[0] : bias[1];
     sum.x += bias_of_channel, sum.y += bias_of_channel;
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
-    const float2 add = unpack_half2(residual[i]);
+    const float2 add = unpack_half2(twos.residual[i]);
     sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
-    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = activation(sum);
+    if (twos.at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + twos.at[i]) = activation(sum);
   }
 }
 
@@ -449,13 +556,15 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                            k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
     float d[Tile::kPartPixels / 2];
-    multiply(share, ring, slab, part, d);
-    if constexpr (Tile::kSplits && !Tile::kPairs) {
+    if constexpr (Tile::kOneGroup) {
       if (share.summands > 1) {
-        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
+        const Twos<Tile> twos(args, share, origin);
+        multiply(share, ring, slab, part, d);
+        add_and_store<Tile>(args, share, twos, smem_out, ring.received(), bias, d);
         return;  // there is no other tile
       }
     }
+    multiply(share, ring, slab, part, d);
 
     if constexpr (Tile::kSplits && Tile::kPairs) {
       if (share.summands > 1 && slab != share.summand) {
@@ -504,6 +613,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
 template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Ring<Tile> ring{shared_address(shared_bytes)};
+  // The same for all lanes, and what the compiler keeps rather than finds anew.
+  if constexpr (Tile::kOneGroup) ring.smem = __shfl_sync(0xffffffff, ring.smem, 0);
   const Share share = share_of<Tile>(args);
   if (threadIdx.x == 0) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
@@ -527,7 +638,10 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 0) load(args, share, ring);
+    if (threadIdx.x == 0) {
+      if constexpr (Tile::kOneGroup) load_of_one_group(args, share, ring);
+      else load(args, share, ring);
+    }
   } else {
     if constexpr (Tile::kMovesRegisters) take_registers<232>();
     multiply_and_store(args, share, ring, group - 1);
