@@ -103,6 +103,7 @@ def main():
         "torch": torch.__version__,
         "rounds": options.rounds,
         "seconds": options.seconds,
+        "bf16": options.bf16,
         "figures": [],
     }
     print(f"{result['gpu']}, driver {result['driver']}, torch {result['torch']}, commit {result['commit']}", flush=True)
@@ -128,6 +129,7 @@ def parse():
     parser.add_argument("--limit", type=float, default=600.0, help="seconds to compile in (default 600)")
     parser.add_argument("--rounds", type=int, default=3, help="each side measured once in each (default 3)")
     parser.add_argument("--seconds", type=float, default=0.3, help="that a side is measured in each (default 0.3)")
+    parser.add_argument("--bf16", action="store_true", help="both sides of what is otherwise in f16")
     parser.add_argument("--device", default="cuda:0", help="cuda:0 (default), or cpu to try the scripts")
     parser.add_argument("--bin", type=Path, default=default_folder(), help="folder of trefoil's binaries")
     parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
@@ -141,7 +143,8 @@ def start(networks, options, work):
     for index, network in enumerate(networks):
         folder = work / str(index)
         folder.mkdir()
-        dtype = torch.float32 if network.is_f32 or options.device == "cpu" else torch.float16
+        halves = torch.bfloat16 if options.bf16 else torch.float16
+        dtype = torch.float32 if network.is_f32 or options.device == "cpu" else halves
         sides = (*options.sides, *[workers.FP8] * network.is_e4m3)
         given = Given(sides, dtype, options.device.split(":")[0], folder, work / "lock")
         rows = options.rows or list(network.asked)
@@ -171,7 +174,9 @@ def compare(network, started, trefoil, watch, options):
         print(f"{network.name}: no files", flush=True)
         return
     path, sizes, port = files
-    given = [f"{name}={size}" for name, size in sizes.items()] + ["precision=f32"] * network.is_f32
+    given = [f"{name}={size}" for name, size in sizes.items()]
+    if network.is_f32 or options.bf16:
+        given.append("precision=f32" if network.is_f32 else "precision=bf16")
     try:
         if network.is_e4m3:
             given.append(f"e4m3={scaling_rows(path, started, trefoil, given)}")
