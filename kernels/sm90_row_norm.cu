@@ -87,6 +87,15 @@ TREFOIL_DEVICE void store_chunk(const RowNormArgs &args, int64_t row, int32_t ch
   }
 }
 
+// Eight floats that no launch writes, or zeros. By loads that the compiler does not move behind a wait that follows, as it
+// does with those of constants.
+TREFOIL_DEVICE Chunk load_early_f32(const float *values, bool valid) {
+  const uint4 *chunks = reinterpret_cast<const uint4 *>(values);
+  const uint4 low = load_written_or_zero(chunks, valid), high = load_written_or_zero(chunks + 1, valid);
+  return Chunk{{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z), __uint_as_float(low.w),
+                __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z), __uint_as_float(high.w)}};
+}
+
 // The kernel body.
 template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
   const int32_t block = abs(args.first_block - static_cast<int32_t>(blockIdx.x));
@@ -126,38 +135,50 @@ template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNor
   }
 }
 
-// Over a block. `sums` is used once.
-TREFOIL_DEVICE float block_sum(float x, float (&sums)[kFewThreads / 32]) {
+constexpr int kFewWarps = kFewThreads / 32;
+
+// Over a block of up to eight warps. `sums` are their places in shared memory: zeros of warps that it has not, and used
+// once.
+TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
   x = warp_sum(x);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) store_shared_u32(sums + threadIdx.x / 32 * 4, __float_as_uint(x));
   __syncthreads();
-  float sum = 0.0f;
-  for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sum += sums[warp];
+  const float4 first = load_shared_four(sums);
+  float sum = 0.0f + first.x + first.y + first.z + first.w;
+  if (has_second_four) {
+    const float4 second = load_shared_four(sums + 16);
+    sum = sum + second.x + second.y + second.z + second.w;
+  }
   return sum;
 }
 
 // The kernel body for few rows, and for floats: a block has one row, a thread a chunk of it. Weights and biases come while
-// earlier launches end, for nothing has read them before in a run.
+// earlier launches end, for nothing has read them before in a run; places are found before that too.
 template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
-  __shared__ float sums[2][kFewThreads / 32];
+  __shared__ __align__(16) float sums_of_warps[2][kFewWarps];
+  // The same for all lanes, and what the compiler keeps rather than finds anew.
+  const uint32_t sums = __shfl_sync(0xffffffff, shared_address(sums_of_warps), 0);
   const int64_t row = blockIdx.x;
   const int32_t chunk = threadIdx.x;
-  const bool inside = chunk < args.chunks;
+  const bool inside = chunk < args.chunks, has_second_four = args.chunks > kFewThreads / 2;
   allow_next_launch();
-  const Chunk weight = inside ? load_chunk_f32(args.weight + chunk * kChunkElems) : Chunk{};
-  const Chunk bias = inside && args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
+  const Chunk weight = load_early_f32(args.weight + chunk * kChunkElems, inside);
+  const Chunk bias = load_early_f32(args.bias + chunk * kChunkElems, inside && args.bias != nullptr);
+  const uint4 *const x = args.x + row * args.x_pitch + chunk;
+  if (chunk < 2 * kFewWarps && chunk % kFewWarps >= static_cast<int32_t>(blockDim.x / 32))
+    store_shared_u32(sums + chunk * 4, 0);
   wait_for_earlier_launches();
-  Chunk values = unpack_chunk<Element>(load_written_or_zero(args.x + row * args.x_pitch + chunk, inside));
+  Chunk values = unpack_chunk<Element>(load_written_or_zero(x, inside));
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll
   for (float value : values.v) sum += value;
-  const float mean = args.centred ? block_sum(sum, sums[0]) * args.per_column : 0.0f;
+  const float mean = args.centred ? block_sum(sum, sums, has_second_four) * args.per_column : 0.0f;
 #pragma unroll
   for (float &value : values.v) {
     value -= mean;
     if (inside) squares = fmaf(value, value, squares);
   }
-  const float scale = rsqrtf(block_sum(squares, sums[1]) * args.per_column + args.epsilon);
+  const float scale = rsqrtf(block_sum(squares, sums + kFewWarps * 4, has_second_four) * args.per_column + args.epsilon);
   if (kWrites != Writes::kFloats && !inside) return;
 #pragma unroll
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
