@@ -140,6 +140,24 @@ TREFOIL_DEVICE uint2 load_written_or_zero(const uint2 *global_src, bool valid) {
   return value;
 }
 
+// A float that no launch writes, or another number. By a load that the compiler does not move behind a wait that follows.
+TREFOIL_DEVICE float load_early_or(const float *global_src, bool valid, float otherwise) {
+  float value = otherwise;
+  asm volatile("{\n\t"
+               ".reg .pred valid;\n\t"
+               "setp.ne.u32 valid, %2, 0;\n\t"
+               "@valid ld.global.cg.f32 %0, [%1];\n\t"
+               "}"
+               : "+f"(value) : "l"(global_src), "r"(static_cast<uint32_t>(valid)) : "memory");
+  return value;
+}
+
+// Writes 16 bytes to global memory, which the compiler need not know the address to be of.
+TREFOIL_DEVICE void store_global_u32x4(void *global_dst, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "l"(global_dst), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
 // Brings the 32 bytes around an address into the L2 cache.
 TREFOIL_DEVICE void prefetch_l2(const void *global_src) {
   asm volatile("prefetch.global.L2 [%0];" :: "l"(global_src) : "memory");

@@ -3,25 +3,30 @@
 // Where there are fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps,
 // and sends its sums to the shared memory of the blocks that add them up, each an equal part of the tile. Weights are
 // under way before earlier launches have ended: those of the first steps to shared memory, the others to the L2 cache.
-// So are biases and scales; residuals come while blocks multiply. The next launch is let in behind the wait for earlier
-// ones, so that its weights do not come beside this one's rows.
+// So are biases and scales; residuals come while blocks multiply. Everything else that does not depend on earlier launches
+// comes before the wait for them, too: places of results, and the wait for the cluster's blocks. The next launch is let in
+// behind the wait, so that its weights do not come beside this one's rows, but by short blocks in front of a norm.
 #pragma once
 
 #include "sm90_product.cuh"
 
 // A thread's channel of a row of sums, and eight more: what OfChannels has of them, and the sums of their weights.
-template <Norm kNorm> struct SplitChannels : OfChannels<> {
-  float weight_sum[2];
+template <Norm kNorm> struct SplitChannels {
+  float bias[2], scale[2], weight_sum[2];
 
-  __device__ __forceinline__ SplitChannels(const Sm90ProductArgs &args, int32_t n) : OfChannels<>(args, n) {
+  __device__ __forceinline__ SplitChannels(const Sm90ProductArgs &args, int32_t n) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      weight_sum[i] = kNorm == Norm::kOfX && n + 8 * i < args.n ? __ldg(args.weight_sums + n + 8 * i) : 0.0f;
+    for (int i = 0; i < 2; ++i) {
+      const int32_t at = n + 8 * i;
+      bias[i] = load_early_or(args.bias + at, at < args.n && args.bias != nullptr, 0.0f);
+      scale[i] = load_early_or(args.scale + at, at < args.n && args.scale != nullptr, 1.0f);
+      weight_sum[i] = kNorm == Norm::kOfX ? load_early_or(args.weight_sums + at, at < args.n, 0.0f) : 0.0f;
+    }
   }
 
   // A sum of channel i with its bias, of a row with this norm if there is one.
   __device__ __forceinline__ float add(int i, float sum, float factor, float of_weights) const {
-    return kNorm == Norm::kOfX ? fmaf(factor, sum, fmaf(of_weights, weight_sum[i], bias[i])) : biased(sum, i);
+    return kNorm == Norm::kOfX ? fmaf(factor, sum, fmaf(of_weights, weight_sum[i], bias[i])) : sum + bias[i];
   }
 };
 
@@ -64,6 +69,7 @@ template <class Tile> struct SplitShare {
 
   // Rows of the tile that this block adds up, from the first that it does, and those of the box of their residuals.
   __device__ __forceinline__ uint32_t rows() const {
+    if constexpr (Tile::kEights % Tile::kMostParts == 0) return box_rows();
     const int32_t left = Tile::kTileM - static_cast<int32_t>(part * box_rows());
     return min(max(left, 0), static_cast<int32_t>(box_rows()));
   }
@@ -97,9 +103,6 @@ template <class Tile> struct SplitShared {
   __device__ __forceinline__ uint32_t norms() const { return base + Tile::kNormsAt; }
   // Completed by the norms.
   __device__ __forceinline__ uint32_t normed() const { return norms() + Tile::kTileM * kNormBytes; }
-  __device__ __forceinline__ uint32_t sum(uint32_t index) const {
-    return base + Tile::kSumsAt + index * Tile::kEightBytes + threadIdx.x * 16;
-  }
 };
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
@@ -108,38 +111,49 @@ template <class Tile>
 TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                const SplitShare<Tile> &share) {
   const int32_t steps = share.steps(), ahead = share.ahead();
+#pragma unroll 1
   for (int32_t at = 0; at < ahead; ++at) {
     barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
     copy_box_2d(shared.w(at), &args.w, shared.full(at), (share.begin + at) * kStepK, share.origin.n);
   }
+  if (steps <= ahead) return;
   // Blocks of the same channels have a part of the others each.
   const int32_t m_tile = share.origin.m / Tile::kTileM, m_tiles = (args.m + Tile::kTileM - 1) / Tile::kTileM;
+#pragma unroll 1
   for (int32_t at = ahead + m_tile; at < steps; at += m_tiles)
     prefetch_box_2d(&args.w, (share.begin + at) * kStepK, share.origin.n);
   wait_for_earlier_launches();
+#pragma unroll 1
   for (int32_t at = ahead; at < steps; ++at) {
     const int32_t k = (share.begin + at) * kStepK;
     barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
     barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
-    copy_box_2d(shared.w(at), &args.w, shared.full(at), k, share.origin.n);
     copy_box_2d(shared.x(at), &args.x, shared.full(at), k, share.origin.m);
+    copy_box_2d(shared.w(at), &args.w, shared.full(at), k, share.origin.n);
   }
 }
 
 // ---- the first rows: a thread of those that multiply, beside the one that loads -----------------------------------
 
+// The most steps of a block that lets the next launch in before it waits: it ends soon. Only where it adds a residual and
+// leaves no statistics: then a norm is behind it, which wants little but to have begun before this launch ends.
+constexpr int32_t kMostShortSteps = 6;
+
 // Copies the rows of the first stages, whose weights the other thread copies, then residuals.
-template <class Tile>
+template <class Tile, Norm kNorm>
 TREFOIL_DEVICE void split_load_rows(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                     const SplitShare<Tile> &share) {
+  const bool adds = args.residual_values != nullptr && share.rows() > 0;
+  if (adds) barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
+  const int32_t end = share.ahead(), first_m = share.first_m();
+  const bool is_short = kNorm == Norm::kNone && adds && share.steps() <= kMostShortSteps;
+  if (is_short) allow_next_launch();
   wait_for_earlier_launches();
-  for (int32_t at = 0; at < share.ahead(); ++at)
+#pragma unroll 1
+  for (int32_t at = 0; at < end; ++at)
     copy_box_2d(shared.x(at), &args.x, shared.full(at), (share.begin + at) * kStepK, share.origin.m);
-  if (args.residual_values != nullptr && share.rows() > 0) {
-    barrier_arrive_expect(shared.added(), share.box_rows() * kRowBytes);
-    copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, share.first_m());
-  }
-  allow_next_launch();
+  if (adds) copy_box_2d(shared.residuals(), &args.residual, shared.added(), share.origin.n, first_m);
+  if (!is_short) allow_next_launch();
 }
 
 // ---- norms: a warp -----------------------------------------------------------------------------------------------
@@ -161,6 +175,31 @@ TREFOIL_DEVICE void split_prepare_norms(const Sm90ProductArgs &args, const Split
 
 // ---- multiply, add up and store: a warpgroup ---------------------------------------------------------------------
 
+// Where a thread's part of the result lies: found before the wait for earlier launches.
+template <class Tile> struct SplitPlace {
+  uint32_t matrices;  // in shared memory: a row of two matrices of eight rows and eight of this warp's channels
+  uint32_t chunk;     // in shared memory: 16 bytes of the first row that this thread stores; the next is 16 rows on
+  int32_t rows;       // that are inside from that one on; none where the channels are outside
+  uint32_t sums;      // in shared memory: of the first eight that it adds up, what the first block sends to it
+  uint32_t sent;      // what this block sends, at the same place of other blocks
+  uint16_t *y;        // where the 16 bytes go
+
+  __device__ __forceinline__ SplitPlace(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
+                                        const SplitShare<Tile> &share) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    matrices = shared.residuals() + lane % 8 * kRowBytes + (warp * 2 + lane / 8 % 2 ^ lane % 8) * 16;
+    const uint32_t row = threadIdx.x / 8, of_row = threadIdx.x % 8;
+    chunk = shared.residuals() + row * kRowBytes + (of_row ^ row % 8) * 16;
+    const int32_t n = share.origin.n + static_cast<int32_t>(of_row) * 8;
+    rows = n < args.n ? min(static_cast<int32_t>(share.rows()), args.m - share.first_m()) - static_cast<int32_t>(row) : 0;
+    y = args.y_values + (static_cast<int64_t>(share.first_m()) + row) * args.y_pitch + n;
+    sums = shared.base + Tile::kSumsAt + threadIdx.x * 16;
+    sent = sums + share.part * (share.box_rows() / 8) * Tile::kEightBytes;
+    // Found here, and not where it is used.
+    asm volatile("" : "+r"(matrices), "+r"(chunk), "+r"(rows), "+r"(sums), "+r"(sent), "+l"(y));
+  }
+};
+
 template <class Tile>
 TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t steps, float (&d)[Tile::kTileM / 2]) {
   if (steps == 0) {
@@ -168,18 +207,32 @@ TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t step
     for (float &sum : d) sum = 0.0f;
     return;
   }
-  for (int32_t at = 0; at < steps; ++at) {
-    barrier_wait(shared.full(at), shared.parity(at));
-    const uint64_t a = wgmma_operand(shared.w(at)), b = wgmma_operand(shared.x(at));
-    wgmma_fence();
+  // A round of the stages is unrolled, so that nothing is computed between its products. Its addresses are those of the
+  // first stage, given anew to each round: the compiler would find all of them before the loop, for which it has no
+  // registers.
+#pragma unroll 1
+  for (int32_t first = 0; first < steps; first += Tile::kStages) {
+    const uint32_t base = __shfl_sync(0xffffffff, shared.base, 0), full = base + Tile::kBarriersAt;
+    const uint64_t a = wgmma_operand(base), b = wgmma_operand(base + Tile::kWBytes);
+    const uint32_t parity = first / Tile::kStages & 1;
 #pragma unroll
-    for (int k = 0; k < kStepK / 16; ++k) Wgmma<Tile::kTileM, Element>::multiply(d, a + 2 * k, b + 2 * k, at + k > 0);
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (at > 0 && threadIdx.x % 32 == 0) barrier_arrive(shared.empty(at - 1));
+    for (int32_t stage = 0; stage < Tile::kStages; ++stage) {
+      if (first + stage >= steps) break;
+      barrier_wait(full + stage * 16, parity);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kStepK / 16; ++k) {
+        const int further = stage * (Tile::kStageBytes / 16) + 2 * k;
+        Wgmma<Tile::kTileM, Element>::multiply(d, a + further, b + further, first + stage + k > 0);
+      }
+      wgmma_commit();
+      // The stage before this one, if it is copied to again.
+      if (first + stage > 0 && first + stage + Tile::kStages <= steps) {
+        wgmma_wait<1>();
+        if (threadIdx.x % 32 == 0) barrier_arrive(full + (stage + Tile::kStages - 1) % Tile::kStages * 16 + 8);
+      }
+    }
   }
-  wgmma_wait<0>();
-  wgmma_use(d);
 }
 
 // Eights and twos that a block adds up of a tile that kParts blocks share. What it has of those beyond its own is nothing.
@@ -188,23 +241,24 @@ template <class Tile, int kParts> constexpr uint32_t kTwosOf = 2 * kEightsOf<Til
 
 // The twos that this block adds up: its own, and what the other blocks of kParts send of them, in the blocks' order.
 template <class Tile, int kParts>
-TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<Tile> &share,
+TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<Tile> &share, const SplitPlace<Tile> &at,
                              const float (&d)[Tile::kTileM / 2], float2 (&sums)[kTwosOf<Tile, kParts>]) {
   constexpr uint32_t kEights = kEightsOf<Tile, kParts>;
-  float4 parts[kParts][kEights] = {};
-  if constexpr (kParts > 1) cluster_wait();  // all blocks have begun
+  float4 parts[kParts][kEights] = {};  // this block's, then those that come in their place
 #pragma unroll
-  for (uint32_t eight = 0; eight < Tile::kEights; ++eight) {
-    const uint32_t to = eight / kEights, place = eight % kEights;
-    const float4 own = make_float4(d[eight * 4], d[eight * 4 + 1], d[eight * 4 + 2], d[eight * 4 + 3]);
-    if (kParts == 1 || to == share.part) parts[to][place] = own;
-    else send_four(shared.sum(share.part * kEights + place), shared.received(), to, own);
-  }
+  for (uint32_t eight = 0; eight < Tile::kEights; ++eight)
+    parts[eight / kEights][eight % kEights] =
+        make_float4(d[eight * 4], d[eight * 4 + 1], d[eight * 4 + 2], d[eight * 4 + 3]);
   if constexpr (kParts > 1) {
+#pragma unroll
+    for (uint32_t eight = 0; eight < Tile::kEights; ++eight) {
+      const uint32_t to = eight / kEights, place = eight % kEights;
+      if (to != share.part) send_four(at.sent + place * Tile::kEightBytes, shared.received(), to, parts[to][place]);
+    }
     barrier_wait_cluster(shared.received());
 #pragma unroll
     for (uint32_t i = 0; i < kParts * kEights; ++i)
-      if (i / kEights != share.part) parts[i / kEights][i % kEights] = load_shared_four(shared.sum(i));
+      if (i / kEights != share.part) parts[i / kEights][i % kEights] = load_shared_four(at.sums + i * Tile::kEightBytes);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kEights; ++i) {
@@ -218,25 +272,33 @@ TREFOIL_DEVICE void exchange(const SplitShared<Tile> &shared, const SplitShare<T
   }
 }
 
+// What is added to this thread's twos, of a lane's row of each eight rows.
+template <class Tile, int kParts>
+TREFOIL_DEVICE void read_residuals(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
+                                   const SplitShare<Tile> &share, const SplitPlace<Tile> &place,
+                                   uint32_t (&residuals)[kEightsOf<Tile, kParts>][2]) {
+  if (args.residual_values == nullptr || share.rows() == 0) {
+#pragma unroll
+    for (auto &two : residuals) two[0] = two[1] = 0;
+    return;
+  }
+  barrier_wait(shared.added(), 0);
+#pragma unroll
+  for (uint32_t eight = 0; eight < kEightsOf<Tile, kParts>; ++eight)
+    ldmatrix_x2_trans(residuals[eight], place.matrices + eight * 8 * kRowBytes);
+}
+
 // Stores this block's part of the tile: elements go to shared memory, in the place of the residuals and swizzled like a
 // tensor map's box, then rows are stored whole, by 16 bytes a thread. Twos go by eight rows, the first eight channels and
 // the second of each: matrices that are transposed on their way.
 template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
+                                const SplitShare<Tile> &share, const SplitChannels<kNorm> &of, const SplitPlace<Tile> &place,
+                                const uint32_t (&residuals)[kEightsOf<Tile, kParts>][2],
                                 const float2 (&sums)[kTwosOf<Tile, kParts>]) {
   constexpr uint32_t kEights = kEightsOf<Tile, kParts>;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = share.rows();
+  const uint32_t lane = threadIdx.x % 32;
   const Activation activation(args.activation_a, args.activation_b);
-  // A row of the two matrices of this warp's channels.
-  const uint32_t place = shared.residuals() + lane % 8 * kRowBytes + (warp * 2 + lane / 8 % 2 ^ lane % 8) * 16;
-  uint32_t residuals[kEights][2] = {};
-  if (args.residual_values != nullptr) {
-    barrier_wait(shared.added(), 0);
-#pragma unroll
-    for (uint32_t eight = 0; eight < kEights; ++eight)
-      ldmatrix_x2_trans(residuals[eight], place + eight * 8 * kRowBytes);
-  }
   if constexpr (kNorm == Norm::kOfX) barrier_wait(shared.normed(), 0);
 #pragma unroll
   for (uint32_t eight = 0; eight < kEights; ++eight) {
@@ -249,24 +311,21 @@ TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<T
       const float x = activation(of.add(i, sum.x, norm.x, norm.y)), next = activation(of.add(i, sum.y, norm.z, norm.w));
       pairs[i] = pack_elements(fmaf(x, of.scale[i], add.x), fmaf(next, of.scale[i], add.y));
     }
-    stmatrix_x2_trans(place + eight * 8 * kRowBytes, pairs);
+    stmatrix_x2_trans(place.matrices + eight * 8 * kRowBytes, pairs);
   }
   barrier_sync(1, Tile::kMultiply);
-  const uint32_t chunk = threadIdx.x % 8, rows_inside = min(static_cast<int32_t>(rows), max(args.m - share.first_m(), 0));
-  const int32_t n = share.origin.n + static_cast<int32_t>(chunk) * 8;
-  uint16_t *const y = args.y_values + static_cast<int64_t>(share.first_m()) * args.y_pitch + n;
 #pragma unroll
-  for (uint32_t row = threadIdx.x / 8; row < kEights * 8; row += Tile::kMultiply / 8) {
-    if (row < rows_inside && n < args.n)
-      *reinterpret_cast<uint4 *>(y + static_cast<int64_t>(row) * args.y_pitch) =
-          load_shared_u32x4(shared.residuals() + row * kRowBytes + (chunk ^ row % 8) * 16);
+  for (int32_t row = 0; row < static_cast<int32_t>(kEights * 8); row += Tile::kMultiply / 8) {
+    if (row < place.rows)
+      store_global_u32x4(place.y + static_cast<int64_t>(row) * args.y_pitch,
+                         load_shared_u32x4(place.chunk + row * kRowBytes));
   }
   if constexpr (kNorm == Norm::kOfY) {
     // Two threads have a row.
 #pragma unroll
     for (uint32_t first = 0; first < kEights * 8; first += Tile::kMultiply / 2) {
-      if (first + warp * 16 < rows)
-        store_statistics(args.statistics, shared.residuals(), threadIdx.x + first * 2, rows, share.first_m(), args.m,
+      if (first + threadIdx.x / 32 * 16 < share.rows())
+        store_statistics(args.statistics, shared.residuals(), threadIdx.x + first * 2, share.rows(), share.first_m(), args.m,
                          share.origin.n, args.n);
     }
   }
@@ -275,18 +334,23 @@ TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<T
 template <class Tile, Norm kNorm, class Activation, int kParts>
 TREFOIL_DEVICE void split_finish(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
                                  const SplitShare<Tile> &share, const SplitChannels<kNorm> &of,
-                                 const float (&d)[Tile::kTileM / 2]) {
+                                 const SplitPlace<Tile> &place, float (&d)[Tile::kTileM / 2]) {
+  // Beside the last step's products.
+  uint32_t residuals[kEightsOf<Tile, kParts>][2];
+  read_residuals<Tile, kParts>(args, shared, share, place, residuals);
+  wgmma_wait<0>();
+  wgmma_use(d);
   float2 sums[kTwosOf<Tile, kParts>];
-  exchange<Tile, kParts>(shared, share, d, sums);
+  exchange<Tile, kParts>(shared, share, place, d, sums);
   if (share.rows() == 0) return;
-  wait_for_earlier_launches();
-  split_store<Tile, kNorm, Activation, kParts>(args, shared, share, of, sums);
+  split_store<Tile, kNorm, Activation, kParts>(args, shared, share, of, place, residuals, sums);
 }
 
 // The kernel body.
 template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_product_split(const Sm90ProductArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  const SplitShared<Tile> shared{shared_address(shared_bytes)};
+  // The same for all lanes, and what the compiler keeps rather than finds anew.
+  const SplitShared<Tile> shared{__shfl_sync(0xffffffff, shared_address(shared_bytes), 0)};
   const SplitShare<Tile> share(args);
   if (threadIdx.x == Tile::kMultiply)
     for (const TensorMap *map : {&args.w, &args.x, &args.residual}) prefetch_tensor_map(map);
@@ -307,19 +371,22 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
   // The same for all lanes, and the compiler knows it.
   const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (warp == Tile::kMultiply / 32) {
-    if (threadIdx.x % 32 == 0) split_load(args, shared, share);
+    if (is_elected()) split_load(args, shared, share);
     return;
   }
   if (kNorm == Norm::kOfX && warp == Tile::kThreads / 32) return split_prepare_norms(args, shared, share);
   const SplitChannels<kNorm> of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
-  if (threadIdx.x == 0) split_load_rows(args, shared, share);
+  const SplitPlace<Tile> place(args, shared, share);
+  if (warp == 0 && is_elected()) split_load_rows<Tile, kNorm>(args, shared, share);
   __syncwarp();
+  wait_for_earlier_launches();  // for what it stores
+  if (share.parts > 1) cluster_wait();  // all blocks have begun
   float d[Tile::kTileM / 2];
   split_multiply(shared, share.steps(), d);
-  if constexpr (Tile::kMostParts == 1) return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, d);
+  if constexpr (Tile::kMostParts == 1) return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, place, d);
   switch (share.log_parts) {
-    case 0: return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, d);
-    case 1: return split_finish<Tile, kNorm, Activation, 2>(args, shared, share, of, d);
-    default: return split_finish<Tile, kNorm, Activation, Tile::kMostParts>(args, shared, share, of, d);
+    case 0: return split_finish<Tile, kNorm, Activation, 1>(args, shared, share, of, place, d);
+    case 1: return split_finish<Tile, kNorm, Activation, 2>(args, shared, share, of, place, d);
+    default: return split_finish<Tile, kNorm, Activation, Tile::kMostParts>(args, shared, share, of, place, d);
   }
 }

@@ -176,6 +176,13 @@ TREFOIL_DEVICE float4 load_shared_four(uint32_t shared_src) {
   return value;
 }
 
+// One lane of a warp whose lanes are all here: what it alone does, the compiler knows to be of one lane.
+TREFOIL_DEVICE bool is_elected() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.b32 %0, 1, 0, one;\n}" : "=r"(elected) :: "memory");
+  return elected != 0;
+}
+
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {
