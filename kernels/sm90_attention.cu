@@ -21,6 +21,10 @@ TREFOIL_DEVICE void load_tile(const Sm90AttentionArgs &args, const Shared<Tile> 
   if constexpr (Tile::kPacked) write_end(shared.record(reader, use), end);
   const uint32_t full = shared.q_full(reader, use);
   const int32_t batch = batch_of<Tile>(args, record.head), head = record.head - batch * args.heads;
+  if (!Tile::kPacked && use == 0) {  // all of the above does not depend on earlier launches
+    wait_for_earlier_launches();
+    if (reader == 0) allow_next_launch();  // not before: the next launch's weights would come beside this one's rows
+  }
   if (record.chunks == 0)
     barrier_arrive(full);
   else if (reader < Tile::kGroups)
@@ -72,6 +76,7 @@ template <class Tile> TREFOIL_DEVICE void load_chunks(const Sm90AttentionArgs &a
       const uint32_t at = walk.ring + chunk, free = Shared<Tile>::parity(at) ^ 1;
       barrier_wait(shared.k_empty(at), free);
       if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing * Tile::kLeaving);
+      if (at == 0) wait_for_earlier_launches();  // all of the above does not depend on them
       copy_boxes<Tile>(shared.k(at), Tile::kKeyBoxBytes, args.k, shared.k_full(at), head, chunk * Tile::kKeys, batch);
       barrier_wait(shared.v_empty(at), free);
       if (missing > 0) barrier_arrive_many(shared.v_empty(at), missing);
@@ -129,22 +134,35 @@ TREFOIL_DEVICE void put_codes(const float (&o)[Tile::kDims / 2], const float (&f
   }
 }
 
-// The quotients of a warp's 16 rows by way of shared memory.
+// What a warp has to know to store its 16 rows of a tile, other than sums: what can be found beside the last products.
+struct Results {
+  float factor[2];  // of a thread's two rows
+  int32_t head, batch, row, end;
+};
+
 template <class Tile>
-TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[Tile::kDims / 2], const float (&sums)[2],
-                               uint32_t shared_dst, int32_t head, int32_t row, int32_t end) {
-  if (row >= end_of_rows<Tile>(args, end)) return;
-  const int32_t lane = thread_idx_x() % 32;
-  float factor[2];
+TREFOIL_DEVICE Results prepare_results(const Sm90AttentionArgs &args, const float (&sums)[2], int32_t head, int32_t row,
+                                       int32_t end) {
+  Results of = {{}, head, batch_of<Tile>(args, head), row, end};
+  of.head -= of.batch * args.heads;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = row_sum(sums[r]);
-    factor[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+    of.factor[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   }
-  if (lane == 0) wait_stores_read<0>();  // of the tile before
+  if (is_elected()) wait_stores_read<0>();  // of the tile before
   __syncwarp();
+  return of;
+}
+
+// The quotients of a warp's 16 rows by way of shared memory.
+template <class Tile>
+TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[Tile::kDims / 2], const Results &of,
+                               uint32_t shared_dst) {
+  if (of.row >= end_of_rows<Tile>(args, of.end)) return;
+  const int32_t lane = thread_idx_x() % 32;
   if constexpr (Tile::kCodes) {
-    put_codes<Tile>(o, factor, args.to_codes, shared_dst);
+    put_codes<Tile>(o, of.factor, args.to_codes, shared_dst);
   } else {
     const uint32_t to = shared_dst + lane % 16 * kRowBytes;
 #pragma unroll
@@ -152,23 +170,22 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        pairs[j] = pack_elements(o[8 * i + 2 * j] * factor[j % 2], o[8 * i + 2 * j + 1] * factor[j % 2]);
+        pairs[j] = pack_elements(o[8 * i + 2 * j] * of.factor[j % 2], o[8 * i + 2 * j + 1] * of.factor[j % 2]);
       const int box = i / 4, chunk = i % 4 * 2 + lane / 16;
       stmatrix_x4(to + box * kTileRows * kRowBytes + (chunk ^ lane % 8) * 16, pairs);
     }
   }
-  if (Tile::kPacked && end - row < kStoreRows) {
+  if (Tile::kPacked && of.end - of.row < kStoreRows) {
     __syncwarp();
-    store_some_rows<Tile>(args, shared_dst, head, row, end - row);
+    store_some_rows<Tile>(args, shared_dst, of.head, of.row, of.end - of.row);
     return;
   }
   fence_shared_for_copies();
   __syncwarp();
-  if (lane == 0) {
-    const int32_t batch = batch_of<Tile>(args, head), of_batch = head - batch * args.heads;
+  if (is_elected()) {  // always the same lane
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box)
-      store_result_box<Tile>(args, box, of_batch, row, batch, shared_dst + box * kTileRows * kRowBytes);
+      store_result_box<Tile>(args, box, of.head, of.row, of.batch, shared_dst + box * kTileRows * kRowBytes);
   }
 }
 
@@ -265,10 +282,12 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     if constexpr (Tile::kMask == MaskOf::kKeys) leave_keys<Tile>(shared, at);  // and their mask
     if (whole >= 0) weigh<kKeys>(s, rows, scale);
   };
-  auto store_tile = [&](uint32_t use, const float (&sums)[2]) {
+  auto prepare_tile = [&](uint32_t use, const float (&sums)[2]) {
     const Record tile = read_record(shared.record(group, use));
-    store_rows<Tile>(args, o, sums, shared.result(group) + warp_row() * kRowBytes, tile.head, tile.row + warp_row(),
-                     end_of<Tile>(shared.record(group, use)));
+    return prepare_results<Tile>(args, sums, tile.head, tile.row + warp_row(), end_of<Tile>(shared.record(group, use)));
+  };
+  auto store_tile = [&](const Results &of) {
+    store_rows<Tile>(args, o, of, shared.result(group) + warp_row() * kRowBytes);
   };
 
   Record tile = await_tile();
@@ -338,10 +357,11 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       if (chunks == 0 || !tile.is_near) {
         barrier_wait(shared.v_full(at), shared.parity(at));
         multiply_values<Tile>(o, p, v, adds);
+        const Results of = prepare_tile(use - 1, sums);
         wgmma_wait<0>();
         wgmma_use(o);
         barrier_arrive_once(shared.v_empty(at));
-        store_tile(use - 1, sums);
+        store_tile(of);
         break;
       }
       const uint32_t q = uniform(shared.q(group, use)), k = uniform(shared.k(tile.ring));
@@ -355,11 +375,11 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       wgmma_wait<0>();
       wgmma_use(o);
       barrier_arrive_once(shared.v_empty(before));
-      store_tile(use - 1, sums);
+      store_tile(prepare_tile(use - 1, sums));
       to_elements<kKeys>(p, s);
     }
   }
-  if (thread_idx_x() % 32 == 0) wait_stores_read<0>();
+  if (is_elected()) wait_stores_read<0>();
 }
 
 template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &args) {
@@ -385,20 +405,24 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
   __syncthreads();
   if (group == Tile::kGroups) {
     give_registers_up<Tile::kLoadRegisters>();
-    wait_for_earlier_launches();
-    if (warp == 0 && threadIdx.x % 32 == 0) {
-      allow_next_launch();  // not before: the next launch's weights would come beside this one's rows
-      load_rows(args, shared);
-    }
     if constexpr (Tile::kPacked) {
-      if (warp == 1 && threadIdx.x % 32 == 0) load_packed_chunks<Tile>(args, shared);
+      wait_for_earlier_launches();
+      if (warp == 0 && is_elected()) {
+        allow_next_launch();  // not before: the next launch's weights would come beside this one's rows
+        load_rows(args, shared);
+      }
+      if (warp == 1 && is_elected()) load_packed_chunks<Tile>(args, shared);
       if (warp == 2) clear_others<Tile>(args, shared);
       if (warp == 3) clear_rows<Tile>(args);
     } else {
-      if (warp == 1 && threadIdx.x % 32 == 0) load_chunks(args, shared);
+      if (warp == 0 && is_elected()) load_rows(args, shared);
+      if (warp == 1 && is_elected()) load_chunks(args, shared);
       if (warp == 2 && Tile::kMask == MaskOf::kKeys) load_key_masks(args, shared);
     }
-    if (warp >= 2 && Tile::kTails && args.tail > 0) attend_tails(args, shared, Tile::kGroups + warp - 2);
+    if (warp >= 2 && Tile::kTails && args.tail > 0) {
+      wait_for_earlier_launches();
+      attend_tails(args, shared, Tile::kGroups + warp - 2);
+    }
   } else {
     take_registers<Tile::kProductRegisters>();
     wait_for_earlier_launches();

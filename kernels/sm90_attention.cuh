@@ -190,7 +190,9 @@ template <class Tile, bool kPacked = Tile::kPacked> struct Walk {
     head = divide(at, args.by_blocks);
     first_tile = (at - head * args.head_blocks) * args.block_tiles;
     keys = args.keys;
-    if (args.lengths != nullptr) keys = max(0, min(keys, __ldcg(args.lengths + divide(head, args.by_heads))));
+    if (args.lengths == nullptr) return;
+    wait_for_earlier_launches();
+    keys = max(0, min(keys, __ldcg(args.lengths + divide(head, args.by_heads))));
   }
 };
 

@@ -25,13 +25,14 @@ template <class Tile> TREFOIL_DEVICE void load_key_masks(const Sm90AttentionArgs
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       uint32_t bits[(kPairs + 31) / 32] = {};
       uint32_t any = 0;
+      const uint32_t at = walk.ring + chunk;
+      if (at == 0) wait_for_earlier_launches();
 #pragma unroll
       for (int i = 0; i < kPairs; i += 32) {
         const int32_t pair = chunk * kPairs + i + lane;
         if (i + lane < kPairs && pair < pairs) bits[i / 32] = __ldcg(mask + pair);
         any |= bits[i / 32] & 0x7fff7fff;  // but for signs
       }
-      const uint32_t at = walk.ring + chunk;
       barrier_wait(shared.k_empty(at), Shared<Tile>::parity(at) ^ 1);
 #pragma unroll
       for (int i = 0; i < kPairs; i += 32) {
