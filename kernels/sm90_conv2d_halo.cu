@@ -98,7 +98,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
   }
 
   uint32_t turn = 0, phase = 0;  // of bands, and of results: there are as many
-  static_assert(kBands == kOuts);
+  static_assert(kBands == Shared::kOuts);
   barrier_wait(shared.filters_full(), 0);
   if (part == 1) barrier_pass(turn_of(0), kTurnThreads);
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {

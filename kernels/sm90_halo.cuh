@@ -19,19 +19,20 @@ constexpr int kTapsOnASide = 3;
 constexpr int kTaps = kTapsOnASide * kTapsOnASide;
 constexpr int kParts = 2, kThreads = 128 * (1 + kParts);
 constexpr int kBands = 2;                   // in flight
-constexpr int kOutBytes = 16 * 1024, kOuts = 2;  // of a place for a part's results, and places
+constexpr int kOutBytes = 16 * 1024;        // of a place for a part's results
 
-// What lies where in shared memory. kRowBytes: of a pixel, and of a channel's tap; kOutRowBytes: of a pixel's results.
-template <int kRowBytes_, int kOutRowBytes_ = kRowBytes_> struct HaloShared {
+// What lies where in shared memory. kRowBytes: of a pixel, and of a channel's tap; kOutRowBytes: of a pixel's results;
+// kOuts: places for results of each part.
+template <int kRowBytes_, int kOutRowBytes_, int kOuts_ = 2> struct HaloShared {
   static constexpr int kRowBytes = kRowBytes_, kTapBytes = kChannels * kRowBytes, kFilterBytes = kTaps * kTapBytes;
-  static constexpr int kOutRowBytes = kOutRowBytes_;
+  static constexpr int kOutRowBytes = kOutRowBytes_, kOuts = kOuts_;
 
   uint32_t smem;
   uint32_t band_bytes;
 
   __device__ __forceinline__ uint32_t filters() const { return smem; }
-  __device__ __forceinline__ uint32_t out(uint32_t part, uint32_t turn) const {
-    return smem + kFilterBytes + (part * kOuts + turn) * kOutBytes;
+  __device__ __forceinline__ uint32_t out(uint32_t part, uint32_t place) const {
+    return smem + kFilterBytes + (part * kOuts + place) * kOutBytes;
   }
   __device__ __forceinline__ uint32_t band(uint32_t turn) const {
     return smem + kFilterBytes + kParts * kOuts * kOutBytes + turn * band_bytes;
@@ -39,8 +40,8 @@ template <int kRowBytes_, int kOutRowBytes_ = kRowBytes_> struct HaloShared {
   __device__ __forceinline__ uint32_t filters_full() const { return band(kBands); }
   __device__ __forceinline__ uint32_t full(uint32_t turn) const { return filters_full() + 8 + turn * 8; }
   __device__ __forceinline__ uint32_t empty(uint32_t turn) const { return full(kBands) + turn * 8; }
-  __device__ __forceinline__ uint32_t residual_full(uint32_t part, uint32_t turn) const {
-    return empty(kBands) + (part * kOuts + turn) * 8;
+  __device__ __forceinline__ uint32_t residual_full(uint32_t part, uint32_t place) const {
+    return empty(kBands) + (part * kOuts + place) * 8;
   }
 };
 
@@ -92,11 +93,11 @@ template <class Shared> TREFOIL_DEVICE int32_t pair_of(int32_t channel) {
 
 // One thread: starts the copy of a part's residual to where its result will be.
 template <class Args, class Shared>
-TREFOIL_DEVICE void load_residual(const Args &args, const Shared &shared, uint32_t part, uint32_t turn,
+TREFOIL_DEVICE void load_residual(const Args &args, const Shared &shared, uint32_t part, uint32_t place,
                                   const Origin &origin) {
-  const uint32_t full = shared.residual_full(part, turn);
+  const uint32_t full = shared.residual_full(part, place);
   barrier_arrive_expect(full, args.rows * args.columns * Shared::kOutRowBytes);
-  copy_box_4d(shared.out(part, turn), &args.residual, full, pair_of<Shared>(origin.k), origin.q,
+  copy_box_4d(shared.out(part, place), &args.residual, full, pair_of<Shared>(origin.k), origin.q,
               origin.p + part * args.rows, origin.n);
 }
 
@@ -107,7 +108,8 @@ template <class Shared> TREFOIL_DEVICE void init_barriers(const Shared &shared) 
   for (uint32_t turn = 0; turn < kBands; ++turn) {
     barrier_init(shared.full(turn), 1);
     barrier_init(shared.empty(turn), 4 * kParts);
-    for (uint32_t part = 0; part < kParts; ++part) barrier_init(shared.residual_full(part, turn), 1);
   }
+  for (uint32_t part = 0; part < kParts; ++part)
+    for (uint32_t place = 0; place < Shared::kOuts; ++place) barrier_init(shared.residual_full(part, place), 1);
   fence_barrier_init();
 }

@@ -66,7 +66,7 @@ pub enum S8Kernel {
     },
     /// The kernel in `kernels/conv2d_s8.cu`, for any GPU, with one of [`ConvTile::OF_BYTES`].
     Sm80Gemm(ConvTile),
-    /// The kernel in `kernels/sm90_conv2d_s8_halo.cu`, for 3x3 windows of up to 64 channels.
+    /// The kernel in `kernels/sm90_conv2d_s8_halo.cu`, for 3x3 windows of up to 128 channels.
     Halo,
 }
 

@@ -70,6 +70,10 @@ pub fn all() -> Vec<Problem> {
         of("3x3, wide", 2, [10, 130, 64], 64, three),
         of("3x3, many tiles", 20, [56, 56, 64], 64, three),
         of("3x3 of 128 channels", 3, [9, 10, 128], 128, three),
+        of("3x3 of 128 channels, whole tiles", 2, [28, 28, 128], 128, three),
+        of("3x3 of 128 channels, wide", 1, [13, 130, 128], 64, three),
+        of("3x3 of 128 channels, many tiles", 300, [14, 5, 128], 80, three),
+        of("3x3 of 80 channels, tails", 2, [37, 61, 80], 144, Window { pad, ..three }),
         of("3x3, tails in channels", 2, [11, 12, 144], 208, three),
         of("3x3, stride 2", 3, [15, 18, 96], 96, Window::square(3, 2, 1)),
         of("1x1, stride 2", 2, [17, 16, 112], 256, Window::square(1, 2, 0)),
@@ -106,6 +110,16 @@ pub fn all() -> Vec<Problem> {
             let problem = of("types of few channels", 9, [57, 56, 64], 80, three);
             all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
         }
+    }
+    for (x_signed, y_signed, residual, relu) in [
+        (false, false, Some(true), true),
+        (true, false, Some(false), true),
+        (false, true, None, false),
+        (true, true, Some(true), false),
+        (true, true, None, true),
+    ] {
+        let problem = of("types of 128 channels", 150, [5, 6, 128], 80, three);
+        all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
     }
     all.extend(sums(of));
     all

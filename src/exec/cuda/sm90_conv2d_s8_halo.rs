@@ -45,9 +45,27 @@ kernel_args! {
     }
 }
 
-/// The kernels, in the order of [`S8Problem::way`].
-const ENTRIES: [&str; 4] =
-    ["sm90_conv2d_u8_halo", "sm90_conv2d_u8_add_halo", "sm90_conv2d_s8_halo", "sm90_conv2d_s8_add_halo"];
+/// The kernels by the channels of a pixel in shared memory, in the order of [`S8Problem::way`].
+const ENTRIES: [(usize, [&str; 4]); 2] = [
+    (
+        64,
+        [
+            "sm90_conv2d_u8_halo_64",
+            "sm90_conv2d_u8_add_halo_64",
+            "sm90_conv2d_s8_halo_64",
+            "sm90_conv2d_s8_add_halo_64",
+        ],
+    ),
+    (
+        128,
+        [
+            "sm90_conv2d_u8_halo_128",
+            "sm90_conv2d_u8_add_halo_128",
+            "sm90_conv2d_s8_halo_128",
+            "sm90_conv2d_s8_add_halo_128",
+        ],
+    ),
+];
 
 /// Hopper convolutions of bytes by 3x3 windows of few channels.
 pub(super) struct Sm90Conv2dS8Halo;
@@ -59,7 +77,8 @@ impl Launcher for Sm90Conv2dS8Halo {
 
     fn entries(&self) -> Vec<EntryPoint> {
         let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
-        ENTRIES.map(|name| EntryPoint { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
+        let of = |name| EntryPoint { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 };
+        ENTRIES.into_iter().flat_map(|(_, names)| names).map(of).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -72,6 +91,12 @@ impl Launcher for Sm90Conv2dS8Halo {
     }
 }
 
+/// The kernel of a tile for one of [`S8Problem::way`].
+fn name(tile: HaloTile, way: usize) -> &'static str {
+    let of_tile = ENTRIES.iter().find(|(stored, _)| *stored == tile.stored());
+    of_tile.expect("every tile of bytes has its kernels").1[way]
+}
+
 /// The launch of `problem` on a device with these limits.
 pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Error> {
     let S8Problem { conv, x, filter, residual, y, .. } = *problem;
@@ -79,7 +104,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
     let shape = conv.shape();
     let tile = HaloTile::of_bytes(&shape, limits).filter(|_| problem.second.is_none());
     let Some(tile) = tile else {
-        let takes = "the kernel takes one 3x3 window at stride 1 of at most 64 channels, on compute capability 9.0";
+        let takes = "the kernel takes one 3x3 window at stride 1 of at most 128 channels, on compute capability 9.0";
         return Err(unsupported("convolution of bytes", format!("{} by {:?}", conv.input, conv.window.size), takes));
     };
     let [row_tiles, column_tiles] = tile.tiles(&shape);
@@ -108,7 +133,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
     };
     let pointers = HaloPointers { x, filter, residual: residual.map(|residual| residual.address), y };
     Ok(Launch {
-        entry: ENTRIES[problem.way()].into(),
+        entry: name(tile, problem.way()).into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
@@ -128,11 +153,11 @@ mod tests {
     use crate::plan::S8Conv;
     use crate::tensor::Shape;
 
-    fn of_few_channels() -> S8Problem {
+    fn of_channels(channels: usize) -> S8Problem {
         let pad = Pad { top: 2, left: 0, bottom: 1, right: 3 };
         let conv = S8Conv {
             batch: 5,
-            input: Shape::new(30, 140, 48),
+            input: Shape::new(30, 140, channels),
             output: Shape::new(31, 141, 144),
             window: Window { pad, ..Window::square(3, 1, 0) },
         };
@@ -141,7 +166,7 @@ mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let launch = launch(&of_few_channels(), &Limits::h200()).unwrap();
+        let launch = launch(&of_channels(48), &Limits::h200()).unwrap();
         let args: Sm90S8HaloArgs = launch.args.read();
         assert_eq!([args.bias, args.scale, args.k_stored as u64], [0x300, 0x400, 144]);
         // Two tiles across, of three rows a part.
@@ -152,7 +177,10 @@ mod tests {
         assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(179)), [59, 89]);
         assert_eq!([args.by_row_tiles.divide(179), args.by_line.divide(239)], [29, 3]);
         assert_eq!(args.output, S8Output::of(problem().residual, true, false).unwrap());
-        assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_conv2d_u8_add_halo", [132, 1, 1], [384, 1, 1]));
+        assert_eq!(
+            (&*launch.entry, launch.grid, launch.block),
+            ("sm90_conv2d_u8_add_halo_64", [132, 1, 1], [384, 1, 1])
+        );
         assert_eq!(launch.shared_bytes, 9 * 4096 + 4 * 16384 + 2 * (38 << 10) + 72);
         let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
             address,
@@ -172,14 +200,34 @@ mod tests {
         );
     }
 
+    /// Of more than 64 channels a part has fewer pixels, and one place for results.
+    #[test]
+    fn pixels_of_128_channels_have_their_own_kernels() {
+        let launch = launch(&of_channels(112), &Limits::h200()).unwrap();
+        let args: Sm90S8HaloArgs = launch.args.read();
+        // Six tiles across, of eight rows a part.
+        assert_eq!([args.rows, args.columns, args.line, args.band_bytes], [8, 24, 26, 59 << 10]);
+        assert_eq!([args.channel_tiles, args.column_tiles, args.row_tiles], [3, 6, 2]);
+        assert_eq!((&*launch.entry, launch.grid), ("sm90_conv2d_u8_add_halo_128", [132, 1, 1]));
+        assert_eq!(launch.shared_bytes, 9 * 8192 + 2 * 16384 + 2 * (59 << 10) + 56);
+        let [filter, x, residual, _] = &launch.maps[..] else { panic!("four maps") };
+        assert_eq!(*filter, TensorMap::Blocks { address: 0x200, dims: [56, 9, 144], box_dims: [64, 1, 64] });
+        let boxes = |map: &TensorMap| match map {
+            TensorMap::Images { box_dims, swizzle, .. } => (*box_dims, *swizzle),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(boxes(x), ([64, 26, 18, 1], Swizzle::Rows128));
+        assert_eq!(boxes(residual), ([32, 24, 8, 1], Swizzle::Rows64));
+    }
+
     #[test]
     fn what_the_kernel_does_not_do_is_an_error() {
         let refused = |problem: S8Problem| launch(&problem, &Limits::h200()).unwrap_err();
         assert!(matches!(refused(problem()), Error::Unsupported { .. }));
-        let few = of_few_channels();
+        let few = of_channels(48);
         let second = Some(S8Second { conv: few.conv, x: 0x700, filter: 0x800 });
         assert!(matches!(refused(S8Problem { second, ..few }), Error::Unsupported { .. }));
-        let shifted = refused(S8Problem { x: 0x108, ..of_few_channels() });
+        let shifted = refused(S8Problem { x: 0x108, ..of_channels(48) });
         assert!(matches!(shifted, Error::Option { option: "x", .. }));
     }
 }

@@ -58,28 +58,29 @@ pub(crate) struct HaloTile {
     pub(crate) rows: usize,
     /// The number of columns of outputs.
     pub(crate) columns: usize,
-    /// Bytes of a pixel in shared memory, and of one tap of an output channel's filter: 16, 32 or 64 halves, or 64
-    /// bytes.
+    /// Bytes of a pixel in shared memory, and of one tap of an output channel's filter: 16, 32 or 64 halves, or 64 or
+    /// 128 bytes.
     pub(crate) row_bytes: usize,
     /// The number of pixels of a part: the columns of its product.
     pub(crate) pixels: usize,
 }
 
-/// The largest number of input channels, and the number of output channels of a tile.
+/// The number of output channels of a tile, and the largest number of input channels in halves.
 pub(crate) const CHANNELS: usize = 64;
 /// The numbers of channels, in halves, for which the kernel is compiled. A pixel in shared memory has that many.
 pub(crate) const STORED: [usize; 3] = [16, 32, CHANNELS];
 /// The number of warpgroups that multiply. Each computes a part of a tile's rows.
 pub(crate) const PARTS: usize = 2;
-/// The number of pixels of a part, for halves and for bytes.
+/// The number of pixels of a part of halves.
 const HALVES_PIXELS: usize = 120;
-const BYTES_PIXELS: usize = 240;
+/// The same of bytes, with the largest number of input channels. A pixel in shared memory has that many.
+const BYTES_PIXELS: [(usize, usize); 2] = [(64, 240), (128, 208)];
 /// The number of taps of the window along each axis.
 const TAPS: usize = 3;
-/// The bytes of a place for results. Each part has two places.
+/// The bytes of a place for results.
 const OUT_BYTES: usize = 128 * CHANNELS * 2;
-/// The bytes of all barriers: one for the filters, two for each band, and one for each place of results.
-const BARRIER_BYTES: usize = 8 * (1 + 2 * 2 + PARTS * 2);
+/// The bytes of a barrier. There is one for the filters, and one for each place of results; each band has two.
+const BARRIER_BYTES: usize = 8;
 
 impl HaloTile {
     /// The tile of a layer of halves that divides it into the fewest tiles; `None` if the kernel does not compute the
@@ -92,15 +93,15 @@ impl HaloTile {
     /// The tile of a layer of bytes that divides it into the fewest tiles; `None` if the kernel does not compute the
     /// layer.
     pub(crate) fn of_bytes(conv: &ConvShape, limits: &Limits) -> Option<Self> {
-        Self::of_rows(CHANNELS, BYTES_PIXELS, conv, limits)
+        let (stored, pixels) = BYTES_PIXELS.into_iter().find(|&(stored, _)| conv.input.channels <= stored)?;
+        Self::of_rows(stored, pixels, conv, limits)
     }
 
     fn of_rows(row_bytes: usize, pixels: usize, conv: &ConvShape, limits: &Limits) -> Option<Self> {
-        let ConvShape { input, output, window, .. } = conv;
+        let ConvShape { output, window, .. } = conv;
         let computes = window.size == [TAPS; 2]
             && window.stride == [1; 2]
             && window.dilation == [1; 2]
-            && input.channels <= CHANNELS
             && limits.has_sm90_kernels()
             && conv_shape::check(conv).is_ok();
         let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
@@ -116,7 +117,17 @@ impl HaloTile {
 
     /// Whether the pixels are bytes.
     pub(crate) fn is_of_bytes(self) -> bool {
-        self.pixels == BYTES_PIXELS
+        self.pixels != HALVES_PIXELS
+    }
+
+    /// The number of input channels that a pixel has in shared memory.
+    pub(crate) fn stored(self) -> usize {
+        if self.is_of_bytes() { self.row_bytes } else { self.row_bytes / 2 }
+    }
+
+    /// The number of places for results of each part. Beside filters of 128 bytes and their bands there is room for one.
+    fn places(self) -> usize {
+        if self.is_of_bytes() && self.row_bytes == 128 { 1 } else { 2 }
     }
 
     /// The number of tiles for each 64 output channels.
@@ -148,7 +159,9 @@ impl HaloTile {
 
     /// Bytes of dynamic shared memory of a block: filters, results, two bands and barriers.
     pub(crate) fn shared_bytes(self) -> usize {
-        TAPS * TAPS * CHANNELS * self.row_bytes + PARTS * 2 * OUT_BYTES + 2 * self.band_bytes() + BARRIER_BYTES
+        let filters = TAPS * TAPS * CHANNELS * self.row_bytes + BARRIER_BYTES;
+        let results = PARTS * self.places() * (OUT_BYTES + BARRIER_BYTES);
+        filters + results + 2 * (self.band_bytes() + 2 * BARRIER_BYTES)
     }
 
     /// Bytes that the blocks of a layer read from the L2 cache: the bands, and the filters once for each block.
@@ -175,9 +188,8 @@ fn kernel(conv: &ConvShape, of_value: f64, limits: &Limits) -> Option<(Kernel, f
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);
-    let stored = tile.row_bytes / 2;
-    let products = (PARTS * TAPS * TAPS * CHANNELS * stored * tile.pixels) as f64 / PRODUCTS_A_CLOCK;
-    let row = if conv.input.channels == stored { 0.0 } else { CUT_ROW };
+    let products = (PARTS * TAPS * TAPS * CHANNELS * tile.stored() * tile.pixels) as f64 / PRODUCTS_A_CLOCK;
+    let row = if conv.input.channels == tile.stored() { 0.0 } else { CUT_ROW };
     let copies = (tile.band_rows() * tile.line()) as f64 * row;
     let activations = (PARTS * CHANNELS * tile.pixels) as f64 * of_value;
     let waves = tile.count(conv).div_ceil(blocks) as f64;
@@ -205,6 +217,10 @@ mod tests {
         let limits = Limits::h200();
         let of = |height, width| HaloTile::of(&conv([height, width], 64, 64), &limits).unwrap();
         let of_bytes = |height, width| HaloTile::of_bytes(&conv([height, width], 64, 64), &limits).unwrap();
+        let wide = |height, width| HaloTile::of_bytes(&conv([height, width], 128, 128), &limits).unwrap();
+        assert_eq!(wide(28, 28), HaloTile { rows: 7, columns: 28, row_bytes: 128, pixels: 208 });
+        assert_eq!(wide(56, 56), HaloTile { rows: 7, columns: 28, row_bytes: 128, pixels: 208 });
+        assert_eq!([of(28, 28), of_bytes(28, 28), wide(28, 28)].map(HaloTile::stored), [64, 64, 128]);
         assert_eq!(of_bytes(56, 56), HaloTile { rows: 4, columns: 56, row_bytes: 64, pixels: 240 });
         assert_eq!(of_bytes(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 64, pixels: 240 });
         assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56, row_bytes: 128, pixels: 120 });
@@ -214,7 +230,7 @@ mod tests {
         for side in 1..200 {
             for other in [1, 7, 56, 130] {
                 for [height, width] in [[side, other], [other, side]] {
-                    for tile in [of(height, width), of_bytes(height, width)] {
+                    for tile in [of(height, width), of_bytes(height, width), wide(height, width)] {
                         let fits = tile.shared_bytes() <= limits.shared_bytes && tile.line() <= 256;
                         assert!(fits && tile.rows * tile.line() <= tile.pixels + 2);
                         assert!(tile.rows > 0 && tile.columns > 0 && tile.band_rows() <= 256);
@@ -234,6 +250,9 @@ mod tests {
         };
         assert!(HaloTile::of(&good, &Limits::h200()).is_some() && HaloTile::of(&good, &Limits::a100()).is_none());
         assert!(refused(|c| c.input.channels = 72));
+        let of_bytes = |channels| HaloTile::of_bytes(&conv([20, 30], channels, 64), &Limits::h200());
+        assert_eq!([48, 64, 80, 128].map(|c| of_bytes(c).unwrap().row_bytes), [64, 64, 128, 128]);
+        assert!(of_bytes(144).is_none());
         assert!(refused(|c| c.window = Window::square(1, 1, 0)));
         assert!(refused(|c| c.output.width = 29));
         assert!(refused(|c| {
