@@ -125,7 +125,8 @@ impl HaloTile {
         if self.is_of_bytes() { self.row_bytes } else { self.row_bytes / 2 }
     }
 
-    /// The number of places for results of each part. Beside filters of 128 bytes and their bands there is room for one.
+    /// The number of places for results of each part. Beside filters of 128 bytes and their bands there is room for
+    /// one.
     fn places(self) -> usize {
         if self.is_of_bytes() && self.row_bytes == 128 { 1 } else { 2 }
     }

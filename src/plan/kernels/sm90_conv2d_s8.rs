@@ -168,9 +168,9 @@ const OF_SHARED: f64 = 500.0;
 /// Clocks until a block has the sums that the others send: of each shared tile, and of each of its values.
 const EXCHANGE: f64 = 1100.0;
 const EXCHANGE_OF_VALUE: f64 = 0.2;
-/// Clocks of the halo kernel's launch besides the copies of filters and first band, and of each of its tiles besides the
-/// products. The first is below what was measured, so that the halo kernel has the layers in which it was faster than the
-/// best other kernel, whose waits for windows are predicted too short.
+/// Clocks of the halo kernel's launch besides the copies of filters and first band, and of each of its tiles besides
+/// the products. The first is below what was measured, so that the halo kernel has the layers in which it was faster
+/// than the best other kernel, whose waits for windows are predicted too short.
 const HALO_STARTUP: f64 = 1000.0;
 const HALO_TILE: f64 = 500.0;
 
