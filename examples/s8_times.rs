@@ -186,7 +186,7 @@ impl Layer {
     fn time_bytes(&self, device: &Device, rounds: usize) -> Result<Vec<(S8Kernel, f64)>, Error> {
         let info = device.info();
         let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-        let takes = |kernel: &S8Kernel| self.second.is_none() || *kernel != S8Kernel::Halo;
+        let takes = |kernel: &S8Kernel| self.second.as_ref().is_none_or(|(of, ..)| self.conv.adds(of, *kernel));
         let kernels: Vec<_> = self.conv.kernels(&limits).into_iter().filter(takes).collect();
         let bias: Vec<i32> = (0..self.conv.output.channels).map(|k| k as i32 * 7 - 300).collect();
         let scale = vec![self.scale(); self.conv.output.channels];

@@ -14,6 +14,10 @@ using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
 using Tile64x128x128 = S8Tile<2, 1, 1, 64, 128, 4, 2>;
 using Tile64x64x128 = S8Tile<1, 1, 1, 64, 128, 6, 2>;
 using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
+// Of these a block keeps its filters; a stage has pixels only.
+using Tile128x128x128_kept = S8Tile<2, 1, 1, 128, 128, 6, 2, true>;
+using Tile64x256x128_kept = S8Tile<2, 1, 2, 64, 128, 11, 2, true>;
+using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 22, 2, true>;
 
 // Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
@@ -76,3 +80,6 @@ TREFOIL_SM90_CONV2D_S8_ALL(256x64x64, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x128x128, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x64x128, s8_shared)
 TREFOIL_SM90_CONV2D_S8_ALL(32x64x128, s8_shared)
+TREFOIL_SM90_CONV2D_S8_ALL(128x128x128_kept, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(64x256x128_kept, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(64x256x64_kept, s8)

@@ -10,7 +10,9 @@
 // that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
 // residual in them that the results overwrite.
 //
-// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where there are far fewer
+// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where a tile's filters of
+// all steps fit, a block may have tiles of the same channels only: it keeps the filters, and the ring is of pixels. A pair of
+// such blocks has neighbouring channels, and each copies half of their pixels for both. Where there are far fewer
 // tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and copy and store it by
 // themselves (sm90_conv2d_s8_shared.cuh).
 //
@@ -80,13 +82,14 @@ constexpr int kProductBytes = 32;
 constexpr int kChunkPixels = 32;  // that are stored at once
 
 // Everything that follows from a tile's shape: kChannelGroups by kPixelGroups warpgroups with kSlabs times 64 channels of
-// kProductPixels pixels each, and steps of kRowBytes input channels of a tap.
+// kProductPixels pixels each, and steps of kRowBytes input channels of a tap. If kKeeps, a block keeps its filters.
 template <int kChannelGroups_, int kPixelGroups_, int kSlabs_, int kProductPixels_, int kRowBytes_, int kStages_,
-          int kMinBlocks_>
+          int kMinBlocks_, bool kKeeps_ = false>
 struct S8Tile {
   static constexpr int kChannelGroups = kChannelGroups_, kPixelGroups = kPixelGroups_, kSlabs = kSlabs_;
   static constexpr int kProductPixels = kProductPixels_, kRowBytes = kRowBytes_;
   static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
+  static constexpr bool kKeeps = kKeeps_;
   static constexpr int kGroups = kChannelGroups * kPixelGroups;
   // Of more sums than 168 registers of a thread hold, the warps that copy and store leave theirs to the others, for which
   // they have to be a warpgroup.
@@ -98,9 +101,11 @@ struct S8Tile {
   static constexpr int kGroupChannels = kSlabs * kSlabChannels;
   static constexpr int kChannels = kChannelGroups * kGroupChannels, kPixels = kPixelGroups * kProductPixels;
 
-  // A stage: filters, then pixels.
+  // A stage: filters, then pixels. If filters are kept: pixels; the first stages have the filters then, those of a step
+  // kFilterStages of them, and two are left for pixels at least.
   static constexpr int kFilterBytes = kChannels * kRowBytes, kPixelBytes = kPixels * kRowBytes;
-  static constexpr int kStageBytes = kFilterBytes + kPixelBytes;
+  static constexpr int kStageBytes = (kKeeps ? 0 : kFilterBytes) + kPixelBytes;
+  static constexpr int kFilterStages = kKeeps ? kFilterBytes / kPixelBytes : 0;
 
   // A warpgroup's residuals and results: rows of a pixel. They come and go in chunks, in as many places as a tile has, so
   // that its residual comes beside its products, and three at least.
@@ -114,6 +119,7 @@ struct S8Tile {
   static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + kOutBarrierBytes;
 
   static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kChunkBytes % 1024 == 0, "whole swizzles");
+  static_assert(!kKeeps || (kFilterBytes % kPixelBytes == 0 && kPixelBytes % 2048 == 0 && !kShares), "whole stages");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
   static_assert(kChannels <= 256 && kPixels <= 256, "a box");
   static_assert(kProductPixels % kChunkPixels == 0, "whole chunks");
@@ -124,9 +130,14 @@ struct S8Tile {
 template <class Tile> struct S8Ring {
   uint32_t smem;  // of stage 0
   uint32_t stage = 0, phase = 0;
+  uint32_t first = 0;  // stage of the ring, behind filters that are kept
 
   __device__ __forceinline__ uint32_t filters() const { return smem + stage * Tile::kStageBytes; }
-  __device__ __forceinline__ uint32_t pixels() const { return filters() + Tile::kFilterBytes; }
+  // Those of a step, where they are kept.
+  __device__ __forceinline__ uint32_t filters_of(int32_t step) const {
+    return Tile::kKeeps ? smem + step * Tile::kFilterBytes : filters();
+  }
+  __device__ __forceinline__ uint32_t pixels() const { return filters() + (Tile::kKeeps ? 0 : Tile::kFilterBytes); }
   // Chunks, or sums of a tile that blocks share, and the barrier of these.
   __device__ __forceinline__ uint32_t out() const { return smem + Tile::kStages * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t received() const { return smem + Tile::kSharedBytes - 8; }
@@ -135,7 +146,12 @@ template <class Tile> struct S8Ring {
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
   __device__ __forceinline__ void advance() {
-    if (++stage == Tile::kStages) stage = 0, phase ^= 1;
+    if (++stage == Tile::kStages) stage = Tile::kKeeps ? first : 0, phase ^= 1;
+  }
+  // The ring behind the filters of so many steps.
+  __device__ __forceinline__ S8Ring behind_filters(int32_t steps) const {
+    const uint32_t first = steps * Tile::kFilterStages;
+    return {smem, first, 0, first};
   }
 };
 
@@ -176,13 +192,18 @@ template <class Tile> TREFOIL_DEVICE S8Share s8_share(const Sm90ConvS8Args &args
 template <class Tile> TREFOIL_DEVICE bool is_paired(const S8Share &share) { return !Tile::kShares && share.blocks > 1; }
 
 // The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile
-// follow each other, so that all but the first read the pixels from the L2 cache.
+// follow each other, so that all but the first read the pixels from the L2 cache. Blocks of a pair have neighbouring pixels,
+// or, if filters are kept, neighbouring channels.
 struct S8Origin {
   int32_t k, m;
 };
 
 template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &args, const S8Share &share, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
+  if constexpr (Tile::kKeeps) {
+    const int32_t k_tile = (tile - m_tile * args.channel_tiles) * share.blocks + share.rank;
+    return {k_tile * Tile::kChannels, m_tile * Tile::kPixels};
+  }
   const int32_t mine = Tile::kShares ? m_tile : m_tile * share.blocks + share.rank;
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, mine * Tile::kPixels};
 }
@@ -247,6 +268,58 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvS8Args &args, const S8Ring<Tile> &
                 first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
   else
     copy_box_2d(ring.pixels(), map, ring.full(), step.c / 2, m);
+}
+
+// The same of a block whose filters are kept: expects all pixels of the stage, of which each block of a pair copies half,
+// for both. `m` and `first` are of what it copies.
+template <class Tile>
+TREFOIL_DEVICE void load_pixels_only(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring,
+                                     const S8Step<Tile> &step, int32_t m, const S8Pixel &first) {
+  barrier_arrive_expect(ring.full(), Tile::kPixelBytes);
+  if (!is_paired<Tile>(share)) return load_pixels<Tile>(args, ring, step, m, first);
+  const uint16_t both = 3;
+  const uint32_t at = ring.pixels() + share.rank * (Tile::kPixelBytes / 2);
+  const S8Source &from = args.source[step.source];
+  const TensorMap *map = &args.x[step.source];
+  if (from.by_windows)
+    copy_im2col_to(both, at, map, ring.full(), step.c / 2, first.q * from.stride_w - from.pad_left,
+                   first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
+  else
+    copy_box_2d_to(both, at, map, ring.full(), step.c / 2, m);
+}
+
+// Filters once, then the pixels of the block's tiles.
+template <class Tile>
+TREFOIL_DEVICE void load_and_keep(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &all) {
+  for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
+  // Filters depend on no launch. A block's tiles are all of the same channels.
+  const int32_t k = s8_origin<Tile>(args, share, share.first_tile).k;
+  S8Ring<Tile> place = all;
+  S8Step<Tile> of_filter;
+#pragma unroll 1
+  for (int32_t i = 0; i < share.steps; ++i, of_filter.advance(args), place.stage += Tile::kFilterStages) {
+    barrier_arrive_expect(place.full(), Tile::kFilterBytes);
+    copy_box_3d(place.filters(), &args.filter[of_filter.source], place.full(), of_filter.c / 2, of_filter.tap, k);
+  }
+  wait_for_earlier_launches();
+  // Not before: filters of the next launch would come beside this one's pixels.
+  allow_next_launch();
+  S8Ring<Tile> ring = all.behind_filters(share.steps);
+  const int32_t mine = is_paired<Tile>(share) ? share.rank * (Tile::kPixels / 2) : 0;
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
+    const int32_t m = s8_origin<Tile>(args, share, tile).m + mine;
+    const S8Pixel first = pixel_of(args, m);
+    S8Step<Tile> step;
+#pragma unroll 1
+    for (int32_t i = 0; i < share.steps; ++i, ring.advance(), step.advance(args)) {
+      barrier_wait(ring.empty(), ring.phase ^ 1);
+      load_pixels_only<Tile>(args, share, ring, step, m, first);
+    }
+  }
+  if (is_paired<Tile>(share)) {
+    // The block ends after the other has read what it copied there, and has given all stages back.
+    for (uint32_t i = ring.first; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
+  }
 }
 
 template <class Tile>
@@ -362,7 +435,7 @@ TREFOIL_DEVICE void multiply(const S8Share &share, S8Ring<Tile> &ring, uint32_t 
 #pragma unroll 1
   for (int32_t step = 0; step < share.steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
-    const uint64_t a = wgmma_operand<Tile::kRowBytes>(ring.filters() + filters_at);
+    const uint64_t a = wgmma_operand<Tile::kRowBytes>(ring.filters_of(step) + filters_at);
     const uint64_t b = wgmma_operand<Tile::kRowBytes>(ring.pixels() + pixels_at);
     wgmma_fence();
 #pragma unroll
@@ -394,12 +467,21 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
   const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % kOrders) * 16;
 
   S8Chunks<Tile> chunks(ring, group);
-  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
+  Requantiser requantiser[Tile::kSlabs];
+  const auto load_requantisers = [&](int32_t tile) {
     const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, tile), group);
-    Requantiser requantiser[Tile::kSlabs];
 #pragma unroll
     for (int slab = 0; slab < Tile::kSlabs; ++slab)
       requantiser[slab].load(args, part.k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
+  };
+  if constexpr (Tile::kKeeps) {
+    load_requantisers(share.first_tile);
+    for (S8Ring<Tile> place = ring; place.stage < share.steps * Tile::kFilterStages; place.stage += Tile::kFilterStages)
+      barrier_wait(place.full(), 0);
+    ring = ring.behind_filters(share.steps);
+  }
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
+    if constexpr (!Tile::kKeeps) load_requantisers(tile);
     int32_t d[Tile::kSlabs][Tile::kProductPixels / 2];
     multiply<Tile, kSigned>(share, ring, group, d);
 #pragma unroll
@@ -447,7 +529,10 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
     multiply_and_requantise<Tile, kSigned, kAdds>(args, share, ring, group);
   } else {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 128 * Tile::kGroups) load<Tile>(args, share, ring);
+    if (threadIdx.x == 128 * Tile::kGroups) {
+      if constexpr (Tile::kKeeps) load_and_keep<Tile>(args, share, ring);
+      else load<Tile>(args, share, ring);
+    }
     if (threadIdx.x == 128 * Tile::kGroups + 32) store<Tile, kAdds>(args, share, ring);
   }
 }

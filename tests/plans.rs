@@ -637,7 +637,7 @@ fn layers_that_are_one_in_bytes_are_not_taken_apart() {
     }
     choices.insert("layer1.0.downsample.0".into(), Kernel::Joined);
     assert!(of(&graph, InputFormat::U8Nhwc, &choices).is_ok());
-    let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128 };
+    let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128, kept: false };
     choices.insert("layer1.0.downsample.0".into(), Kernel::S8(S8Kernel::Tiled { tile, cluster: 1 }));
     assert!(matches!(of(&graph, InputFormat::U8Nhwc, &choices), Err(Error::Unsupported { .. })));
 }

@@ -35,6 +35,7 @@ pub struct S8Conv {
 /// ```
 /// use trefoil::plan::S8Tile;
 /// assert_eq!(S8Tile::ALL[0].to_string(), "192x256/128");
+/// assert_eq!(S8Tile { kept: true, ..S8Tile::ALL[3] }.to_string(), "128x128/128 kept");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct S8Tile {
@@ -44,15 +45,17 @@ pub struct S8Tile {
     pub channels: usize,
     /// The number of input channels of a step, which are the bytes of a row in shared memory.
     pub row_bytes: usize,
+    /// Whether a block keeps the filters of all steps in shared memory: its tiles have the same channels.
+    pub kept: bool,
 }
 
 /// A kernel that computes convolutions of bytes.
 ///
 /// ```
 /// use trefoil::plan::{S8Kernel, S8Tile};
-/// let tile = S8Tile { pixels: 128, channels: 64, row_bytes: 128 };
+/// let tile = S8Tile { pixels: 128, channels: 64, row_bytes: 128, kept: false };
 /// assert_eq!(S8Kernel::Tiled { tile, cluster: 2 }.to_string(), "sm90 s8 conv 128x64/128, pairs");
-/// let tile = S8Tile { pixels: 32, channels: 64, row_bytes: 128 };
+/// let tile = S8Tile { pixels: 32, channels: 64, row_bytes: 128, kept: false };
 /// assert_eq!(S8Kernel::Tiled { tile, cluster: 4 }.to_string(), "sm90 s8 conv 32x64/128, 4 blocks");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -81,7 +84,7 @@ pub(crate) struct S8Pipeline {
     pub(crate) slabs: usize,
     /// The number of pixels of a product.
     pub(crate) product_pixels: usize,
-    /// The number of stages in flight.
+    /// The number of stages in flight, and of those that kept filters take.
     pub(crate) stages: usize,
     /// The number of blocks that fit on a multiprocessor.
     pub(crate) blocks: usize,
@@ -113,22 +116,26 @@ impl S8Pipeline {
 
 impl S8Tile {
     /// Every tile that the kernel is compiled for.
-    pub const ALL: [Self; 10] = [
-        Self { pixels: 192, channels: 256, row_bytes: 128 },
-        Self { pixels: 256, channels: 128, row_bytes: 128 },
-        Self { pixels: 192, channels: 128, row_bytes: 128 },
-        Self { pixels: 128, channels: 128, row_bytes: 128 },
-        Self { pixels: 128, channels: 128, row_bytes: 64 },
-        Self { pixels: 128, channels: 64, row_bytes: 128 },
-        Self { pixels: 256, channels: 64, row_bytes: 64 },
-        Self { pixels: 64, channels: 128, row_bytes: 128 },
-        Self { pixels: 64, channels: 64, row_bytes: 128 },
-        Self { pixels: 32, channels: 64, row_bytes: 128 },
+    pub const ALL: [Self; 13] = [
+        Self { pixels: 192, channels: 256, row_bytes: 128, kept: false },
+        Self { pixels: 256, channels: 128, row_bytes: 128, kept: false },
+        Self { pixels: 192, channels: 128, row_bytes: 128, kept: false },
+        Self { pixels: 128, channels: 128, row_bytes: 128, kept: false },
+        Self { pixels: 128, channels: 128, row_bytes: 64, kept: false },
+        Self { pixels: 128, channels: 64, row_bytes: 128, kept: false },
+        Self { pixels: 256, channels: 64, row_bytes: 64, kept: false },
+        Self { pixels: 64, channels: 128, row_bytes: 128, kept: false },
+        Self { pixels: 64, channels: 64, row_bytes: 128, kept: false },
+        Self { pixels: 32, channels: 64, row_bytes: 128, kept: false },
+        Self { pixels: 128, channels: 128, row_bytes: 128, kept: true },
+        Self { pixels: 64, channels: 256, row_bytes: 128, kept: true },
+        Self { pixels: 64, channels: 256, row_bytes: 64, kept: true },
     ];
 
     /// The numbers of thread blocks that a cluster may have. With a tile of one warpgroup, the blocks of a cluster
     /// share each tile, and each computes a part of the sum. With other tiles, two blocks have neighbouring pixels, and
-    /// each copies half of the filters for both.
+    /// each copies half of the filters for both; if filters are kept, they have neighbouring channels, and each copies
+    /// half of the pixels.
     pub fn clusters(self) -> &'static [usize] {
         match (self.pipeline(), self.pixels) {
             (Some(pipeline), 64..) if pipeline.shares() => &[1, 2, 4, 8],
@@ -144,14 +151,27 @@ impl S8Tile {
     }
 
     /// Whether clusters of `cluster` blocks can compute a sum of `steps` steps. Each block that shares a tile needs a
-    /// step.
+    /// step; where filters are kept, all steps need a place.
     pub(crate) fn takes(self, cluster: usize, steps: usize) -> bool {
-        self.clusters().contains(&cluster) && (!self.shares() || cluster <= steps)
+        self.clusters().contains(&cluster) && (!self.shares() || cluster <= steps) && steps <= self.most_steps()
+    }
+
+    /// The largest number of steps. Kept filters leave two stages or more for pixels.
+    fn most_steps(self) -> usize {
+        match self.pipeline() {
+            Some(of) if self.kept => (of.stages - 2) / (self.channels / self.pixels),
+            _ => usize::MAX,
+        }
     }
 
     /// The division of work for this tile; `None` if the kernel is not compiled for the tile.
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
-        let (groups, slabs, product_pixels, stages, blocks) = match (self.pixels, self.channels, self.row_bytes) {
+        let shape = (self.pixels, self.channels, self.row_bytes);
+        let (groups, slabs, product_pixels, stages, blocks) = match shape {
+            (128, 128, 128) if self.kept => ([2, 1], 1, 128, 6, 2),
+            (64, 256, 128) if self.kept => ([2, 1], 2, 64, 11, 2),
+            (64, 256, 64) if self.kept => ([2, 1], 2, 64, 22, 2),
+            _ if self.kept => return None,
             (192, 256, 128) => ([2, 1], 2, 192, 3, 1),
             (256, 128, 128) => ([2, 1], 1, 256, 4, 1),
             (192, 128, 128) => ([2, 1], 1, 192, 5, 1),
@@ -182,9 +202,11 @@ impl S8Tile {
     }
 
     /// Bytes of dynamic shared memory of a block: its stages, and the chunks of results of each warpgroup, with two
-    /// barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier.
+    /// barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier. Kept filters take
+    /// stages, which are as large as their pixels.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
-        let stage = (self.channels + self.pixels) * self.row_bytes;
+        let of_stage = if self.kept { self.pixels } else { self.channels + self.pixels };
+        let stage = of_stage * self.row_bytes;
         match self.pipeline() {
             Some(of) if of.shares() => Some(of.stages * (stage + 16) + self.pixels * self.channels * 4 + 8),
             Some(of) => {
@@ -201,7 +223,8 @@ pub(crate) const CHUNK_PIXELS: usize = 32;
 
 impl fmt::Display for S8Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}/{}", self.pixels, self.channels, self.row_bytes)
+        let kept = if self.kept { " kept" } else { "" };
+        write!(f, "{}x{}/{}{kept}", self.pixels, self.channels, self.row_bytes)
     }
 }
 
@@ -236,10 +259,12 @@ impl S8Conv {
     }
 
     /// Whether a kernel that computes this convolution can also add the sums of `second`.
-    pub(crate) fn adds(&self, second: &Self, kernel: S8Kernel) -> bool {
+    pub fn adds(&self, second: &Self, kernel: S8Kernel) -> bool {
         self.check_sum(second).is_ok()
             && match kernel {
-                S8Kernel::Tiled { .. } => second.check().is_ok(),
+                S8Kernel::Tiled { tile, cluster } => {
+                    second.check().is_ok() && tile.takes(cluster, self.steps(tile) + second.steps(tile))
+                }
                 S8Kernel::Sm80Gemm(_) => second.check_sizes().is_ok(),
                 S8Kernel::Halo => false,
             }
@@ -331,9 +356,33 @@ mod tests {
             let (granted, taken) = (Limits::h200().shared_bytes + 1024, tile.shared_bytes().unwrap() + 1024);
             assert!(pipeline.blocks * taken <= granted, "{tile}");
         }
-        let other = S8Tile { pixels: 32, channels: 32, row_bytes: 128 };
-        assert!(other.clusters().is_empty());
-        assert!(other.pipeline().is_none() && other.threads().is_none() && other.shared_bytes().is_none());
+        let none = S8Tile { pixels: 32, channels: 32, row_bytes: 128, kept: false };
+        for other in [none, S8Tile { kept: true, ..S8Tile::ALL[0] }] {
+            assert!(other.clusters().is_empty());
+            assert!(other.pipeline().is_none() && other.threads().is_none() && other.shared_bytes().is_none());
+        }
+    }
+
+    /// Filters are kept where they leave two stages: those of both sources together.
+    #[test]
+    fn kept_filters_are_of_few_steps() {
+        let of = |channels| {
+            let (input, output) = (Shape::new(14, 14, channels), Shape::new(14, 14, 512));
+            S8Conv { batch: 2, input, output, window: Window::square(1, 1, 0) }
+        };
+        let kept = |conv: S8Conv, second: Option<S8Conv>| -> Vec<String> {
+            let kernels = conv.kernels(&Limits::h200()).into_iter();
+            let adds = |kernel: &S8Kernel| second.is_none_or(|second| conv.adds(&second, *kernel));
+            let kept = |kernel: &S8Kernel| matches!(kernel, S8Kernel::Tiled { tile, cluster: 1 } if tile.kept);
+            kernels.filter(|kernel| kept(kernel) && adds(kernel)).map(|of| of.to_string()).collect()
+        };
+        let all = ["128x128/128", "64x256/128", "64x256/64"].map(|tile| format!("sm90 s8 conv {tile} kept"));
+        assert_eq!([64, 256, 272, 320].map(|channels| kept(of(channels), None).len()), [3, 3, 2, 2]);
+        assert_eq!(kept(of(512), None), all[..1]);
+        assert!(kept(of(528), None).is_empty());
+        assert_eq!(kept(of(64), Some(of(64))), all);
+        assert_eq!(kept(of(128), Some(of(256))), all[..1]);
+        assert!(kept(of(256), Some(of(512))).is_empty());
     }
 
     #[test]
@@ -362,7 +411,7 @@ mod tests {
             matches!(conv.check(), Err(Error::Unsupported { .. }))
         };
         let channels = |channels| Shape { channels, ..shape };
-        let clusters = S8Tile::ALL.iter().map(|tile| tile.clusters().len()).sum::<usize>();
+        let clusters = S8Tile::ALL.iter().filter(|tile| !tile.kept).map(|tile| tile.clusters().len()).sum::<usize>();
         assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == clusters + ConvTile::OF_BYTES.len());
         let few = S8Conv { input: channels(64), ..conv };
         assert_eq!(few.kernels(&Limits::h200()).last(), Some(&S8Kernel::Halo));

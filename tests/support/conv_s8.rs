@@ -111,17 +111,37 @@ pub fn all() -> Vec<Problem> {
             all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
         }
     }
-    for (x_signed, y_signed, residual, relu) in [
-        (false, false, Some(true), true),
-        (true, false, Some(false), true),
-        (false, true, None, false),
-        (true, true, Some(true), false),
-        (true, true, None, true),
-    ] {
-        let problem = of("types of 128 channels", 150, [5, 6, 128], 80, three);
-        all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
-    }
+    all.extend(of_few_steps(of));
     all.extend(sums(of));
+    all
+}
+
+/// Problems whose filters a block can keep, from problems that `of` makes: of one to five steps, of one tile to several
+/// for each block.
+fn of_few_steps(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) -> Vec<Problem> {
+    let single = Window::square(1, 1, 0);
+    let mut all = vec![
+        of("a matrix of four steps", 2, [14, 14, 512], 512, single),
+        of("three steps, tails", 3, [9, 13, 272], 400, single),
+        of("four steps of every other pixel", 2, [17, 20, 400], 272, Window::square(1, 2, 0)),
+        of("taps of a row", 1, [9, 11, 80], 144, Window { size: [1, 3], ..single }),
+        of("many tiles of one step", 1, [151, 149, 64], 272, single),
+        of("many tiles of four steps", 1, [190, 180, 400], 144, single),
+    ];
+    for x_signed in [false, true] {
+        for y_signed in [false, true] {
+            for residual in [None, Some(false), Some(true)] {
+                let problem = of("types of a matrix", 2, [25, 26, 144], 272, single);
+                all.push(Problem { x_signed, y_signed, relu: residual.is_some(), residual, ..problem });
+            }
+        }
+    }
+    for values in [Values::Saturating, Values::Large, Values::Ties] {
+        let problem = of("values of a matrix", 2, [20, 22, 208], 304, single);
+        all.push(Problem { residual: Some(values != Values::Large), relu: false, y_signed: true, values, ..problem });
+    }
+    let many = of("many tiles of two steps and a residual", 3, [131, 127, 144], 208, single);
+    all.push(Problem { residual: Some(true), ..many });
     all
 }
 
@@ -142,6 +162,8 @@ fn sums(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) 
         and(of("1x1 and 3x3", 1, [7, 9, 272], 64, single), [7, 9, 32], three),
         and(of("a sum of many steps", 1, [7, 7, 512], 144, single), [14, 13, 1024], strided),
         and(of("a sum of one pixel", 1, [1, 1, 16], 16, single), [1, 1, 16], single),
+        and(of("a sum of four steps", 2, [14, 13, 128], 528, single), [28, 25, 272], strided),
+        and(of("many tiles of two sources of two steps", 1, [180, 170, 80], 272, single), [359, 339, 64], strided),
     ];
     for (x_signed, y_signed, residual) in [(true, false, None), (false, true, Some(false)), (true, true, Some(true))] {
         let problem = and(of("types of a sum", 2, [10, 12, 96], 176, single), [19, 24, 80], strided);
@@ -181,7 +203,7 @@ struct Operands {
 impl Problem {
     /// The kernels that can compute the problem on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
-        let takes = |kernel: &S8Kernel| self.second.is_none() || *kernel != S8Kernel::Halo;
+        let takes = |kernel: &S8Kernel| self.second.is_none_or(|second| self.conv.adds(&second, *kernel));
         self.conv.kernels(limits).into_iter().filter(takes).collect()
     }
 

@@ -70,13 +70,25 @@ kernel_args! {
 /// A tile and the names of its kernels, in the order of `ENTRIES`.
 macro_rules! of_tile {
     ($pixels:literal, $channels:literal, $row_bytes:literal) => {
+        of_tile!(tile($pixels, $channels, $row_bytes), $pixels, $channels, $row_bytes, "")
+    };
+    ($pixels:literal, $channels:literal, $row_bytes:literal, kept) => {
+        of_tile!(
+            S8Tile { kept: true, ..tile($pixels, $channels, $row_bytes) },
+            $pixels,
+            $channels,
+            $row_bytes,
+            "_kept"
+        )
+    };
+    ($tile:expr, $pixels:literal, $channels:literal, $row_bytes:literal, $kept:literal) => {
         (
-            tile($pixels, $channels, $row_bytes),
+            $tile,
             [
-                concat!("sm90_conv2d_u8_", $pixels, "x", $channels, "x", $row_bytes),
-                concat!("sm90_conv2d_u8_add_", $pixels, "x", $channels, "x", $row_bytes),
-                concat!("sm90_conv2d_s8_", $pixels, "x", $channels, "x", $row_bytes),
-                concat!("sm90_conv2d_s8_add_", $pixels, "x", $channels, "x", $row_bytes),
+                concat!("sm90_conv2d_u8_", $pixels, "x", $channels, "x", $row_bytes, $kept),
+                concat!("sm90_conv2d_u8_add_", $pixels, "x", $channels, "x", $row_bytes, $kept),
+                concat!("sm90_conv2d_s8_", $pixels, "x", $channels, "x", $row_bytes, $kept),
+                concat!("sm90_conv2d_s8_add_", $pixels, "x", $channels, "x", $row_bytes, $kept),
             ],
         )
     };
@@ -94,10 +106,13 @@ pub(super) const ENTRIES: [(S8Tile, [&str; 4]); S8Tile::ALL.len()] = [
     of_tile!(64, 128, 128),
     of_tile!(64, 64, 128),
     of_tile!(32, 64, 128),
+    of_tile!(128, 128, 128, kept),
+    of_tile!(64, 256, 128, kept),
+    of_tile!(64, 256, 64, kept),
 ];
 
 const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
-    S8Tile { pixels, channels, row_bytes }
+    S8Tile { pixels, channels, row_bytes, kept: false }
 }
 
 /// Hopper convolutions of bytes.
@@ -250,16 +265,19 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
     };
     let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
     let S8Conv { batch, output, .. } = conv;
-    let channel_tiles = output.channels.div_ceil(tile.channels);
     let pixels = batch * output.pixels();
     let first = Source { conv, x, filter };
     let second = second.map(|S8Second { conv, x, filter }| Source { conv, x, filter });
     let steps = conv.steps(tile) + second.map_or(0, |second| second.conv.steps(tile));
     if !tile.takes(cluster, steps) {
-        return Err(unsupported("blocks of a cluster", cluster, "use one of S8Tile::clusters, up to the sum's steps"));
+        let takes = "use one of S8Tile::clusters, up to the sum's steps, and keep filters of few steps";
+        return Err(unsupported("blocks of a cluster", format!("{cluster} with {steps} steps"), takes));
     }
+    // What blocks of a pair share: their filters, or, if filters are kept, their pixels.
     let pair = if pipeline.shares() { 1 } else { cluster };
-    let tiles = pixels.div_ceil(tile.pixels * pair) * channel_tiles;
+    let [of_filters, of_pixels] = if tile.kept { [1, pair] } else { [pair, 1] };
+    let channel_tiles = output.channels.div_ceil(tile.channels * of_pixels);
+    let tiles = pixels.div_ceil(tile.pixels * of_filters) * channel_tiles;
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -281,20 +299,26 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         taps: [first.taps(tile), second.map_or(Zeroable::zeroed(), |second| second.taps(tile))],
         ..Zeroable::zeroed()
     };
-    // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still
-    // encoded; the kernel does not use them.
+    // The blocks of a pair each copy half of what they share. Without a second source or a residual their maps are
+    // still encoded; the kernel does not use them.
     let residual = residual.map_or(problem.y, |residual| residual.address);
     let other = second.unwrap_or(first);
     let maps = vec![
-        first.filter_map(tile, tile.channels / pair)?,
-        other.filter_map(tile, tile.channels / pair)?,
-        first.x_map(tile)?,
-        other.x_map(tile)?,
+        first.filter_map(tile, tile.channels / of_filters)?,
+        other.filter_map(tile, tile.channels / of_filters)?,
+        first.x_map(tile, tile.pixels / of_pixels)?,
+        other.x_map(tile, tile.pixels / of_pixels)?,
         result_map("residual", residual, &conv, pipeline.group_channels())?,
         result_map("y", problem.y, &conv, pipeline.group_channels())?,
     ];
     // Blocks that share a tile compute only this one; other blocks run at the same time and share out all tiles.
-    let clusters = if pipeline.shares() { tiles } else { tiles.min((units * pipeline.blocks / pair).max(1)) };
+    let at_once = (units * pipeline.blocks / pair).max(1);
+    let clusters = match pipeline.shares() {
+        true => tiles,
+        // A block's tiles are all of the same channels.
+        false if tile.kept => tiles.min((at_once / channel_tiles).max(1) * channel_tiles),
+        false => tiles.min(at_once),
+    };
     Ok(Launch {
         entry: entry.into(),
         grid: [(clusters * cluster) as u32, 1, 1],
@@ -355,9 +379,9 @@ impl Source {
         })
     }
 
-    fn x_map(&self, tile: S8Tile) -> Result<TensorMap, Error> {
+    fn x_map(&self, tile: S8Tile, pixels: usize) -> Result<TensorMap, Error> {
         let S8Conv { batch, input, window, .. } = self.conv;
-        let (address, channels, pixels) = (aligned("x", self.x, 16)?, tile.row_bytes as u32 / 2, tile.pixels as u32);
+        let (address, channels, pixels) = (aligned("x", self.x, 16)?, tile.row_bytes as u32 / 2, pixels as u32);
         if self.conv.shape().is_matrix() {
             let dims = [input.channels as u64 / 2, (batch * input.pixels()) as u64];
             return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
