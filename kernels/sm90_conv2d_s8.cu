@@ -44,12 +44,17 @@ using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 22, 2, true>;
 //            the tile.
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Or clusters of
 //            2, up to `tiles` of them, which take two pixel tiles at a time; filter's box is then half as many channels.
+//            Tiles _kept (kKeeps), whose block keeps the filters of all steps: the grid, or its number of clusters, is a
+//            multiple of channel_tiles. Clusters of 2 take two channel tiles at a time, which channel_tiles then counts;
+//            x's box is half as many pixels. steps * kFilterStages, of both sources together, up to kStages - 2: up to 4
+//            steps of 128x128x128, 2 of 64x256x128, 5 of 64x256x64.
 //            Tiles of one warpgroup (kShares): grid `tiles` blocks, or as many clusters of up to kPixels / 8 blocks, a power
 //            of two and not more than steps, each of which shares a tile: a block sums a part of the steps, then adds up
 //            what all have for a part of the pixels.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
 //            tiles = ceil(m_pixels / kPixels / blocks of a pair) * channel_tiles,
-//            channel_tiles = ceil(k_stored / kChannels). compute capability 9.0 exactly.
+//            channel_tiles = ceil(k_stored / kChannels); of tiles _kept the blocks of a pair divide k_stored instead.
+//            Compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
 //            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
 //            in pixels, channels and k are the maps', of residual and y in tiles of one warpgroup the kernel's: nothing

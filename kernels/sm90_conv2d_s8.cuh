@@ -49,14 +49,14 @@ struct Sm90ConvS8Args {
   TensorMap filter[2];   // of each source: pairs of bytes {C, R * S, K}, box {kRowBytes, 1, channels of the tile or half
                          // of them}
   TensorMap x[2];        // of each source: pairs of bytes {C, W, H, images} by windows, or {C, pixels}, of kRowBytes of
-                         // the tile's pixels
+                         // the tile's pixels or half of them
   TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   TensorMap y;           // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   const int32_t *bias;   // [k_stored]
   const float *scale;    // [k_stored]
   int32_t k_stored;
   int32_t tiles;         // of a block, or of a pair
-  int32_t channel_tiles;
+  int32_t channel_tiles; // the same
   int32_t out_pixels;    // P * Q
   int32_t out_width;     // Q
   int32_t steps;         // of both sources
