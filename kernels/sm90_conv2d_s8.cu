@@ -14,10 +14,10 @@ using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
 using Tile64x128x128 = S8Tile<2, 1, 1, 64, 128, 4, 2>;
 using Tile64x64x128 = S8Tile<1, 1, 1, 64, 128, 6, 2>;
 using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
-// Of these a block keeps its filters; a stage has pixels only.
-using Tile128x128x128_kept = S8Tile<2, 1, 1, 128, 128, 6, 2, true>;
-using Tile64x256x128_kept = S8Tile<2, 1, 2, 64, 128, 11, 2, true>;
-using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 22, 2, true>;
+// Of these a block keeps its filters, and has two teams of such warpgroups; a stage has pixels only.
+using Tile128x128x128_kept = S8Tile<2, 1, 1, 128, 128, 12, 1, true>;
+using Tile64x256x128_kept = S8Tile<2, 1, 2, 64, 128, 22, 1, true>;
+using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 44, 1, true>;
 
 // Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
@@ -44,17 +44,16 @@ using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 22, 2, true>;
 //            the tile.
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Or clusters of
 //            2, up to `tiles` of them, which take two pixel tiles at a time; filter's box is then half as many channels.
-//            Tiles _kept (kKeeps), whose block keeps the filters of all steps: the grid, or its number of clusters, is a
-//            multiple of channel_tiles. Clusters of 2 take two channel tiles at a time, which channel_tiles then counts;
-//            x's box is half as many pixels. steps * kFilterStages, of both sources together, up to kStages - 2: up to 4
-//            steps of 128x128x128, 2 of 64x256x128, 5 of 64x256x64.
+//            Tiles _kept (kKeeps), whose block keeps the filters of all steps: no clusters, and the grid is a multiple of
+//            channel_tiles: two teams of a block take turns with its tiles. steps, of both sources together, up to
+//            (kStages - 6) / kFilterStages, which leaves each team three stages: 6 of 128x128x128, 4 of 64x256x128, 9 of
+//            64x256x64.
 //            Tiles of one warpgroup (kShares): grid `tiles` blocks, or as many clusters of up to kPixels / 8 blocks, a power
 //            of two and not more than steps, each of which shares a tile: a block sums a part of the steps, then adds up
 //            what all have for a part of the pixels.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
 //            tiles = ceil(m_pixels / kPixels / blocks of a pair) * channel_tiles,
-//            channel_tiles = ceil(k_stored / kChannels); of tiles _kept the blocks of a pair divide k_stored instead.
-//            Compute capability 9.0 exactly.
+//            channel_tiles = ceil(k_stored / kChannels). Compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
 //            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
 //            in pixels, channels and k are the maps', of residual and y in tiles of one warpgroup the kernel's: nothing

@@ -11,8 +11,8 @@
 // residual in them that the results overwrite.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where a tile's filters of
-// all steps fit, a block may have tiles of the same channels only: it keeps the filters, and the ring is of pixels. A pair of
-// such blocks has neighbouring channels, and each copies half of their pixels for both. Where there are far fewer
+// all steps fit, a block may keep them: it has tiles of the same channels only, and two teams that compute tiles by
+// themselves, each with a ring of pixels, and warps that copy and store. Where there are far fewer
 // tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and copy and store it by
 // themselves (sm90_conv2d_s8_shared.cuh).
 //
@@ -49,7 +49,7 @@ struct Sm90ConvS8Args {
   TensorMap filter[2];   // of each source: pairs of bytes {C, R * S, K}, box {kRowBytes, 1, channels of the tile or half
                          // of them}
   TensorMap x[2];        // of each source: pairs of bytes {C, W, H, images} by windows, or {C, pixels}, of kRowBytes of
-                         // the tile's pixels or half of them
+                         // the tile's pixels
   TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   TensorMap y;           // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   const int32_t *bias;   // [k_stored]
@@ -91,18 +91,20 @@ struct S8Tile {
   static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
   static constexpr bool kKeeps = kKeeps_;
   static constexpr int kGroups = kChannelGroups * kPixelGroups;
+  // Blocks that keep filters have two teams of as many warpgroups, and of a warp that copies and one that stores.
+  static constexpr int kTeams = kKeeps ? 2 : 1;
   // Of more sums than 168 registers of a thread hold, the warps that copy and store leave theirs to the others, for which
   // they have to be a warpgroup.
   static constexpr bool kMovesRegisters = kSlabs * kProductPixels > 256;
   // A tile of one warpgroup is stored by its threads, and may be shared by the blocks of a cluster; what a block gets of
   // their sums lies behind the stages.
   static constexpr bool kShares = kGroups == 1;
-  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : kShares ? 32 : 64);
+  static constexpr int kThreads = kTeams * (128 * kGroups + (kMovesRegisters ? 128 : kShares ? 32 : 64));
   static constexpr int kGroupChannels = kSlabs * kSlabChannels;
   static constexpr int kChannels = kChannelGroups * kGroupChannels, kPixels = kPixelGroups * kProductPixels;
 
   // A stage: filters, then pixels. If filters are kept: pixels; the first stages have the filters then, those of a step
-  // kFilterStages of them, and two are left for pixels at least.
+  // kFilterStages of them, and each team has half of the rest.
   static constexpr int kFilterBytes = kChannels * kRowBytes, kPixelBytes = kPixels * kRowBytes;
   static constexpr int kStageBytes = (kKeeps ? 0 : kFilterBytes) + kPixelBytes;
   static constexpr int kFilterStages = kKeeps ? kFilterBytes / kPixelBytes : 0;
@@ -113,13 +115,13 @@ struct S8Tile {
   static constexpr int kTileChunks = kProductPixels / kChunkPixels, kChunks = kTileChunks < 3 ? 3 : kTileChunks;
   static constexpr int kChunkBytes = kChunkPixels * kOutRowBytes;
 
-  static constexpr int kOutBytes = kShares ? kPixels * kChannels * 4 : kGroups * kChunks * kChunkBytes;
-  static constexpr int kOutBarrierBytes = kShares ? 8 : kGroups * kChunks * 16;
+  static constexpr int kOutBytes = kShares ? kPixels * kChannels * 4 : kTeams * kGroups * kChunks * kChunkBytes;
+  static constexpr int kOutBarrierBytes = kShares ? 8 : kTeams * kGroups * kChunks * 16;
 
   static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + kOutBarrierBytes;
 
   static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kChunkBytes % 1024 == 0, "whole swizzles");
-  static_assert(!kKeeps || (kFilterBytes % kPixelBytes == 0 && kPixelBytes % 2048 == 0 && !kShares), "whole stages");
+  static_assert(!kKeeps || (kFilterBytes % kPixelBytes == 0 && !kShares && !kMovesRegisters), "whole stages");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
   static_assert(kChannels <= 256 && kPixels <= 256, "a box");
   static_assert(kProductPixels % kChunkPixels == 0, "whole chunks");
@@ -130,7 +132,7 @@ struct S8Tile {
 template <class Tile> struct S8Ring {
   uint32_t smem;  // of stage 0
   uint32_t stage = 0, phase = 0;
-  uint32_t first = 0;  // stage of the ring, behind filters that are kept
+  uint32_t first = 0, end = Tile::kStages;  // stages of the ring; fewer than all where filters are kept
 
   __device__ __forceinline__ uint32_t filters() const { return smem + stage * Tile::kStageBytes; }
   // Those of a step, where they are kept.
@@ -146,12 +148,13 @@ template <class Tile> struct S8Ring {
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
   __device__ __forceinline__ void advance() {
-    if (++stage == Tile::kStages) stage = Tile::kKeeps ? first : 0, phase ^= 1;
+    if (++stage == (Tile::kKeeps ? end : Tile::kStages)) stage = Tile::kKeeps ? first : 0, phase ^= 1;
   }
-  // The ring behind the filters of so many steps.
-  __device__ __forceinline__ S8Ring behind_filters(int32_t steps) const {
-    const uint32_t first = steps * Tile::kFilterStages;
-    return {smem, first, 0, first};
+  // A team's ring behind the filters of so many steps.
+  __device__ __forceinline__ S8Ring behind_filters(int32_t steps, uint32_t team) const {
+    const uint32_t filters = steps * Tile::kFilterStages, stages = (Tile::kStages - filters) / 2;
+    const uint32_t first = filters + team * stages;
+    return {smem, first, 0, first, first + stages};
   }
 };
 
@@ -163,7 +166,7 @@ template <class Tile> struct S8Chunks {
 
   __device__ __forceinline__ S8Chunks(const S8Ring<Tile> &ring, uint32_t group)
       : smem(ring.out() + group * Tile::kChunks * Tile::kChunkBytes),
-        barriers(ring.smem + Tile::kSharedBytes - (Tile::kGroups - group) * Tile::kChunks * 16) {}
+        barriers(ring.smem + Tile::kSharedBytes - (Tile::kTeams * Tile::kGroups - group) * Tile::kChunks * 16) {}
   __device__ __forceinline__ uint32_t results() const { return smem + place * Tile::kChunkBytes; }
   __device__ __forceinline__ uint32_t full() const { return barriers + place * 16; }
   // That the warpgroup may write: what was stored from it has been read, and its residual is there.
@@ -173,38 +176,41 @@ template <class Tile> struct S8Chunks {
   }
 };
 
-// What a block does: its place in a cluster, the cluster's tiles, and the steps of each that are its own.
+// What a block does: its place in a cluster, the cluster's tiles, and the steps of each that are its own. If filters are
+// kept, what a team does.
 struct S8Share {
   uint32_t rank, blocks;
   int32_t first_tile, tile_stride;
   int32_t begin, steps;
+  uint32_t team;
 };
 
-template <class Tile> TREFOIL_DEVICE S8Share s8_share(const Sm90ConvS8Args &args) {
+template <class Tile> TREFOIL_DEVICE S8Share s8_share(const Sm90ConvS8Args &args, uint32_t team = 0) {
+  if constexpr (Tile::kKeeps) {
+    const int32_t blocks = gridDim.x;
+    return {0, 1, static_cast<int32_t>(blockIdx.x) + static_cast<int32_t>(team) * blocks, 2 * blocks, 0, args.steps, team};
+  }
   const uint32_t rank = cluster_rank(), blocks = cluster_blocks(), log_blocks = 31 - __clz(blocks);
   const int32_t begin = Tile::kShares ? args.steps * rank >> log_blocks : 0;
   const int32_t end = Tile::kShares ? args.steps * (rank + 1) >> log_blocks : args.steps;
   return {rank, blocks, static_cast<int32_t>(blockIdx.x >> log_blocks), static_cast<int32_t>(gridDim.x >> log_blocks),
-          begin, end - begin};
+          begin, end - begin, 0};
 }
 
 // Whether the block is one of a pair.
-template <class Tile> TREFOIL_DEVICE bool is_paired(const S8Share &share) { return !Tile::kShares && share.blocks > 1; }
+template <class Tile> TREFOIL_DEVICE bool is_paired(const S8Share &share) {
+  return !Tile::kShares && !Tile::kKeeps && share.blocks > 1;
+}
 
 // The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile
-// follow each other, so that all but the first read the pixels from the L2 cache. Blocks of a pair have neighbouring pixels,
-// or, if filters are kept, neighbouring channels.
+// follow each other, so that all but the first read the pixels from the L2 cache.
 struct S8Origin {
   int32_t k, m;
 };
 
 template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &args, const S8Share &share, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
-  if constexpr (Tile::kKeeps) {
-    const int32_t k_tile = (tile - m_tile * args.channel_tiles) * share.blocks + share.rank;
-    return {k_tile * Tile::kChannels, m_tile * Tile::kPixels};
-  }
-  const int32_t mine = Tile::kShares ? m_tile : m_tile * share.blocks + share.rank;
+  const int32_t mine = Tile::kShares || Tile::kKeeps ? m_tile : m_tile * share.blocks + share.rank;
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, mine * Tile::kPixels};
 }
 
@@ -270,55 +276,35 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvS8Args &args, const S8Ring<Tile> &
     copy_box_2d(ring.pixels(), map, ring.full(), step.c / 2, m);
 }
 
-// The same of a block whose filters are kept: expects all pixels of the stage, of which each block of a pair copies half,
-// for both. `m` and `first` are of what it copies.
-template <class Tile>
-TREFOIL_DEVICE void load_pixels_only(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring,
-                                     const S8Step<Tile> &step, int32_t m, const S8Pixel &first) {
-  barrier_arrive_expect(ring.full(), Tile::kPixelBytes);
-  if (!is_paired<Tile>(share)) return load_pixels<Tile>(args, ring, step, m, first);
-  const uint16_t both = 3;
-  const uint32_t at = ring.pixels() + share.rank * (Tile::kPixelBytes / 2);
-  const S8Source &from = args.source[step.source];
-  const TensorMap *map = &args.x[step.source];
-  if (from.by_windows)
-    copy_im2col_to(both, at, map, ring.full(), step.c / 2, first.q * from.stride_w - from.pad_left,
-                   first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
-  else
-    copy_box_2d_to(both, at, map, ring.full(), step.c / 2, m);
-}
-
-// Filters once, then the pixels of the block's tiles.
+// The same where filters are kept: the first team copies them once, then each the pixels of its tiles.
 template <class Tile>
 TREFOIL_DEVICE void load_and_keep(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &all) {
   for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
-  // Filters depend on no launch. A block's tiles are all of the same channels.
-  const int32_t k = s8_origin<Tile>(args, share, share.first_tile).k;
-  S8Ring<Tile> place = all;
-  S8Step<Tile> of_filter;
+  if (share.team == 0) {
+    // Filters depend on no launch. A block's tiles are all of the same channels.
+    const int32_t k = s8_origin<Tile>(args, share, share.first_tile).k;
+    S8Ring<Tile> place = all;
+    S8Step<Tile> step;
 #pragma unroll 1
-  for (int32_t i = 0; i < share.steps; ++i, of_filter.advance(args), place.stage += Tile::kFilterStages) {
-    barrier_arrive_expect(place.full(), Tile::kFilterBytes);
-    copy_box_3d(place.filters(), &args.filter[of_filter.source], place.full(), of_filter.c / 2, of_filter.tap, k);
+    for (int32_t i = 0; i < share.steps; ++i, step.advance(args), place.stage += Tile::kFilterStages) {
+      barrier_arrive_expect(place.full(), Tile::kFilterBytes);
+      copy_box_3d(place.filters(), &args.filter[step.source], place.full(), step.c / 2, step.tap, k);
+    }
   }
   wait_for_earlier_launches();
   // Not before: filters of the next launch would come beside this one's pixels.
   allow_next_launch();
-  S8Ring<Tile> ring = all.behind_filters(share.steps);
-  const int32_t mine = is_paired<Tile>(share) ? share.rank * (Tile::kPixels / 2) : 0;
+  S8Ring<Tile> ring = all.behind_filters(share.steps, share.team);
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
-    const int32_t m = s8_origin<Tile>(args, share, tile).m + mine;
-    const S8Pixel first = pixel_of(args, m);
+    const S8Origin origin = s8_origin<Tile>(args, share, tile);
+    const S8Pixel first = pixel_of(args, origin.m);
     S8Step<Tile> step;
 #pragma unroll 1
     for (int32_t i = 0; i < share.steps; ++i, ring.advance(), step.advance(args)) {
       barrier_wait(ring.empty(), ring.phase ^ 1);
-      load_pixels_only<Tile>(args, share, ring, step, m, first);
+      barrier_arrive_expect(ring.full(), Tile::kPixelBytes);
+      load_pixels(args, ring, step, origin.m, first);
     }
-  }
-  if (is_paired<Tile>(share)) {
-    // The block ends after the other has read what it copied there, and has given all stages back.
-    for (uint32_t i = ring.first; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
   }
 }
 
@@ -385,7 +371,7 @@ TREFOIL_DEVICE void give(const Sm90ConvS8Args &args, const S8Share &share, uint3
 template <class Tile, bool kAdds>
 TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring) {
   constexpr uint32_t kNextGroup = Tile::kChunks * Tile::kChunkBytes, kNextBarriers = Tile::kChunks * 16;
-  S8Chunks<Tile> given(ring, 0), chunks = given;
+  S8Chunks<Tile> given(ring, share.team * Tile::kGroups), chunks = given;
   S8Walk<Tile> ahead{share.first_tile};  // of `given`, as many chunks ahead as there are places
   const auto give_to = [&](int group) {
     give<Tile, kAdds>(args, share, given.results() + group * kNextGroup, given.ready() + group * kNextBarriers, ahead, group);
@@ -466,7 +452,7 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
   constexpr uint32_t kOrders = Tile::kOutRowBytes / 16;
   const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % kOrders) * 16;
 
-  S8Chunks<Tile> chunks(ring, group);
+  S8Chunks<Tile> chunks(ring, share.team * Tile::kGroups + group);
   Requantiser requantiser[Tile::kSlabs];
   const auto load_requantisers = [&](int32_t tile) {
     const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, tile), group);
@@ -475,10 +461,10 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
       requantiser[slab].load(args, part.k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
   };
   if constexpr (Tile::kKeeps) {
-    load_requantisers(share.first_tile);
+    load_requantisers(blockIdx.x);
     for (S8Ring<Tile> place = ring; place.stage < share.steps * Tile::kFilterStages; place.stage += Tile::kFilterStages)
       barrier_wait(place.full(), 0);
-    ring = ring.behind_filters(share.steps);
+    ring = ring.behind_filters(share.steps, share.team);
   }
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     if constexpr (!Tile::kKeeps) load_requantisers(tile);
@@ -511,7 +497,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
       barrier_init(each.full(), 1);
       barrier_init(each.empty(), 4 * Tile::kGroups * share.blocks);
     }
-    for (int group = 0; group < Tile::kGroups; ++group) {
+    for (int group = 0; group < Tile::kTeams * Tile::kGroups; ++group) {
       S8Chunks<Tile> chunks(ring, group);
       for (int place = 0; place < Tile::kChunks; ++place, chunks.advance()) {
         barrier_init(chunks.full(), 4);
@@ -524,15 +510,24 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   if (share.blocks > 1) cluster_arrive(), cluster_wait();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if constexpr (Tile::kKeeps) {
+    const uint32_t warp = group < 2 * Tile::kGroups ? 0 : __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+    const uint32_t team = group < 2 * Tile::kGroups ? group / Tile::kGroups : warp / 2;
+    const S8Share of_team = s8_share<Tile>(args, team);
+    if (group < 2 * Tile::kGroups)
+      multiply_and_requantise<Tile, kSigned, kAdds>(args, of_team, ring, group % Tile::kGroups);
+    else if (threadIdx.x % 64 == 0)
+      load_and_keep<Tile>(args, of_team, ring);
+    else if (threadIdx.x % 64 == 32)
+      store<Tile, kAdds>(args, of_team, ring);
+    return;
+  }
   if (group < Tile::kGroups) {
     if constexpr (Tile::kMovesRegisters) take_registers<232>();
     multiply_and_requantise<Tile, kSigned, kAdds>(args, share, ring, group);
   } else {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 128 * Tile::kGroups) {
-      if constexpr (Tile::kKeeps) load_and_keep<Tile>(args, share, ring);
-      else load<Tile>(args, share, ring);
-    }
+    if (threadIdx.x == 128 * Tile::kGroups) load<Tile>(args, share, ring);
     if (threadIdx.x == 128 * Tile::kGroups + 32) store<Tile, kAdds>(args, share, ring);
   }
 }

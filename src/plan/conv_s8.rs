@@ -45,7 +45,8 @@ pub struct S8Tile {
     pub channels: usize,
     /// The number of input channels of a step, which are the bytes of a row in shared memory.
     pub row_bytes: usize,
-    /// Whether a block keeps the filters of all steps in shared memory: its tiles have the same channels.
+    /// Whether a block keeps the filters of all steps in shared memory: its tiles have the same channels, and two teams
+    /// of warpgroups compute them, each by itself.
     pub kept: bool,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct S8Pipeline {
     pub(crate) slabs: usize,
     /// The number of pixels of a product.
     pub(crate) product_pixels: usize,
-    /// The number of stages in flight, and of those that kept filters take.
+    /// The number of stages: those in flight, and those that kept filters take.
     pub(crate) stages: usize,
     /// The number of blocks that fit on a multiprocessor.
     pub(crate) blocks: usize,
@@ -134,10 +135,10 @@ impl S8Tile {
 
     /// The numbers of thread blocks that a cluster may have. With a tile of one warpgroup, the blocks of a cluster
     /// share each tile, and each computes a part of the sum. With other tiles, two blocks have neighbouring pixels, and
-    /// each copies half of the filters for both; if filters are kept, they have neighbouring channels, and each copies
-    /// half of the pixels.
+    /// each copies half of the filters for both. Blocks that keep their filters are by themselves.
     pub fn clusters(self) -> &'static [usize] {
         match (self.pipeline(), self.pixels) {
+            (Some(_), _) if self.kept => &[1],
             (Some(pipeline), 64..) if pipeline.shares() => &[1, 2, 4, 8],
             (Some(pipeline), _) if pipeline.shares() => &[1, 2, 4],
             (Some(_), _) => &[1, 2],
@@ -156,10 +157,10 @@ impl S8Tile {
         self.clusters().contains(&cluster) && (!self.shares() || cluster <= steps) && steps <= self.most_steps()
     }
 
-    /// The largest number of steps. Kept filters leave two stages or more for pixels.
+    /// The largest number of steps. Kept filters leave each team three stages or more for pixels.
     fn most_steps(self) -> usize {
         match self.pipeline() {
-            Some(of) if self.kept => (of.stages - 2) / (self.channels / self.pixels),
+            Some(of) if self.kept => (of.stages - 6) / (self.channels / self.pixels),
             _ => usize::MAX,
         }
     }
@@ -168,9 +169,9 @@ impl S8Tile {
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
         let shape = (self.pixels, self.channels, self.row_bytes);
         let (groups, slabs, product_pixels, stages, blocks) = match shape {
-            (128, 128, 128) if self.kept => ([2, 1], 1, 128, 6, 2),
-            (64, 256, 128) if self.kept => ([2, 1], 2, 64, 11, 2),
-            (64, 256, 64) if self.kept => ([2, 1], 2, 64, 22, 2),
+            (128, 128, 128) if self.kept => ([2, 1], 1, 128, 12, 1),
+            (64, 256, 128) if self.kept => ([2, 1], 2, 64, 22, 1),
+            (64, 256, 64) if self.kept => ([2, 1], 2, 64, 44, 1),
             _ if self.kept => return None,
             (192, 256, 128) => ([2, 1], 2, 192, 3, 1),
             (256, 128, 128) => ([2, 1], 1, 256, 4, 1),
@@ -196,9 +197,14 @@ impl S8Tile {
         match self.pipeline() {
             Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
             Some(of) if of.shares() => Some(128 + 32),
-            Some(of) => Some(of.groups() * 128 + 64),
+            Some(of) => Some(self.teams() * (of.groups() * 128 + 64)),
             None => None,
         }
+    }
+
+    /// The number of teams: of the warpgroups, of a warp that copies and of one that stores.
+    const fn teams(self) -> usize {
+        if self.kept { 2 } else { 1 }
     }
 
     /// Bytes of dynamic shared memory of a block: its stages, and the chunks of results of each warpgroup, with two
@@ -211,7 +217,7 @@ impl S8Tile {
             Some(of) if of.shares() => Some(of.stages * (stage + 16) + self.pixels * self.channels * 4 + 8),
             Some(of) => {
                 let chunk = CHUNK_PIXELS * of.group_channels();
-                Some(of.stages * (stage + 16) + of.groups() * of.chunks() * (chunk + 16))
+                Some(of.stages * (stage + 16) + self.teams() * of.groups() * of.chunks() * (chunk + 16))
             }
             None => None,
         }
@@ -363,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Filters are kept where they leave two stages: those of both sources together.
+    /// Filters are kept where they leave stages for pixels: those of both sources together.
     #[test]
     fn kept_filters_are_of_few_steps() {
         let of = |channels| {
@@ -373,16 +379,15 @@ mod tests {
         let kept = |conv: S8Conv, second: Option<S8Conv>| -> Vec<String> {
             let kernels = conv.kernels(&Limits::h200()).into_iter();
             let adds = |kernel: &S8Kernel| second.is_none_or(|second| conv.adds(&second, *kernel));
-            let kept = |kernel: &S8Kernel| matches!(kernel, S8Kernel::Tiled { tile, cluster: 1 } if tile.kept);
+            let kept = |kernel: &S8Kernel| matches!(kernel, S8Kernel::Tiled { tile, .. } if tile.kept);
             kernels.filter(|kernel| kept(kernel) && adds(kernel)).map(|of| of.to_string()).collect()
         };
         let all = ["128x128/128", "64x256/128", "64x256/64"].map(|tile| format!("sm90 s8 conv {tile} kept"));
-        assert_eq!([64, 256, 272, 320].map(|channels| kept(of(channels), None).len()), [3, 3, 2, 2]);
-        assert_eq!(kept(of(512), None), all[..1]);
-        assert!(kept(of(528), None).is_empty());
-        assert_eq!(kept(of(64), Some(of(64))), all);
-        assert_eq!(kept(of(128), Some(of(256))), all[..1]);
-        assert!(kept(of(256), Some(of(512))).is_empty());
+        assert_eq!([64, 512, 528, 592, 768].map(|channels| kept(of(channels), None).len()), [3, 3, 2, 1, 1]);
+        assert!(kept(of(784), None).is_empty());
+        assert_eq!(kept(of(128), Some(of(256))), all);
+        assert_eq!(kept(of(256), Some(of(512))), all[..1]);
+        assert!(kept(of(272), Some(of(512))).is_empty());
     }
 
     #[test]

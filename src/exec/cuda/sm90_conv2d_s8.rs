@@ -273,11 +273,9 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         let takes = "use one of S8Tile::clusters, up to the sum's steps, and keep filters of few steps";
         return Err(unsupported("blocks of a cluster", format!("{cluster} with {steps} steps"), takes));
     }
-    // What blocks of a pair share: their filters, or, if filters are kept, their pixels.
     let pair = if pipeline.shares() { 1 } else { cluster };
-    let [of_filters, of_pixels] = if tile.kept { [1, pair] } else { [pair, 1] };
-    let channel_tiles = output.channels.div_ceil(tile.channels * of_pixels);
-    let tiles = pixels.div_ceil(tile.pixels * of_filters) * channel_tiles;
+    let channel_tiles = output.channels.div_ceil(tile.channels);
+    let tiles = pixels.div_ceil(tile.pixels * pair) * channel_tiles;
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -299,15 +297,15 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         taps: [first.taps(tile), second.map_or(Zeroable::zeroed(), |second| second.taps(tile))],
         ..Zeroable::zeroed()
     };
-    // The blocks of a pair each copy half of what they share. Without a second source or a residual their maps are
-    // still encoded; the kernel does not use them.
+    // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still
+    // encoded; the kernel does not use them.
     let residual = residual.map_or(problem.y, |residual| residual.address);
     let other = second.unwrap_or(first);
     let maps = vec![
-        first.filter_map(tile, tile.channels / of_filters)?,
-        other.filter_map(tile, tile.channels / of_filters)?,
-        first.x_map(tile, tile.pixels / of_pixels)?,
-        other.x_map(tile, tile.pixels / of_pixels)?,
+        first.filter_map(tile, tile.channels / pair)?,
+        other.filter_map(tile, tile.channels / pair)?,
+        first.x_map(tile)?,
+        other.x_map(tile)?,
         result_map("residual", residual, &conv, pipeline.group_channels())?,
         result_map("y", problem.y, &conv, pipeline.group_channels())?,
     ];
@@ -379,9 +377,9 @@ impl Source {
         })
     }
 
-    fn x_map(&self, tile: S8Tile, pixels: usize) -> Result<TensorMap, Error> {
+    fn x_map(&self, tile: S8Tile) -> Result<TensorMap, Error> {
         let S8Conv { batch, input, window, .. } = self.conv;
-        let (address, channels, pixels) = (aligned("x", self.x, 16)?, tile.row_bytes as u32 / 2, pixels as u32);
+        let (address, channels, pixels) = (aligned("x", self.x, 16)?, tile.row_bytes as u32 / 2, tile.pixels as u32);
         if self.conv.shape().is_matrix() {
             let dims = [input.channels as u64 / 2, (batch * input.pixels()) as u64];
             return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });

@@ -145,28 +145,25 @@ fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
     assert!(matches!(&launch.maps[5], TensorMap::Matrix { box_dims: [32, 32], .. }));
 }
 
-/// Blocks take tiles of the same channels: the grid is a multiple of the channel tiles. A pair has channels of two blocks,
-/// and half of the pixels each.
+/// Blocks take tiles of the same channels: the grid is a multiple of the channel tiles.
 #[test]
 fn kept_filters_are_of_one_channel_tile() {
     let conv = S8Conv { input: Shape::new(11, 19, 400), window: Window::square(1, 1, 0), ..problem().conv };
     let launch = |tile, cluster, units| launch(&S8Problem { conv, ..problem() }, tile, cluster, units);
     let kept = S8Tile { kept: true, ..tile(128, 128, 128) };
-    let single = launch(kept, 1, 4).unwrap();
+    let single = launch(kept, 1, 7).unwrap();
     let args: Sm90ConvS8Args = single.args.read();
     assert_eq!([args.tiles, args.channel_tiles, args.steps, args.first_steps], [15, 3, 4, 4]);
-    assert_eq!((single.grid, single.shared_bytes), ([6, 1, 1], 6 * 16_400 + 8 * (2048 + 16)));
-    assert_eq!(&*single.entry, "sm90_conv2d_u8_add_128x128x128_kept");
+    assert_eq!((single.grid, single.block), ([6, 1, 1], [640, 1, 1]));
+    assert_eq!((&*single.entry, single.cluster), ("sm90_conv2d_u8_add_128x128x128_kept", 1));
+    assert_eq!(single.shared_bytes, 12 * 16_400 + 2 * 8 * (2048 + 16));
     assert_eq!(single.maps[0], TensorMap::Blocks { address: 0x200, dims: [200, 1, 272], box_dims: [64, 1, 128] });
-    let x = |pixels| TensorMap::Matrix { address: 0x100, dims: [200, 627], pitch: 200, box_dims: [64, pixels] };
-    assert_eq!((&single.maps[2], &single.maps[3]), (&x(128), &x(128)));
+    let x = TensorMap::Matrix { address: 0x100, dims: [200, 627], pitch: 200, box_dims: [64, 128] };
+    assert_eq!((&single.maps[2], &single.maps[3]), (&x, &x));
     assert_eq!((launch(kept, 1, 132).unwrap().grid, launch(kept, 1, 1).unwrap().grid), ([15, 1, 1], [3, 1, 1]));
-    let pair = launch(kept, 2, 4).unwrap();
-    let args: Sm90ConvS8Args = pair.args.read();
-    assert_eq!(([args.tiles, args.channel_tiles], pair.grid, pair.cluster), ([10, 2], [8, 1, 1], 2));
-    assert_eq!((&pair.maps[0], &pair.maps[2]), (&single.maps[0], &x(64)));
-    let wide = |row_bytes| launch(S8Tile { kept: true, ..tile(64, 256, row_bytes) }, 1, 132);
-    assert!(wide(128).is_err() && wide(64).is_err(), "more steps than fit");
+    assert!(launch(kept, 2, 132).is_err(), "a pair");
+    let wide = launch(S8Tile { kept: true, ..tile(64, 256, 128) }, 1, 7).unwrap();
+    assert_eq!((wide.grid, wide.shared_bytes), ([6, 1, 1], 22 * 8208 + 4 * 3 * (4096 + 16)));
     assert!(super::launch(&problem(), kept, 1, 132).is_err(), "more steps than fit");
 }
 
