@@ -15,7 +15,6 @@ using Tile64x128x128 = S8Tile<2, 1, 1, 64, 128, 4, 2>;
 using Tile64x64x128 = S8Tile<1, 1, 1, 64, 128, 6, 2>;
 using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
 // Of these a block keeps its filters, and has two teams of such warpgroups; a stage has pixels only.
-using Tile128x128x128_kept = S8Tile<2, 1, 1, 128, 128, 12, 1, true>;
 using Tile64x256x128_kept = S8Tile<2, 1, 2, 64, 128, 22, 1, true>;
 using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 44, 1, true>;
 
@@ -46,8 +45,7 @@ using Tile64x256x64_kept = S8Tile<2, 1, 2, 64, 64, 44, 1, true>;
 //            2, up to `tiles` of them, which take two pixel tiles at a time; filter's box is then half as many channels.
 //            Tiles _kept (kKeeps), whose block keeps the filters of all steps: no clusters, and the grid is a multiple of
 //            channel_tiles: two teams of a block take turns with its tiles. steps, of both sources together, up to
-//            (kStages - 6) / kFilterStages, which leaves each team three stages: 6 of 128x128x128, 4 of 64x256x128, 9 of
-//            64x256x64.
+//            (kStages - 6) / kFilterStages, which leaves each team three stages: 4 of 64x256x128, 9 of 64x256x64.
 //            Tiles of one warpgroup (kShares): grid `tiles` blocks, or as many clusters of up to kPixels / 8 blocks, a power
 //            of two and not more than steps, each of which shares a tile: a block sums a part of the steps, then adds up
 //            what all have for a part of the pixels.
@@ -84,6 +82,5 @@ TREFOIL_SM90_CONV2D_S8_ALL(256x64x64, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x128x128, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x64x128, s8_shared)
 TREFOIL_SM90_CONV2D_S8_ALL(32x64x128, s8_shared)
-TREFOIL_SM90_CONV2D_S8_ALL(128x128x128_kept, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x256x128_kept, s8)
 TREFOIL_SM90_CONV2D_S8_ALL(64x256x64_kept, s8)

@@ -35,7 +35,7 @@ pub struct S8Conv {
 /// ```
 /// use trefoil::plan::S8Tile;
 /// assert_eq!(S8Tile::ALL[0].to_string(), "192x256/128");
-/// assert_eq!(S8Tile { kept: true, ..S8Tile::ALL[3] }.to_string(), "128x128/128 kept");
+/// assert_eq!(S8Tile::ALL[10].to_string(), "64x256/128 kept");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct S8Tile {
@@ -117,7 +117,7 @@ impl S8Pipeline {
 
 impl S8Tile {
     /// Every tile that the kernel is compiled for.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self { pixels: 192, channels: 256, row_bytes: 128, kept: false },
         Self { pixels: 256, channels: 128, row_bytes: 128, kept: false },
         Self { pixels: 192, channels: 128, row_bytes: 128, kept: false },
@@ -128,7 +128,6 @@ impl S8Tile {
         Self { pixels: 64, channels: 128, row_bytes: 128, kept: false },
         Self { pixels: 64, channels: 64, row_bytes: 128, kept: false },
         Self { pixels: 32, channels: 64, row_bytes: 128, kept: false },
-        Self { pixels: 128, channels: 128, row_bytes: 128, kept: true },
         Self { pixels: 64, channels: 256, row_bytes: 128, kept: true },
         Self { pixels: 64, channels: 256, row_bytes: 64, kept: true },
     ];
@@ -169,7 +168,6 @@ impl S8Tile {
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
         let shape = (self.pixels, self.channels, self.row_bytes);
         let (groups, slabs, product_pixels, stages, blocks) = match shape {
-            (128, 128, 128) if self.kept => ([2, 1], 1, 128, 12, 1),
             (64, 256, 128) if self.kept => ([2, 1], 2, 64, 22, 1),
             (64, 256, 64) if self.kept => ([2, 1], 2, 64, 44, 1),
             _ if self.kept => return None,
@@ -382,12 +380,13 @@ mod tests {
             let kept = |kernel: &S8Kernel| matches!(kernel, S8Kernel::Tiled { tile, .. } if tile.kept);
             kernels.filter(|kernel| kept(kernel) && adds(kernel)).map(|of| of.to_string()).collect()
         };
-        let all = ["128x128/128", "64x256/128", "64x256/64"].map(|tile| format!("sm90 s8 conv {tile} kept"));
-        assert_eq!([64, 512, 528, 592, 768].map(|channels| kept(of(channels), None).len()), [3, 3, 2, 1, 1]);
-        assert!(kept(of(784), None).is_empty());
+        let all = ["64x256/128", "64x256/64"].map(|tile| format!("sm90 s8 conv {tile} kept"));
+        assert_eq!([64, 512, 528, 576, 592].map(|channels| kept(of(channels), None).len()), [2, 2, 1, 1, 0]);
+        assert_eq!(kept(of(512), None), all);
+        assert_eq!(kept(of(528), None), all[1..]);
         assert_eq!(kept(of(128), Some(of(256))), all);
-        assert_eq!(kept(of(256), Some(of(512))), all[..1]);
-        assert!(kept(of(272), Some(of(512))).is_empty());
+        assert_eq!(kept(of(16), Some(of(512))), all[1..]);
+        assert!(kept(of(256), Some(of(512))).is_empty());
     }
 
     #[test]

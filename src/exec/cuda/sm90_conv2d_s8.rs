@@ -106,7 +106,6 @@ pub(super) const ENTRIES: [(S8Tile, [&str; 4]); S8Tile::ALL.len()] = [
     of_tile!(64, 128, 128),
     of_tile!(64, 64, 128),
     of_tile!(32, 64, 128),
-    of_tile!(128, 128, 128, kept),
     of_tile!(64, 256, 128, kept),
     of_tile!(64, 256, 64, kept),
 ];

@@ -150,21 +150,21 @@ fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
 fn kept_filters_are_of_one_channel_tile() {
     let conv = S8Conv { input: Shape::new(11, 19, 400), window: Window::square(1, 1, 0), ..problem().conv };
     let launch = |tile, cluster, units| launch(&S8Problem { conv, ..problem() }, tile, cluster, units);
-    let kept = S8Tile { kept: true, ..tile(128, 128, 128) };
-    let single = launch(kept, 1, 7).unwrap();
+    let kept = |row_bytes| S8Tile { kept: true, ..tile(64, 256, row_bytes) };
+    let single = launch(kept(128), 1, 7).unwrap();
     let args: Sm90ConvS8Args = single.args.read();
-    assert_eq!([args.tiles, args.channel_tiles, args.steps, args.first_steps], [15, 3, 4, 4]);
+    assert_eq!([args.tiles, args.channel_tiles, args.steps, args.first_steps], [20, 2, 4, 4]);
     assert_eq!((single.grid, single.block), ([6, 1, 1], [640, 1, 1]));
-    assert_eq!((&*single.entry, single.cluster), ("sm90_conv2d_u8_add_128x128x128_kept", 1));
-    assert_eq!(single.shared_bytes, 12 * 16_400 + 2 * 8 * (2048 + 16));
-    assert_eq!(single.maps[0], TensorMap::Blocks { address: 0x200, dims: [200, 1, 272], box_dims: [64, 1, 128] });
-    let x = TensorMap::Matrix { address: 0x100, dims: [200, 627], pitch: 200, box_dims: [64, 128] };
+    assert_eq!((&*single.entry, single.cluster), ("sm90_conv2d_u8_add_64x256x128_kept", 1));
+    assert_eq!(single.shared_bytes, 22 * 8208 + 4 * 3 * (4096 + 16));
+    assert_eq!(single.maps[0], TensorMap::Blocks { address: 0x200, dims: [200, 1, 272], box_dims: [64, 1, 256] });
+    let x = TensorMap::Matrix { address: 0x100, dims: [200, 627], pitch: 200, box_dims: [64, 64] };
     assert_eq!((&single.maps[2], &single.maps[3]), (&x, &x));
-    assert_eq!((launch(kept, 1, 132).unwrap().grid, launch(kept, 1, 1).unwrap().grid), ([15, 1, 1], [3, 1, 1]));
-    assert!(launch(kept, 2, 132).is_err(), "a pair");
-    let wide = launch(S8Tile { kept: true, ..tile(64, 256, 128) }, 1, 7).unwrap();
-    assert_eq!((wide.grid, wide.shared_bytes), ([6, 1, 1], 22 * 8208 + 4 * 3 * (4096 + 16)));
-    assert!(super::launch(&problem(), kept, 1, 132).is_err(), "more steps than fit");
+    let grid = |units| launch(kept(128), 1, units).unwrap().grid;
+    assert_eq!([grid(132), grid(1)], [[20, 1, 1], [2, 1, 1]]);
+    assert!(launch(kept(128), 2, 132).is_err(), "a pair");
+    assert_eq!(launch(kept(64), 1, 7).unwrap().shared_bytes, 44 * 4112 + 4 * 3 * (4096 + 16));
+    assert!(super::launch(&problem(), kept(128), 1, 132).is_err(), "more steps than fit");
 }
 
 #[test]

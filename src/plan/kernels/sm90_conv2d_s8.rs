@@ -64,7 +64,7 @@ fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
     match kernel {
         S8Kernel::Tiled { tile, cluster } => match tile.pipeline() {
             Some(pipeline) if pipeline.shares() => shared_clocks(sum, tile, &pipeline, cluster, limits),
-            Some(_) if tile.kept => f64::INFINITY,
+            Some(pipeline) if tile.kept => kept_clocks(sum, tile, &pipeline, limits),
             Some(pipeline) => tiled_clocks(sum, tile, &pipeline, cluster, limits),
             None => f64::INFINITY,
         },
@@ -86,6 +86,20 @@ fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: us
     let value = if pipeline.blocks.min(busiest) > 1 { OF_VALUE } else { OF_VALUE_ALONE };
     let pair = if sharing > 1 { PAIR } else { 0.0 };
     STARTUP + pair + rounds(busiest, pipeline.blocks, of_round) + busiest as f64 * area(tile) * value
+}
+
+/// Clocks of tiles whose blocks keep their filters. The two teams of a block take turns at its tensor cores.
+fn kept_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, limits: &Limits) -> f64 {
+    let (steps, channel_tiles) = (steps(sum, tile), channel_tiles(sum, tile));
+    let (units, teams) = (limits.units.max(1), 2);
+    let blocks = (units / channel_tiles).max(1); // of the same channels
+    let busiest = pixels(sum).div_ceil(tile.pixels).div_ceil(blocks) * channel_tiles.div_ceil(units);
+    let filters = steps * tile.channels / tile.pixels; // in stages
+    let latency = LATENCY / (pipeline.stages.saturating_sub(filters) / teams).saturating_sub(1).max(1) as f64;
+    let step = products(tile).max((tile.pixels * tile.row_bytes) as f64 / BYTES_A_CLOCK);
+    let of_round = |tiles: usize| steps as f64 * (tiles as f64 * step).max(latency);
+    let value = if busiest > 1 { OF_VALUE_KEPT } else { OF_VALUE_ALONE };
+    STARTUP + rounds(busiest, teams, of_round) + busiest as f64 * area(tile) * value
 }
 
 /// Clocks of tiles that `sharing` blocks share. If all blocks run at once, the filters of their first stages are there
@@ -154,8 +168,10 @@ fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
 const PRODUCTS_A_CLOCK: f64 = 4096.0 / 1.06;
 /// Bytes that a multiprocessor gets from the L2 cache in a clock, while other blocks copy the same data.
 const BYTES_A_CLOCK: f64 = 60.0;
-/// Clocks of an output value: during the products of another block, and without another block.
+/// Clocks of an output value: during the products of another block, also of one that keeps filters and stores rows of 128
+/// bytes, and without another block.
 const OF_VALUE: f64 = 0.11;
+const OF_VALUE_KEPT: f64 = 0.105;
 const OF_VALUE_ALONE: f64 = 0.12;
 /// Clocks of the launch, the barriers and the first load; and clocks that the blocks of a pair wait for each other.
 const STARTUP: f64 = 1500.0;
