@@ -99,7 +99,8 @@ fn kept_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, limits: &Lim
     let step = products(tile).max((tile.pixels * tile.row_bytes) as f64 / BYTES_A_CLOCK);
     let of_round = |tiles: usize| steps as f64 * (tiles as f64 * step).max(latency);
     let value = if busiest > 1 { OF_VALUE_KEPT } else { OF_VALUE_ALONE };
-    STARTUP + rounds(busiest, teams, of_round) + busiest as f64 * area(tile) * value
+    let late = LATE_FILTERS * (steps * tile.channels * tile.row_bytes) as f64 / BYTES_A_CLOCK;
+    STARTUP + late + rounds(busiest, teams, of_round) + busiest as f64 * area(tile) * value
 }
 
 /// Clocks of tiles that `sharing` blocks share. If all blocks run at once, the filters of their first stages are there
@@ -172,6 +173,8 @@ const BYTES_A_CLOCK: f64 = 60.0;
 /// bytes, and without another block.
 const OF_VALUE: f64 = 0.11;
 const OF_VALUE_KEPT: f64 = 0.105;
+/// The part of kept filters that a block waits for: the rest comes while earlier launches end.
+const LATE_FILTERS: f64 = 0.5;
 const OF_VALUE_ALONE: f64 = 0.12;
 /// Clocks of the launch, the barriers and the first load; and clocks that the blocks of a pair wait for each other.
 const STARTUP: f64 = 1500.0;
@@ -272,10 +275,37 @@ mod tests {
             all.min_by(|a, b| clocks(*a).total_cmp(&clocks(*b))).unwrap()
         };
         assert_eq!(best(&layer), S8Kernel::Halo);
-        let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128, kept: false };
-        let wide = S8Conv { input: Shape::new(28, 28, 128), output: Shape::new(28, 28, 512), ..layer };
-        let single = S8Conv { window: Window::square(1, 1, 0), ..wide };
-        assert!(matches!(best(&single), S8Kernel::Tiled { tile: found, .. } if found == tile));
+    }
+
+    /// Layers of a ResNet whose filters fit, and that have many outputs, keep them: they were fastest on an H200.
+    #[test]
+    fn layers_of_many_outputs_keep_their_filters() {
+        let limits = Limits::h200();
+        let best = |batch: usize, side: usize, channels: [usize; 2], second: Option<(usize, usize)>| {
+            let of = |channels, stride, output| S8Conv {
+                batch,
+                input: Shape::new(side * stride, side * stride, channels),
+                output: Shape::new(side, side, output),
+                window: Window::square(1, stride, 0),
+            };
+            let mut sum = vec![of(channels[0], 1, channels[1])];
+            sum.extend(second.map(|(input, stride)| of(input, stride, channels[1])));
+            let all = kernels(&sum, &limits);
+            let best = all.min_by(|a, b| clocks(&sum, *a, &limits).total_cmp(&clocks(&sum, *b, &limits))).unwrap();
+            best.to_string().replace("sm90 s8 conv ", "")
+        };
+        for batch in [32, 256] {
+            assert_eq!(best(batch, 56, [64, 256], None), "64x256/64 kept");
+            assert_eq!(best(batch, 56, [64, 256], Some((64, 1))), "64x256/64 kept");
+            assert_eq!(best(batch, 28, [128, 512], None), "64x256/128 kept");
+        }
+        assert_eq!(best(256, 28, [128, 512], Some((256, 2))), "64x256/128 kept");
+        assert_eq!(best(256, 28, [512, 256], None), "64x256/128 kept");
+        assert_eq!(best(32, 7, [512, 2048], None), "128x128/128");
+        assert_eq!(best(8, 14, [256, 1024], None), "64x128/128, pairs");
+        assert_eq!(best(256, 14, [256, 1024], None), "64x256/128 kept");
+        assert_eq!(best(256, 56, [256, 64], None), "256x64/64, pairs");
+        assert_eq!(best(256, 28, [512, 128], None), "128x128/128");
     }
 
     /// With windows of several taps, pairs were slower than single blocks.
