@@ -73,13 +73,7 @@ macro_rules! of_tile {
         of_tile!(tile($pixels, $channels, $row_bytes), $pixels, $channels, $row_bytes, "")
     };
     ($pixels:literal, $channels:literal, $row_bytes:literal, kept) => {
-        of_tile!(
-            S8Tile { kept: true, ..tile($pixels, $channels, $row_bytes) },
-            $pixels,
-            $channels,
-            $row_bytes,
-            "_kept"
-        )
+        of_tile!(S8Tile { kept: true, ..tile($pixels, $channels, $row_bytes) }, $pixels, $channels, $row_bytes, "_kept")
     };
     ($tile:expr, $pixels:literal, $channels:literal, $row_bytes:literal, $kept:literal) => {
         (
