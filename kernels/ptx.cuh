@@ -140,7 +140,8 @@ TREFOIL_DEVICE uint2 load_written_or_zero(const uint2 *global_src, bool valid) {
   return value;
 }
 
-// A float that no launch writes, or another number. By a load that the compiler does not move behind a wait that follows.
+// A float that no launch writes, or `otherwise` if it is not valid. The compiler does not move this load behind a wait that
+// follows.
 TREFOIL_DEVICE float load_early_or(const float *global_src, bool valid, float otherwise) {
   float value = otherwise;
   asm volatile("{\n\t"
@@ -152,7 +153,7 @@ TREFOIL_DEVICE float load_early_or(const float *global_src, bool valid, float ot
   return value;
 }
 
-// Writes 16 bytes to global memory, which the compiler need not know the address to be of.
+// Writes 16 bytes to global memory, by an address of which the compiler does not have to find what it points to.
 TREFOIL_DEVICE void store_global_u32x4(void *global_dst, uint4 value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                :: "l"(global_dst), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");

@@ -182,7 +182,7 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
   }
   fence_shared_for_copies();
   __syncwarp();
-  if (is_elected()) {  // always the same lane
+  if (is_elected()) {  // the lane whose stores are waited for
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box)
       store_result_box<Tile>(args, box, of.head, of.row, of.batch, shared_dst + box * kTileRows * kRowBytes);

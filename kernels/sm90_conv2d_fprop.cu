@@ -23,8 +23,9 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            filter    read   of each source: halves [k_stored][filter_h][filter_w][64 * c_steps], by its map: channels in
 //                             their order, if they are 64 or more the last step's at its end, zeros in all others
 //            bias      read   floats [k_stored], zeros in padded channels
-//            residual  read   halves like y, by its map; has_residual 0: not read. Disjoint from y
-//            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, by its map, disjoint from each x
+//            residual  read   halves like y, disjoint from it; its address null: not read
+//            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, disjoint from each x
+//            Both are by their maps, by their addresses where blocks of one warpgroup share a tile.
 //            All are row-major, but for y's pixels without gaps, at multiples of 16 bytes; channel counts and y_pitch are
 //            multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
@@ -42,8 +43,9 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            tiles = ceil(m_pixels / kPixels) * channel_tiles, channel_tiles = ceil(k_stored / kChannels).
 //            compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31.
-//            Tails in pixels, channels and k are the maps': nothing outside the operands is read or written. The
-//            launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks' sums in their order.
+//            Tails in pixels, channels and k are the maps', of residual and y the kernel's where blocks of one warpgroup
+//            share a tile: nothing outside the operands is read or written. The launcher checks all of it. Deterministic,
+//            no atomics: a cluster adds its blocks' sums in their order.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be, but only after
 //            griddepcontrol.wait: reads x and residual, and writes y, only after that too; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0.

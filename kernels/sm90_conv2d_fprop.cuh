@@ -345,13 +345,13 @@ template <class Tile> TREFOIL_DEVICE void load_of_one_group(const Sm90ConvArgs &
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
   Cursor cursor_ahead = cursor;
-  const auto load_filters = [&](const Ring<Tile> &to, const Cursor &of) {
+  const auto copy_filters = [&](const Ring<Tile> &to, const Cursor &of) {
     barrier_arrive_expect(to.full(), Tile::kStageBytes);
     copy_box_3d(to.filters(), of.filter, to.full(), of.c, of.tap, origin.k);
   };
 #pragma unroll 1
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), cursor_ahead.advance(args, first))
-    load_filters(ahead, cursor_ahead);
+    copy_filters(ahead, cursor_ahead);
   // Found here, not behind the wait.
   asm volatile("" : "+r"(cursor.w), "+r"(cursor.h), "+r"(cursor.c), "+r"(cursor.right), "+r"(cursor.down),
                "+r"(first.n), "+r"(origin.m), "+r"(cursor.c_end), "+r"(cursor.right_end), "+r"(cursor.down_end));
@@ -364,7 +364,7 @@ template <class Tile> TREFOIL_DEVICE void load_of_one_group(const Sm90ConvArgs &
         --filters_ahead;
       } else {
         barrier_wait(ring.empty(), ring.phase ^ 1);
-        load_filters(ring, cursor);
+        copy_filters(ring, cursor);
       }
       const int32_t c = min(cursor.c, cursor.last_channel);
       if (cursor.by_windows)

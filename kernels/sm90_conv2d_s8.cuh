@@ -10,11 +10,11 @@
 // that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
 // residual in them that the results overwrite.
 //
-// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where a tile's filters of
-// all steps fit, a block may keep them: it has tiles of the same channels only, and two teams that compute tiles by
-// themselves, each with a ring of pixels, and warps that copy and store. Where there are far fewer
-// tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and copy and store it by
-// themselves (sm90_conv2d_s8_shared.cuh).
+// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where the
+// filters of all steps fit into shared memory, a block may keep them: its tiles all have the same channels, and two teams,
+// each with warpgroups, a warp that copies, one that stores, and a ring of pixels of its own, compute tiles by themselves.
+// Where there are far fewer tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and
+// copy and store it by themselves (sm90_conv2d_s8_shared.cuh).
 //
 // A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
 // its own.
@@ -56,7 +56,7 @@ struct Sm90ConvS8Args {
   const float *scale;    // [k_stored]
   int32_t k_stored;
   int32_t tiles;         // of a block, or of a pair
-  int32_t channel_tiles; // the same
+  int32_t channel_tiles;
   int32_t out_pixels;    // P * Q
   int32_t out_width;     // Q
   int32_t steps;         // of both sources
@@ -152,9 +152,9 @@ template <class Tile> struct S8Ring {
   }
   // A team's ring behind the filters of so many steps.
   __device__ __forceinline__ S8Ring behind_filters(int32_t steps, uint32_t team) const {
-    const uint32_t filters = steps * Tile::kFilterStages, stages = (Tile::kStages - filters) / 2;
-    const uint32_t first = filters + team * stages;
-    return {smem, first, 0, first, first + stages};
+    const uint32_t kept = steps * Tile::kFilterStages, stages = (Tile::kStages - kept) / Tile::kTeams;
+    const uint32_t begin = kept + team * stages;
+    return {smem, begin, 0, begin, begin + stages};
   }
 };
 
@@ -188,7 +188,8 @@ struct S8Share {
 template <class Tile> TREFOIL_DEVICE S8Share s8_share(const Sm90ConvS8Args &args, uint32_t team = 0) {
   if constexpr (Tile::kKeeps) {
     const int32_t blocks = gridDim.x;
-    return {0, 1, static_cast<int32_t>(blockIdx.x) + static_cast<int32_t>(team) * blocks, 2 * blocks, 0, args.steps, team};
+    return {0, 1, static_cast<int32_t>(blockIdx.x) + static_cast<int32_t>(team) * blocks, Tile::kTeams * blocks,
+            0, args.steps, team};
   }
   const uint32_t rank = cluster_rank(), blocks = cluster_blocks(), log_blocks = 31 - __clz(blocks);
   const int32_t begin = Tile::kShares ? args.steps * rank >> log_blocks : 0;
@@ -511,10 +512,11 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if constexpr (Tile::kKeeps) {
-    const uint32_t warp = group < 2 * Tile::kGroups ? 0 : __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
-    const uint32_t team = group < 2 * Tile::kGroups ? group / Tile::kGroups : warp / 2;
+    const bool multiplies = group < Tile::kTeams * Tile::kGroups;
+    const uint32_t warp = multiplies ? 0 : __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+    const uint32_t team = multiplies ? group / Tile::kGroups : warp / 2;
     const S8Share of_team = s8_share<Tile>(args, team);
-    if (group < 2 * Tile::kGroups)
+    if (multiplies)
       multiply_and_requantise<Tile, kSigned, kAdds>(args, of_team, ring, group % Tile::kGroups);
     else if (threadIdx.x % 64 == 0)
       load_and_keep<Tile>(args, of_team, ring);

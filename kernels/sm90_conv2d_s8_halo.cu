@@ -103,7 +103,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90S8HaloArgs &args, const typenam
     if (kAdds && tile < args.tiles) load_residual(args, shared, part, place, origin_of(args, tile));
   };
 
-  uint32_t turn = 0, phase = 0;  // of bands, and of results if there are as many places
+  uint32_t turn = 0, phase = 0;  // of bands, and of results if there are two places; the phase of a single place is the turn
   static_assert(kOuts == kBands || kOuts == 1);
   barrier_wait(shared.filters_full(), 0);
   if (part == 1) barrier_pass(turn_of(0), kTurnThreads);
@@ -118,6 +118,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90S8HaloArgs &args, const typenam
     if (lane == 0) barrier_arrive(shared.empty(turn));
 
     const uint32_t place = kOuts == 1 ? 0 : turn;
+    // The other place: all others have passed the barrier since what was stored from it last.
     if (kOuts > 1 && stores) free_place(turn ^ 1, next);
     if (kAdds) barrier_wait(shared.residual_full(part, place), kOuts == 1 ? turn : phase);
     const uint32_t smem_out = shared.out(part, place);

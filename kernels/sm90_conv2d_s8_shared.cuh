@@ -152,22 +152,23 @@ template <class Tile> struct S8Cursor {
   }
 };
 
+// Filters and pixels of all steps. Filters of the first stages come before the wait for earlier launches.
 template <class Tile>
 TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
   for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
   const S8Origin origin = s8_origin<Tile>(args, share, share.first_tile);
   const S8Pixel first = pixel_of(args, origin.m);
   const S8Cursor<Tile> begin(args, share.begin, first);
-  const auto load_filters = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &cursor) {
+  const auto copy_filters = [&](const S8Ring<Tile> &to, const S8Cursor<Tile> &of) {
     barrier_arrive_expect(to.full(), Tile::kStageBytes);
-    copy_box_3d(to.filters(), cursor.filter, to.full(), cursor.c, cursor.tap, origin.k);
+    copy_box_3d(to.filters(), of.filter, to.full(), of.c, of.tap, origin.k);
   };
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   const int32_t ahead = min(share.steps, Tile::kStages);
   S8Ring<Tile> ring_ahead = ring;
   S8Cursor<Tile> cursor = begin;
 #pragma unroll 1
-  for (int32_t i = 0; i < ahead; ++i, ring_ahead.advance(), cursor.advance(args, first)) load_filters(ring_ahead, cursor);
+  for (int32_t i = 0; i < ahead; ++i, ring_ahead.advance(), cursor.advance(args, first)) copy_filters(ring_ahead, cursor);
   cursor = begin;
   wait_for_earlier_launches();
   // Not before: filters of the next launch would come beside this one's pixels.
@@ -176,7 +177,7 @@ TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &sha
   for (int32_t i = 0; i < share.steps; ++i, ring.advance(), cursor.advance(args, first)) {
     if (i >= ahead) {
       barrier_wait(ring.empty(), ring.phase ^ 1);
-      load_filters(ring, cursor);
+      copy_filters(ring, cursor);
     }
     if (cursor.by_windows)
       copy_im2col(ring.pixels(), cursor.x, ring.full(), cursor.c, cursor.w, cursor.h, first.n, cursor.right, cursor.down);

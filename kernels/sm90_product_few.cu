@@ -30,9 +30,9 @@ using Split64x72 = SplitTile<72, 6, 1>;
 //            capability 9.0 exactly.
 // Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y the kernel's: nothing
 //            outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
-// Ordering   may be launched before its predecessor has ended, and lets its successor be once that has, or at once where
-//            blocks have few steps, residuals and no norm: reads x, residual and statistics, and writes y, only after
-//            griddepcontrol.wait; w, its sums, bias and scale before.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be once that has; in kernels without a
+//            norm blocks of up to kMostShortSteps steps that add a residual let it be at once. Reads x, residual and
+//            statistics, and writes y, only after griddepcontrol.wait; w, its sums, bias and scale before.
 // Source     wgmma, tensor maps, mbarrier, distributed shared memory: PTX ISA 9.0.
 #define TREFOIL_SM90_PRODUCT_SPLIT(tile, threads, norm, kNorm, kind, Activation)                                  \
   extern "C" __global__ void __launch_bounds__(Split##tile::threads, Split##tile::kMinBlocks)                     \

@@ -5,7 +5,8 @@
 // under way before earlier launches have ended: those of the first steps to shared memory, the others to the L2 cache.
 // So are biases and scales; residuals come while blocks multiply. Everything else that does not depend on earlier launches
 // comes before the wait for them, too: places of results, and the wait for the cluster's blocks. The next launch is let in
-// behind the wait, so that its weights do not come beside this one's rows, but by short blocks in front of a norm.
+// behind the wait, so that its weights do not come beside this one's rows. Blocks of few steps that add a residual let it
+// in before, in kernels without norms: what follows is a norm, which reads few weights.
 #pragma once
 
 #include "sm90_product.cuh"

@@ -176,7 +176,8 @@ TREFOIL_DEVICE float4 load_shared_four(uint32_t shared_src) {
   return value;
 }
 
-// One lane of a warp whose lanes are all here: what it alone does, the compiler knows to be of one lane.
+// Whether this is the elected lane of a whole warp, always the same one. The compiler then knows that one lane does what
+// follows, and makes no loop over lanes of it.
 TREFOIL_DEVICE bool is_elected() {
   uint32_t elected;
   asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.b32 %0, 1, 0, one;\n}" : "=r"(elected) :: "memory");

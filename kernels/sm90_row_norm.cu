@@ -136,9 +136,10 @@ template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNor
 }
 
 constexpr int kFewWarps = kFewThreads / 32;
+static_assert(kFewWarps == 8, "block_sum reads twice four");
 
-// Over a block of up to eight warps. `sums` are their places in shared memory: zeros of warps that it has not, and used
-// once.
+// Over a block of up to eight warps. `sums` is used once: places in shared memory, one for each of eight warps, zeros for
+// those that the block does not have.
 TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) store_shared_u32(sums + threadIdx.x / 32 * 4, __float_as_uint(x));

@@ -157,9 +157,9 @@ impl S8Tile {
     }
 
     /// The largest number of steps. Kept filters leave each team three stages or more for pixels.
-    fn most_steps(self) -> usize {
+    pub(crate) fn most_steps(self) -> usize {
         match self.pipeline() {
-            Some(of) if self.kept => (of.stages - 6) / (self.channels / self.pixels),
+            Some(of) if self.kept => (of.stages - 3 * self.teams()) / (self.channels / self.pixels),
             _ => usize::MAX,
         }
     }
@@ -201,7 +201,7 @@ impl S8Tile {
     }
 
     /// The number of teams: of the warpgroups, of a warp that copies and of one that stores.
-    const fn teams(self) -> usize {
+    pub(crate) const fn teams(self) -> usize {
         if self.kept { 2 } else { 1 }
     }
 

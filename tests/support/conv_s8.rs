@@ -111,13 +111,17 @@ pub fn all() -> Vec<Problem> {
             all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
         }
     }
+    for (x_signed, residual) in [(false, false), (true, true)] {
+        let problem = of("3x3 of 128 channels, many tiles and a residual", 300, [14, 5, 128], 80, three);
+        all.push(Problem { x_signed, residual: Some(residual), ..problem });
+    }
     all.extend(of_few_steps(of));
     all.extend(sums(of));
     all
 }
 
-/// Problems whose filters a block can keep, from problems that `of` makes: of one to five steps, of one tile to several
-/// for each block.
+/// Problems whose filters a block can keep, from problems that `of` makes: of one to four steps of 128 channels, of one
+/// tile to several for each block.
 fn of_few_steps(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) -> Vec<Problem> {
     let single = Window::square(1, 1, 0);
     let mut all = vec![

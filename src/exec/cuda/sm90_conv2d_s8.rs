@@ -262,8 +262,11 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
     let first = Source { conv, x, filter };
     let second = second.map(|S8Second { conv, x, filter }| Source { conv, x, filter });
     let steps = conv.steps(tile) + second.map_or(0, |second| second.conv.steps(tile));
+    if steps > tile.most_steps() {
+        return Err(unsupported("steps with kept filters", steps, "use a tile that does not keep them"));
+    }
     if !tile.takes(cluster, steps) {
-        let takes = "use one of S8Tile::clusters, up to the sum's steps, and keep filters of few steps";
+        let takes = "use one of S8Tile::clusters, up to the sum's steps";
         return Err(unsupported("blocks of a cluster", format!("{cluster} with {steps} steps"), takes));
     }
     let pair = if pipeline.shares() { 1 } else { cluster };
