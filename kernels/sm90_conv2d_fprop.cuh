@@ -363,6 +363,7 @@ template <class Tile> TREFOIL_DEVICE void load_of_one_group(const Sm90ConvArgs &
       if (filters_ahead > 0) {
         --filters_ahead;
       } else {
+        if (i == Tile::kStages && share.blocks > 1) cluster_wait_alone();
         barrier_wait(ring.empty(), ring.phase ^ 1);
         copy_filters(ring, cursor);
       }

@@ -176,6 +176,7 @@ TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &sha
 #pragma unroll 1
   for (int32_t i = 0; i < share.steps; ++i, ring.advance(), cursor.advance(args, first)) {
     if (i >= ahead) {
+      if (i == ahead && share.blocks > 1) cluster_wait_alone();
       barrier_wait(ring.empty(), ring.phase ^ 1);
       copy_filters(ring, cursor);
     }

@@ -124,6 +124,7 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
   for (int32_t at = ahead + m_tile; at < steps; at += m_tiles)
     prefetch_box_2d(&args.w, (share.begin + at) * kStepK, share.origin.n);
   wait_for_earlier_launches();
+  if (share.parts > 1) cluster_wait_alone();
 #pragma unroll 1
   for (int32_t at = ahead; at < steps; ++at) {
     const int32_t k = (share.begin + at) * kStepK;
