@@ -380,6 +380,8 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
     copy_inputs(args, share, time_of(step + 2), next_buffer, step + 2 < args.steps);
     buffer = buffer == kInputBuffers - 1 ? 0 : buffer + 1;
     next_buffer = next_buffer == kInputBuffers - 1 ? 0 : next_buffer + 1;
+    // No thread reads sums any more. States are under way, so that no warp waits longer for it.
+    __syncthreads();
   }
   cluster_arrive();
   cluster_wait();
@@ -413,10 +415,11 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
 //            ceil(gates * part_hidden / 16). Block of a multiple of 32 threads up to kMostThreads, at least
 //            32 row_tiles * column_parts and 8 part_hidden. column_parts parts of column_steps have the ceil(hidden / 16)
 //            steps of 16 columns; column_steps is at most the entry's second number. h_pitch is an odd multiple of 16 and
-//            at least 32 ceil(hidden / 16) + 16; h_bytes = kRows * h_pitch. inputs_pitch is a multiple of 16 and at least
-//            2 part_hidden; inputs_bytes = gates * kRows * inputs_pitch. Dynamic shared memory, in this order: 16 bytes;
-//            two buffers of h_bytes; at sums_at 64 row_tiles * column_parts * (kRows + 4) bytes; at inputs_at three buffers
-//            of inputs_bytes. Compute capability 9.0 exactly.
+//            at least 32 ceil(hidden / 16) + 16; h_bytes = kRows * h_pitch + 16, because two steps of columns are read at
+//            once. inputs_pitch is a multiple of 16 and at least 2 part_hidden; inputs_bytes = gates * kRows *
+//            inputs_pitch. Dynamic shared memory, in this order: 16 bytes; two buffers of h_bytes; at sums_at
+//            64 row_tiles * column_parts * (kRows + 4) bytes; at inputs_at three buffers of inputs_bytes. Compute
+//            capability 9.0 exactly.
 // Limits     steps, rows and hidden from 1; hidden and part_hidden multiples of 8; directions 1 or 2; gates 4, 3, 1 and 1
 //            for the four kinds of cells; kRows * hidden below 2^19; directions * gates * hidden below 2^31.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads and writes all but the

@@ -141,7 +141,7 @@ pub(crate) struct RecurrentLayout {
     pub(crate) held: usize,
     /// The number of threads of a block.
     pub(crate) threads: usize,
-    /// Bytes from one row of the state to the next, and of a buffer of the state.
+    /// Bytes from one row of the state to the next, and of a buffer of the state: products read 16 bytes behind its rows.
     pub(crate) h_bytes: [usize; 2],
     /// Bytes of shared memory before the sums of warps.
     pub(crate) sums_at: usize,
@@ -260,7 +260,7 @@ impl RecurrentOp {
         let held = RECURRENT_STEPS.into_iter().find(|&held| column_steps <= held)?;
         let warps = (row_tiles * column_parts).max((CHUNK * part_hidden).div_ceil(32));
         let h_pitch = 2 * SIDE * steps_of_all + 16;
-        let h_bytes = [h_pitch, tile.rows * h_pitch];
+        let h_bytes = [h_pitch, tile.rows * h_pitch + 16];
         let inputs_pitch = 2 * part_hidden + 16;
         let inputs_bytes = [inputs_pitch, gates * tile.rows * inputs_pitch];
         let sums_at = BARRIER_BYTES + 2 * h_bytes[1];
