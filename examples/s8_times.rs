@@ -202,6 +202,7 @@ impl Layer {
             result: (&poison, false),
             result_at: 0,
             relu: true,
+            backward: false,
         };
         let mut run = ConvRun::of_bytes(device, &operands, &kernels, self.copies(1))?;
         let times = medians(|kernel| run.run(kernel, LAUNCHES), kernels.len(), rounds)?;

@@ -70,7 +70,8 @@ struct Sm90ConvS8Args {
   int32_t m_pixels;
   int32_t first_steps;             // of the first source
   S8Taps taps[2];                  // of each source
-  int32_t padding[8];
+  int32_t backward_from;           // the last pixel tile, or pair of them: taken from there on down; negative: from 0 up
+  int32_t padding[7];
 };
 static_assert(sizeof(Sm90ConvS8Args) == 1024, "mirrored in sm90_conv2d_s8.rs");
 static_assert(offsetof(Sm90ConvS8Args, bias) == 768 && offsetof(Sm90ConvS8Args, source) == 832,
@@ -211,7 +212,8 @@ struct S8Origin {
 
 template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &args, const S8Share &share, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
-  const int32_t mine = Tile::kShares || Tile::kKeeps ? m_tile : m_tile * share.blocks + share.rank;
+  const int32_t m = args.backward_from >= 0 ? args.backward_from - m_tile : m_tile;
+  const int32_t mine = Tile::kShares || Tile::kKeeps ? m : m * share.blocks + share.rank;
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, mine * Tile::kPixels};
 }
 

@@ -134,6 +134,7 @@ mod tests {
             y: 0x500,
             y_signed: true,
             relu: true,
+            backward: false,
         }
     }
 

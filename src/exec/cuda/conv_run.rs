@@ -41,6 +41,8 @@ pub struct S8Operands<'a> {
     pub result_at: usize,
     /// Whether negative results become 0.
     pub relu: bool,
+    /// Whether the last pixels are computed first, by kernels that have an order.
+    pub backward: bool,
 }
 
 /// A convolution of halves and its operands, in host memory.
@@ -78,7 +80,7 @@ impl ConvRun {
         kernels: &[S8Kernel],
         copies: usize,
     ) -> Result<Self, Error> {
-        let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu } = *operands;
+        let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu, backward } = *operands;
         conv.check_sizes()?;
         let residual_values = residual.map(|(values, _, _)| values);
         check(
@@ -119,6 +121,7 @@ impl ConvRun {
                 y: y + result_at as u64,
                 y_signed: result.1,
                 relu,
+                backward,
             };
             let launch = |&kernel: &S8Kernel| match kernel {
                 S8Kernel::Tiled { tile, cluster } => sm90_conv2d_s8::launch(&problem, tile, cluster, limits.units),

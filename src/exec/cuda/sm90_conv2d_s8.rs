@@ -63,7 +63,8 @@ kernel_args! {
         m_pixels: i32,
         first_steps: i32,
         taps: [S8TapsArgs; 2],
-        padding: [i32; 8],
+        backward_from: i32,
+        padding: [i32; 7],
     }
 }
 
@@ -171,6 +172,8 @@ pub(crate) struct S8Problem {
     pub(crate) y_signed: bool,
     /// Whether negative results become 0.
     pub(crate) relu: bool,
+    /// Whether the last pixels are computed first, by kernels that have an order.
+    pub(crate) backward: bool,
 }
 
 impl S8Problem {
@@ -204,6 +207,7 @@ impl S8Problem {
             y,
             y_signed: is_signed(step.y().dtype),
             relu: activation != Activation::None,
+            backward: step.backward,
         })
     }
 
@@ -291,6 +295,7 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         m_pixels: int(pixels),
         first_steps: int(conv.steps(tile)),
         taps: [first.taps(tile), second.map_or(Zeroable::zeroed(), |second| second.taps(tile))],
+        backward_from: if problem.backward { int(tiles / channel_tiles) - 1 } else { -1 },
         ..Zeroable::zeroed()
     };
     // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still

@@ -108,7 +108,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
         return Err(unsupported("convolution of bytes", format!("{} by {:?}", conv.input, conv.window.size), takes));
     };
     let [row_tiles, column_tiles] = tile.tiles(&shape);
-    let HaloGrid { channel_tiles, tiles, blocks, .. } = HaloGrid::of(tile, &shape, limits)?;
+    let HaloGrid { pixel_tiles, channel_tiles, tiles, blocks } = HaloGrid::of(tile, &shape, limits)?;
     let args = Sm90S8HaloArgs {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -123,7 +123,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
         row_tiles: int(row_tiles),
         pad_top: int(conv.window.pad.top),
         pad_left: int(conv.window.pad.left),
-        backward_from: -1,
+        backward_from: if problem.backward { int(pixel_tiles) - 1 } else { -1 },
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_row_tiles: FastDivide::by(row_tiles as u32),
@@ -166,13 +166,14 @@ mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let launch = launch(&of_channels(48), &Limits::h200()).unwrap();
+        let backward = S8Problem { backward: true, ..of_channels(48) };
+        let launch = launch(&backward, &Limits::h200()).unwrap();
         let args: Sm90S8HaloArgs = launch.args.read();
         assert_eq!([args.bias, args.scale, args.k_stored as u64], [0x300, 0x400, 144]);
         // Two tiles across, of three rows a part.
         assert_eq!([args.rows, args.columns, args.line, args.band_bytes], [3, 71, 73, 38 << 10]);
         assert_eq!([args.channel_tiles, args.column_tiles, args.row_tiles], [3, 2, 6]);
-        assert_eq!([args.tiles, args.backward_from], [3 * 2 * 6 * 5, -1]);
+        assert_eq!([args.tiles, args.backward_from], [3 * 2 * 6 * 5, 2 * 6 * 5 - 1]);
         assert_eq!([args.pad_top, args.pad_left], [2, 0]);
         assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(179)), [59, 89]);
         assert_eq!([args.by_row_tiles.divide(179), args.by_line.divide(239)], [29, 3]);

@@ -27,6 +27,7 @@ pub fn problem() -> S8Problem {
         y: 0x600,
         y_signed: true,
         relu: false,
+        backward: false,
     }
 }
 
@@ -61,7 +62,7 @@ fn every_field_gets_its_own_value() {
     let args: Sm90ConvS8Args = launch.args.read();
     assert_eq!([args.bias, args.scale], [0x300, 0x400]);
     assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
-    assert_eq!([args.out_pixels, args.out_width], [209, 19]);
+    assert_eq!([args.out_pixels, args.out_width, args.backward_from], [209, 19, -1]);
     assert_eq!((args.by_channel_tiles.divide(7), args.by_out_pixels.divide(626)), (3, 2));
     assert_eq!((args.by_out_width.divide(56), args.first_steps), (2, 70));
     assert_eq!((args.taps[0].by_c_steps.divide(69), args.taps[0].by_filter_w.divide(34)), (34, 4));
@@ -135,8 +136,10 @@ fn a_second_convolution_has_steps_maps_and_windows_of_its_own() {
 
 #[test]
 fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
-    let launch = launch(&S8Problem { x_signed: true, ..problem() }, tile(256, 64, 64), 2, 4).unwrap();
+    let problem = S8Problem { x_signed: true, backward: true, ..problem() };
+    let launch = launch(&problem, tile(256, 64, 64), 2, 4).unwrap();
     let args: Sm90ConvS8Args = launch.args.read();
+    assert_eq!(args.backward_from, 1);
     assert_eq!([args.tiles, args.channel_tiles, args.steps, args.source[0].c_bytes], [10, 5, 105, 192]);
     assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_add_256x64x64"));
     let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [32, 1, 32] };
