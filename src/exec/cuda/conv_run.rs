@@ -80,7 +80,8 @@ impl ConvRun {
         kernels: &[S8Kernel],
         copies: usize,
     ) -> Result<Self, Error> {
-        let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu, backward } = *operands;
+        let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu, backward } =
+            *operands;
         conv.check_sizes()?;
         let residual_values = residual.map(|(values, _, _)| values);
         check(
