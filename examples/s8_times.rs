@@ -282,14 +282,14 @@ fn byte_of(value: f32) -> u8 {
     value.round_ties_even().clamp(0.0, 255.0) as u8
 }
 
-/// Times the first layers with each tile, compares some results with plain sums, and returns the microseconds of the
-/// fastest tile.
+/// Times the first layers by each kernel in each tile, compares some results with plain sums, and returns the microseconds
+/// of the fastest.
 fn stem(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
     let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
     let stem = S8Stem { batch, input, pad: [3, 3], conv, output };
     let info = device.info();
     let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
-    let tiles: Vec<_> = stem.tiles(&limits).into_iter().filter(|tile| tile.rows >= 4).collect();
+    let kernels = stem.kernels(&limits);
     let mut random = Random(2);
     let (x, filter) = (random.bytes(batch * input.elems(), |[byte, ..]| byte), random.weights(64 * 147));
     let bias: Vec<i32> = (0..64).map(|k| k * 700 - 30_000).collect();
@@ -305,13 +305,13 @@ fn stem(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
         result_at: 0,
         relu: true,
     };
-    let mut run = S8StemRun::new(device, &operands, &tiles, 4)?;
-    let times = medians(|tile| run.run(tile, LAUNCHES), tiles.len(), rounds)?;
-    let mut order: Vec<usize> = (0..tiles.len()).collect();
+    let mut run = S8StemRun::new(device, &operands, &kernels, 4)?;
+    let times = medians(|kernel| run.run(kernel, LAUNCHES), kernels.len(), rounds)?;
+    let mut order: Vec<usize> = (0..kernels.len()).collect();
     order.sort_by(|a, b| times[*a].total_cmp(&times[*b]));
     println!(
         "    {}",
-        order.iter().map(|&at| format!("{} {:.1}", tiles[at], times[at])).collect::<Vec<_>>().join("  ")
+        order.iter().map(|&at| format!("{} {:.1}", kernels[at], times[at])).collect::<Vec<_>>().join("  ")
     );
     run.run(order[0], LAUNCHES)?;
     let (result, single) = (run.result()?, S8Conv { batch, input, output: conv, window: Window::square(7, 2, 3) });

@@ -301,10 +301,11 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         of_kernels.entry("loops".into()).or_default().push((values, trial));
     }
     for problem in support::s8_ends::stems() {
-        for tile in problem.tiles(limits) {
-            let name = format!("first layers of bytes, {problem:?}, {tile}");
-            let trial = on_device(name, device, move |device| problem.run(device, tile));
-            let of = format!("first layers of bytes {}", tile.columns);
+        for kernel in problem.kernels(limits) {
+            let name = format!("first layers of bytes, {problem:?}, {kernel}");
+            let trial = on_device(name, device, move |device| problem.run(device, kernel));
+            let runs = matches!(kernel, Kernel::Sm90StemS8Runs);
+            let of = format!("first layers of bytes{}", if runs { " in runs" } else { "" });
             of_kernels.entry(of).or_default().push((problem.values(), trial));
         }
     }

@@ -65,7 +65,7 @@ pub use product_e4m3::E4m3ProductOp;
 pub use roofline::{Rates, Roofline};
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
-pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_TAPS, stem_filter_index};
+pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_RUNS, STEM_TAPS, stem_filter_index};
 pub use transformer::{AttentionOp, NormWithin, ProductOp, RowNormOp, RowNormResult};
 
 /// The input of [`plan`].

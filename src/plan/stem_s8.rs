@@ -2,7 +2,7 @@
 //! reads.
 
 use super::work::Work;
-use super::{Limits, StemTile, StepOp};
+use super::{Kernel, Limits, StemTile, StepOp};
 use crate::error::Error;
 use crate::tensor::Shape;
 
@@ -47,6 +47,23 @@ impl S8Stem {
         StemTile::rows_of(self.output.height).map(|rows| StemTile { columns: COLUMNS, rows }).collect()
     }
 
+    /// Every kernel that computes the layers, in every tile.
+    pub fn kernels(&self, limits: &Limits) -> Vec<Kernel> {
+        let tiles = self.tiles(limits);
+        let runs = (!tiles.is_empty() && self.fits_runs()).then_some(Kernel::Sm90StemS8Runs);
+        runs.into_iter().chain(tiles.into_iter().map(Kernel::Sm90StemS8)).collect()
+    }
+
+    /// Whether the kernel of runs computes the layers: those of usual photos.
+    pub(crate) fn fits_runs(&self) -> bool {
+        let Self { batch, input, pad, conv, output } = *self;
+        // The copy engine takes rows of whole 16 bytes, and writes pairs of pixels; no window lacks a row or a column.
+        let photo = input.width.is_multiple_of(16) && input.width <= 2 * COLUMNS && pad[1] == 3;
+        let result = output.channels == 64 && output.width.is_multiple_of(2);
+        let whole = [conv.height, conv.width] == [2 * output.height, 2 * output.width] && conv.width <= COLUMNS;
+        photo && result && whole && batch.saturating_mul(output.pixels()) < 1 << 31
+    }
+
     /// An error that names what the kernel cannot do, if there is anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { batch, input, pad, conv, output } = *self;
@@ -81,6 +98,9 @@ impl S8Stem {
 
 /// The number of columns of the convolution in a tile.
 const COLUMNS: usize = 112;
+
+/// The number of runs of rows on a multiprocessor.
+pub(crate) const STEM_RUNS: usize = 3;
 
 /// The limit below which all sizes stay.
 const MOST_PIXELS: usize = 1 << 14;
@@ -151,6 +171,23 @@ mod tests {
     fn bands_are_those_that_differ() {
         let tiles = stem().tiles(&Limits::h200());
         assert_eq!(tiles, [1, 2, 3, 4, 8].map(|rows| StemTile { columns: 112, rows }));
+    }
+
+    #[test]
+    fn runs_are_of_usual_photos() {
+        let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
+        let good = S8Stem { batch: 8, input, pad: [3, 3], conv, output };
+        let has_runs = |stem: S8Stem| stem.kernels(&Limits::h200()).contains(&Kernel::Sm90StemS8Runs);
+        assert!(has_runs(good) && good.kernels(&Limits::a100()).is_empty());
+        let with = |shape: Shape, width| Shape { width, ..shape };
+        assert!(has_runs(S8Stem { input: with(input, 96), conv: with(conv, 48), output: with(output, 24), ..good }));
+        assert!(!has_runs(S8Stem { input: with(input, 240), conv: with(conv, 120), output: with(output, 60), ..good }));
+        assert!(!has_runs(S8Stem { input: with(input, 216), conv: with(conv, 108), output: with(output, 54), ..good }));
+        assert!(!has_runs(S8Stem { pad: [3, 2], ..good }));
+        let [conv, output] = [conv, output].map(|shape| Shape { channels: 48, ..shape });
+        assert!(!has_runs(S8Stem { conv, output, ..good }));
+        let odd = Shape { height: 111, ..good.conv };
+        assert!(!has_runs(S8Stem { conv: odd, ..good }) && !has_runs(stem()));
     }
 
     #[test]

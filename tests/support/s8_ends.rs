@@ -2,7 +2,7 @@
 //! kernel has to agree in every byte, and problems for both.
 
 use half::f16;
-use trefoil::plan::{Limits, S8Stem, StemTile};
+use trefoil::plan::{Kernel, Limits, S8Stem};
 use trefoil::{Device, S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun, Shape};
 
 use super::conv_s8::{GUARD, POISON, Range, equal_between_guards, requantised};
@@ -48,14 +48,22 @@ pub fn stems() -> Vec<StemProblem> {
         StemProblem { factor: 30.0, ..signed },
         StemProblem { relu: true, name: "signed results, ReLU", factor: 3.0, ..signed },
         StemProblem { outside: [0, 255, 0], ..of("many images", 40, [34, 38], 64, [3, 3]) },
+        StemProblem { gap: 16 * 3, ..of("runs over images", 500, [12, 16], 64, [3, 3]) },
+        StemProblem { outside: [0, 255, 7], ..of("wide runs over images", 70, [28, 208], 64, [3, 3]) },
+        StemProblem { y_signed: true, ..of("runs of signed results, ReLU", 3, [60, 96], 64, [3, 3]) },
+        StemProblem { y_signed: true, relu: false, ..of("runs of signed results", 90, [27, 48], 64, [1, 3]) },
+        of("runs with pads above the image", 2, [16, 224], 64, [9, 3]),
     ]
 }
 
 impl StemProblem {
-    /// Tiles of few, of some and of all rows.
-    pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
-        let wanted = |tile: &StemTile| [1, 2, self.stem.output.height].contains(&tile.rows) || tile.rows == 14;
-        self.stem.tiles(limits).into_iter().filter(wanted).collect()
+    /// Kernels: of tiles those of few, of some and of all rows.
+    pub fn kernels(&self, limits: &Limits) -> Vec<Kernel> {
+        let wanted = |kernel: &Kernel| match kernel {
+            Kernel::Sm90StemS8(tile) => [1, 2, self.stem.output.height].contains(&tile.rows) || tile.rows == 14,
+            _ => true,
+        };
+        self.stem.kernels(limits).into_iter().filter(wanted).collect()
     }
 
     /// Number of values of the result.
@@ -69,7 +77,7 @@ impl StemProblem {
     }
 
     /// Runs the problem, into a longer buffer with other bytes, and compares.
-    pub fn run(&self, device: &Device, tile: StemTile) -> Result<(), String> {
+    pub fn run(&self, device: &Device, kernel: Kernel) -> Result<(), String> {
         let mut random = Random::new(&format!("{self:?}"));
         let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| random.between(0, 255) as u8).collect() };
         let (channels, row_pitch) = (self.stem.output.channels, self.row_pitch());
@@ -92,7 +100,7 @@ impl StemProblem {
             result_at: GUARD,
             relu: self.relu,
         };
-        let mut run = S8StemRun::new(device, &operands, &[tile], 1).map_err(|error| error.to_string())?;
+        let mut run = S8StemRun::new(device, &operands, &[kernel], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
         let conv = self.convolved(&operands);

@@ -53,6 +53,7 @@ mod sm90_row_norm;
 mod sm90_squeeze_excite;
 mod sm90_stem;
 mod sm90_stem_s8;
+mod sm90_stem_s8_runs;
 mod sm90_tail;
 mod steps;
 #[cfg(test)]
@@ -126,6 +127,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_squeeze_excite::Sm90SqueezeExcite,
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,
+    &sm90_stem_s8_runs::Sm90StemS8Runs,
     &sm90_tail::Sm90Tail,
     #[cfg(test)]
     &toy::Toy,

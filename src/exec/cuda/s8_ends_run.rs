@@ -4,11 +4,13 @@
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
+use super::launch::unsupported;
 use super::mean_s8::{self, S8MeanProblem};
 use super::sm90_stem_s8::{self, S8StemProblem, packed_stem};
+use super::sm90_stem_s8_runs;
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::{S8Stem, STEM_TAPS, StemTile};
+use crate::plan::{Kernel, S8Stem, STEM_TAPS};
 use crate::tensor::Shape;
 
 /// A network's first layers of bytes and their operands, in host memory.
@@ -34,12 +36,12 @@ pub struct S8StemOperands<'a> {
     pub relu: bool,
 }
 
-/// A network's first layers on a GPU, ready to run in some tiles: several copies of the operands in turns, so that none
+/// A network's first layers on a GPU, ready to run by some kernels: several copies of the operands in turns, so that none
 /// stays in a cache.
 pub struct S8StemRun(Alone);
 
 impl S8StemRun {
-    /// Uploads `copies` of the operands, one or more, and loads the kernels.
+    /// Uploads `copies` of the operands, one or more, and loads the kernels, which are some of [`S8Stem::kernels`].
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device or a kernel cannot; [`Error::Option`] where an operand is not as long as its
@@ -47,7 +49,7 @@ impl S8StemRun {
     pub fn new(
         device: &Device,
         operands: &S8StemOperands<'_>,
-        tiles: &[StemTile],
+        kernels: &[Kernel],
         copies: usize,
     ) -> Result<Self, Error> {
         let S8StemOperands { stem, x: (x, row_pitch), outside, filter, bias, scale, result, result_at, relu } =
@@ -71,18 +73,23 @@ impl S8StemRun {
             let y = y + result_at as u64;
             let problem =
                 S8StemProblem { stem, x, row_pitch, outside, filter, bias, scale, y, y_signed: result.1, relu };
-            tiles.iter().map(|tile| sm90_stem_s8::launch(&problem, *tile)).collect()
+            let launched = |kernel: &Kernel| match *kernel {
+                Kernel::Sm90StemS8(tile) => sm90_stem_s8::launch(&problem, tile),
+                Kernel::Sm90StemS8Runs => sm90_stem_s8_runs::launch(&problem, device.info().units),
+                other => Err(unsupported("kernel of first layers", other, "use one of S8Stem::kernels")),
+            };
+            kernels.iter().map(launched).collect()
         };
         Alone::new(device, "first layers of bytes", bytes, copies, launches).map(Self)
     }
 
-    /// Runs a tile `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
+    /// Runs a kernel `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
     ///
     /// # Errors
     /// Any of the device.
-    pub fn run(&mut self, tile: usize, times: usize) -> Result<f64, Error> {
-        // SAFETY: the lengths of all operands were checked against the sizes that the launcher keeps to.
-        unsafe { self.0.run(tile, times) }
+    pub fn run(&mut self, kernel: usize, times: usize) -> Result<f64, Error> {
+        // SAFETY: the lengths of all operands were checked against the sizes that the launchers keep to.
+        unsafe { self.0.run(kernel, times) }
     }
 
     /// The bytes of the buffer that the first copy's result is written into.

@@ -62,33 +62,41 @@ impl Launcher for Sm90StemS8 {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let (StepOp::QuantizedStem(of), Kernel::Sm90StemS8(tile), Some(stem)) =
-            (step.op(), step.kernel(), S8Stem::of(&step.work()))
-        else {
-            return Err(step.wrong_kernel());
-        };
-        let (x, _, y) = step.pointers();
-        let filter = step.filter(step.name());
-        let bias = filter + STEM_FILTER_BYTES as u64;
-        let problem = S8StemProblem {
-            stem,
-            x,
-            row_pitch: step.input_rows().row_pitch,
-            outside: of.outside(),
-            filter,
-            bias,
-            scale: bias + (stem.output.channels * size_of::<i32>()) as u64,
-            y,
-            y_signed: step.y().dtype == Dtype::I8,
-            relu: of.stem.conv.activation != Activation::None,
-        };
-        launch(&problem, tile)
+        let Kernel::Sm90StemS8(tile) = step.kernel() else { return Err(step.wrong_kernel()) };
+        launch(&problem_of(step)?, tile)
     }
 
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
         vec![Arguments::of::<StemS8Args>("sm90_stem_s8.cu", "StemS8Args", StemS8Args::FIELDS)]
     }
+}
+
+/// The problem of a step of first layers.
+pub(super) fn problem_of(step: &Operands<'_>) -> Result<S8StemProblem, Error> {
+    let (StepOp::QuantizedStem(of), Some(stem)) = (step.op(), S8Stem::of(&step.work())) else {
+        return Err(step.wrong_kernel());
+    };
+    let (x, _, y) = step.pointers();
+    let filter = step.filter(step.name());
+    let bias = filter + STEM_FILTER_BYTES as u64;
+    Ok(S8StemProblem {
+        stem,
+        x,
+        row_pitch: step.input_rows().row_pitch,
+        outside: of.outside(),
+        filter,
+        bias,
+        scale: bias + (stem.output.channels * size_of::<i32>()) as u64,
+        y,
+        y_signed: step.y().dtype == Dtype::I8,
+        relu: of.stem.conv.activation != Activation::None,
+    })
+}
+
+/// Four pixels outside of the image, as words.
+pub(super) fn words_of(outside: [u8; 3]) -> [u32; 3] {
+    std::array::from_fn(|word| u32::from_le_bytes(std::array::from_fn(|byte| outside[(4 * word + byte) % 3])))
 }
 
 /// Dynamic shared memory of a block: three lines of image rows for each stage and for the three rows before the first,
@@ -143,7 +151,6 @@ pub(crate) fn launch(problem: &S8StemProblem, tile: StemTile) -> Result<Launch, 
     let column_tiles = StemLayers { taps: STEM_TAPS, pools: true }.column_tiles(COLUMNS, output.width);
     let band_rows = in_range("rows of a tile", tile.rows, 1, 1 << 14)?;
     let bands = output.height.div_ceil(tile.rows);
-    let word = |word: usize| u32::from_le_bytes(std::array::from_fn(|byte| outside[(4 * word + byte) % 3]));
     let args = StemS8Args {
         x: aligned("x", problem.x, 4)?,
         filter: aligned("filter", problem.filter, 16)?,
@@ -165,7 +172,7 @@ pub(crate) fn launch(problem: &S8StemProblem, tile: StemTile) -> Result<Launch, 
         bands: int(bands),
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_bands: FastDivide::by(bands as u32),
-        outside: std::array::from_fn(word),
+        outside: words_of(outside),
         output: S8Output::of(None, y_signed, relu)?,
         ..Zeroable::zeroed()
     };

@@ -154,6 +154,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,
+    &sm90_stem_s8::Sm90StemS8Runs,
     &sm90_tail::Sm90Tail,
     &sm90_mean_linear::Sm90MeanLinear,
     &sm90_product::Sm90Product,
@@ -295,6 +296,8 @@ pub enum Kernel {
     Sm90Stem(StemTile),
     /// The sm90 kernel of a network's first layers, from bytes to bytes, with a tile.
     Sm90StemS8(StemTile),
+    /// The same of usual photos, with the rows of all results divided among the multiprocessors.
+    Sm90StemS8Runs,
     /// The sm90 depthwise convolution with a tile.
     Sm90Depthwise(DepthwiseTile),
     /// The sm90 depthwise convolution of bytes with a tile.
@@ -351,6 +354,7 @@ impl Kernel {
             | Self::Sm90Chain(_)
             | Self::Sm90Stem(_)
             | Self::Sm90StemS8(_)
+            | Self::Sm90StemS8Runs
             | Self::Sm90Depthwise(_)
             | Self::Sm90DepthwiseS8(_)
             | Self::Sm90Expand(_)
@@ -391,6 +395,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90StemS8(tile) => write!(f, "sm90 s8 stem {tile}"),
+            Self::Sm90StemS8Runs => write!(f, "sm90 s8 stem runs"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90DepthwiseS8(tile) => write!(f, "sm90 s8 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
