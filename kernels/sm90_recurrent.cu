@@ -31,7 +31,7 @@ struct RecurrentArgs {
   int32_t column_steps;     // of 16 columns of a part, at most
   int32_t h_pitch;          // bytes from one row of the state to the next
   int32_t h_bytes;          // of a buffer of the state
-  int32_t sums_at;          // bytes of shared memory before the sums of warps, and before the buffers of inputs
+  int32_t sums_at;          // bytes of shared memory before the buffers of warps' sums, and before those of inputs
   int32_t inputs_at;
   int32_t inputs_pitch;     // bytes from one row of the batch to the next in such a buffer
   int32_t inputs_bytes;     // of a buffer of inputs
@@ -80,7 +80,10 @@ template <int kTiles> struct Share {
   __device__ __forceinline__ uint32_t state(const RecurrentArgs &args, int32_t step) const {
     return smem + kBarrierBytes + (step & 1) * args.h_bytes;
   }
-  __device__ __forceinline__ uint32_t sums(const RecurrentArgs &args) const { return smem + args.sums_at; }
+  // Two buffers: the barrier behind a step's products is between reads of one and the next writes to it.
+  __device__ __forceinline__ uint32_t sums(const RecurrentArgs &args, int32_t step) const {
+    return smem + args.sums_at + (step & 1) * (args.inputs_at - args.sums_at) / 2;
+  }
   __device__ __forceinline__ uint32_t inputs(const RecurrentArgs &args, int32_t buffer) const {
     return smem + args.inputs_at + buffer * args.inputs_bytes;
   }
@@ -121,15 +124,15 @@ template <int kSteps> struct Weights {
     }
   }
 
-  // The warp's sums of the state at `state` to its place among the sums.
+  // The warp's sums of the state of this step to its place among the sums.
   template <class Share>
-  __device__ __forceinline__ void multiply(const RecurrentArgs &args, const Share &share, uint32_t state) const {
+  __device__ __forceinline__ void multiply(const RecurrentArgs &args, const Share &share, int32_t step) const {
     constexpr int kTiles = Share::kRows / kTileRows;
     // With one tile, odd steps have sums of their own: half as many products wait for one another.
     constexpr int kChains = kTiles == 1 ? 2 : 1;
     const int32_t lane = thread_idx_x() % 32;
     float d[kTiles][kChains][4] = {};
-    const uint32_t from = state + lane % 8 * args.h_pitch + (first * 2 + lane / 8) * 16;
+    const uint32_t from = share.state(args, step) + lane % 8 * args.h_pitch + (first * 2 + lane / 8) * 16;
 #pragma unroll
     for (int i = 0; i < kSteps; i += 2) {
       if (i < steps) {
@@ -143,7 +146,7 @@ template <int kSteps> struct Weights {
       }
     }
     const uint32_t row = (column_part * args.row_tiles + row_tile) * 16 + lane / 4;
-    const uint32_t to = share.sums(args) + (row * Share::kSumPitch + lane % 4 * 2) * 4;
+    const uint32_t to = share.sums(args, step) + (row * Share::kSumPitch + lane % 4 * 2) * 4;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       if (kChains == 2) {
@@ -255,12 +258,12 @@ template <int kTiles> struct Units {
 
   // The new h of a unit, from its inputs and from what the warps have summed.
   __device__ __forceinline__ float advance(const RecurrentArgs &args, const Share<kTiles> &share, int number,
-                                           int32_t buffer) {
+                                           int32_t step, int32_t buffer) {
     const Unit unit(share, number);
     float x[kMostGates] = {}, sums[kMostGates] = {};
     if (unit.exists) {
       const int32_t of_part = args.row_tiles * 16 * Share<kTiles>::kSumPitch * 4;
-      uint32_t from = share.sums(args) + (unit.unit * Share<kTiles>::kSumPitch + unit.row) * 4;
+      uint32_t from = share.sums(args, step) + (unit.unit * Share<kTiles>::kSumPitch + unit.row) * 4;
       uint32_t from_inputs = share.inputs(args, buffer) + unit.row * args.inputs_pitch + unit.unit * 2;
 #pragma unroll
       for (int gate = 0; gate < kMostGates; ++gate) {
@@ -367,21 +370,19 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
       // The next phase of this barrier is of the step after the next one, which no block computes before this one has sent.
       if (threadIdx.x == 0) barrier_arrive_expect(share.barrier(step), state_bytes);
     }
-    if (weights.steps > 0) weights.multiply(args, share, share.state(args, step));
+    if (weights.steps > 0) weights.multiply(args, share, step);
     cp_async_wait<1>();
     // The sums and inputs are there, and no warp reads this state any more: what is sent from here on lets other blocks
     // overwrite it.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const float h = units.advance(args, share, i, buffer);
+      const float h = units.advance(args, share, i, step, buffer);
       units.store(args, share, i, h, step, time_of(step));
     }
     copy_inputs(args, share, time_of(step + 2), next_buffer, step + 2 < args.steps);
     buffer = buffer == kInputBuffers - 1 ? 0 : buffer + 1;
     next_buffer = next_buffer == kInputBuffers - 1 ? 0 : next_buffer + 1;
-    // No thread reads sums any more. States are under way, so that no warp waits longer for it.
-    __syncthreads();
   }
   cluster_arrive();
   cluster_wait();
@@ -418,7 +419,7 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
 //            at least 32 ceil(hidden / 16) + 16; h_bytes = kRows * h_pitch + 16, because two steps of columns are read at
 //            once. inputs_pitch is a multiple of 16 and at least 2 part_hidden; inputs_bytes = gates * kRows *
 //            inputs_pitch. Dynamic shared memory, in this order: 16 bytes; two buffers of h_bytes; at sums_at
-//            64 row_tiles * column_parts * (kRows + 4) bytes; at inputs_at three buffers of inputs_bytes. Compute
+//            two of 64 row_tiles * column_parts * (kRows + 4) bytes; at inputs_at three of inputs_bytes. Compute
 //            capability 9.0 exactly.
 // Limits     steps, rows and hidden from 1; hidden and part_hidden multiples of 8; directions 1 or 2; gates 4, 3, 1 and 1
 //            for the four kinds of cells; kRows * hidden below 2^19; directions * gates * hidden below 2^31.

@@ -267,11 +267,11 @@ pub(super) mod tests {
         // 25 groups of 8 units in five parts; 160 rows of weights are ten tiles, and 13 steps of columns one part.
         assert_eq!([args.part_hidden, args.row_tiles, args.column_parts, args.column_steps], [40, 10, 1, 13]);
         assert_eq!([args.h_pitch, args.h_bytes, args.sums_at], [432, 16 * 432 + 16, 16 + 2 * (16 * 432 + 16)]);
-        assert_eq!([args.inputs_at, args.inputs_pitch, args.inputs_bytes], [26_672, 96, 64 * 96]);
+        assert_eq!([args.inputs_at, args.inputs_pitch, args.inputs_bytes], [39_472, 96, 64 * 96]);
         assert_eq!(args.by_part_chunks.divide(11), 2);
         // Three groups of rows in two directions, each with five blocks of eight.
         assert_eq!((&*launch.entry, launch.grid, launch.cluster), ("sm90_recurrent_16x16", [48, 1, 1], 8));
-        assert_eq!((launch.block, launch.shared_bytes), ([320, 1, 1], 26_672 + 3 * 64 * 96));
+        assert_eq!((launch.block, launch.shared_bytes), ([320, 1, 1], 39_472 + 3 * 64 * 96));
         assert!(launch.waits_itself);
         let (_, args) =
             launched(&layer(RecurrentKind::Gru, 1, 1, 64), RecurrentTile { blocks: 2, rows: 8 }, 1, [None; 2]);

@@ -112,6 +112,11 @@ impl Layer {
         16 + (step & 1) * self.args.h_bytes as usize
     }
 
+    fn sums_at(&self, step: usize) -> usize {
+        let [first, end] = [self.args.sums_at, self.args.inputs_at].map(|at| at as usize);
+        first + (step & 1) * (end - first) / 2
+    }
+
     /// Runs every cluster, one after the other.
     fn run(&mut self, random: &mut Random) {
         for cluster in 0..self.clusters {
@@ -258,11 +263,11 @@ impl Layer {
                 let pitch = self.tile_rows + 4;
                 for lane in 0..32 {
                     let row = (part * row_tiles + tile) * 16 + lane / 4;
-                    let to = self.args.sums_at as usize + (row * pitch + lane % 4 * 2) * 4;
+                    let to = self.sums_at(block.step) + (row * pitch + lane % 4 * 2) * 4;
                     for (half, k) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                         let at = to + (half * 8 * pitch + rows * 8 + k) * 4;
                         let sum = d[lane / 4 + 8 * half][lane % 4 * 2 + k];
-                        assert!(at + 4 <= self.args.inputs_at as usize);
+                        assert!(at + 4 <= self.sums_at(1) + (self.sums_at(1) - self.sums_at(0)) * (block.step & 1));
                         block.shared[at..at + 4].copy_from_slice(&sum.to_le_bytes());
                     }
                 }
@@ -306,7 +311,7 @@ impl Layer {
                         half_at(&block.shared, buffer + line * self.args.inputs_pitch as usize + unit * 2).to_f32();
                     for part in 0..self.args.column_parts as usize {
                         let line = part * self.args.row_tiles as usize * 16 + gate * part_hidden + unit;
-                        let at = self.args.sums_at as usize + (line * pitch + row) * 4;
+                        let at = self.sums_at(step) + (line * pitch + row) * 4;
                         sums[gate] += f32::from_le_bytes(get(&block.shared, at));
                     }
                 }

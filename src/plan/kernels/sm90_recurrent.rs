@@ -143,7 +143,7 @@ pub(crate) struct RecurrentLayout {
     pub(crate) threads: usize,
     /// Bytes from one row of the state to the next, and of a buffer of the state: products read 16 bytes behind its rows.
     pub(crate) h_bytes: [usize; 2],
-    /// Bytes of shared memory before the sums of warps.
+    /// Bytes of shared memory before the two buffers of warps' sums.
     pub(crate) sums_at: usize,
     /// Bytes of shared memory before the buffers of inputs.
     pub(crate) inputs_at: usize,
@@ -264,7 +264,7 @@ impl RecurrentOp {
         let inputs_pitch = 2 * part_hidden + 16;
         let inputs_bytes = [inputs_pitch, gates * tile.rows * inputs_pitch];
         let sums_at = BARRIER_BYTES + 2 * h_bytes[1];
-        let inputs_at = sums_at + 4 * SIDE * row_tiles * column_parts * (tile.rows + 4);
+        let inputs_at = sums_at + 2 * 4 * SIDE * row_tiles * column_parts * (tile.rows + 4);
         let shared_bytes = inputs_at + INPUT_BUFFERS * inputs_bytes[1];
         let layout = RecurrentLayout {
             cluster: tile.blocks.next_power_of_two().max(2),
