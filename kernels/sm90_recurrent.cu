@@ -80,10 +80,6 @@ template <int kTiles> struct Share {
   __device__ __forceinline__ uint32_t state(const RecurrentArgs &args, int32_t step) const {
     return smem + kBarrierBytes + (step & 1) * args.h_bytes;
   }
-  // Two buffers: the barrier behind a step's products is between reads of one and the next writes to it.
-  __device__ __forceinline__ uint32_t sums(const RecurrentArgs &args, int32_t step) const {
-    return smem + args.sums_at + (step & 1) * (args.inputs_at - args.sums_at) / 2;
-  }
   __device__ __forceinline__ uint32_t inputs(const RecurrentArgs &args, int32_t buffer) const {
     return smem + args.inputs_at + buffer * args.inputs_bytes;
   }
@@ -124,15 +120,16 @@ template <int kSteps> struct Weights {
     }
   }
 
-  // The warp's sums of the state of this step to its place among the sums.
+  // The warp's sums of the state at `state` to its place among the sums at `sums`.
   template <class Share>
-  __device__ __forceinline__ void multiply(const RecurrentArgs &args, const Share &share, int32_t step) const {
+  __device__ __forceinline__ void multiply(const RecurrentArgs &args, const Share &share, uint32_t state,
+                                           uint32_t sums) const {
     constexpr int kTiles = Share::kRows / kTileRows;
     // With one tile, odd steps have sums of their own: half as many products wait for one another.
     constexpr int kChains = kTiles == 1 ? 2 : 1;
     const int32_t lane = thread_idx_x() % 32;
     float d[kTiles][kChains][4] = {};
-    const uint32_t from = share.state(args, step) + lane % 8 * args.h_pitch + (first * 2 + lane / 8) * 16;
+    const uint32_t from = state + lane % 8 * args.h_pitch + (first * 2 + lane / 8) * 16;
 #pragma unroll
     for (int i = 0; i < kSteps; i += 2) {
       if (i < steps) {
@@ -146,7 +143,7 @@ template <int kSteps> struct Weights {
       }
     }
     const uint32_t row = (column_part * args.row_tiles + row_tile) * 16 + lane / 4;
-    const uint32_t to = share.sums(args, step) + (row * Share::kSumPitch + lane % 4 * 2) * 4;
+    const uint32_t to = sums + (row * Share::kSumPitch + lane % 4 * 2) * 4;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       if (kChains == 2) {
@@ -256,14 +253,14 @@ template <int kTiles> struct Units {
     }
   }
 
-  // The new h of a unit, from its inputs and from what the warps have summed.
+  // The new h of a unit, from its inputs and from what the warps have summed, at `all_sums`.
   __device__ __forceinline__ float advance(const RecurrentArgs &args, const Share<kTiles> &share, int number,
-                                           int32_t step, int32_t buffer) {
+                                           int32_t buffer, uint32_t all_sums) {
     const Unit unit(share, number);
     float x[kMostGates] = {}, sums[kMostGates] = {};
     if (unit.exists) {
       const int32_t of_part = args.row_tiles * 16 * Share<kTiles>::kSumPitch * 4;
-      uint32_t from = share.sums(args, step) + (unit.unit * Share<kTiles>::kSumPitch + unit.row) * 4;
+      uint32_t from = all_sums + (unit.unit * Share<kTiles>::kSumPitch + unit.row) * 4;
       uint32_t from_inputs = share.inputs(args, buffer) + unit.row * args.inputs_pitch + unit.unit * 2;
 #pragma unroll
       for (int gate = 0; gate < kMostGates; ++gate) {
@@ -363,6 +360,10 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
   cluster_wait();
   __syncthreads();
   int32_t buffer = 0, next_buffer = 2;  // of inputs: of this step, and of the second one behind it
+  // Sums have two buffers in turn: the barrier behind a step's products is between reads of one and the next writes to it.
+  const uint32_t first_sums = share.smem + args.sums_at;
+  const uint32_t both_sums = 2 * first_sums + static_cast<uint32_t>(args.inputs_at - args.sums_at) / 2;
+  uint32_t sums = first_sums;
 #pragma unroll 1
   for (int32_t step = 0; step < args.steps; ++step) {
     if (step > 0) {
@@ -370,17 +371,18 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
       // The next phase of this barrier is of the step after the next one, which no block computes before this one has sent.
       if (threadIdx.x == 0) barrier_arrive_expect(share.barrier(step), state_bytes);
     }
-    if (weights.steps > 0) weights.multiply(args, share, step);
+    if (weights.steps > 0) weights.multiply(args, share, share.state(args, step), sums);
     cp_async_wait<1>();
     // The sums and inputs are there, and no warp reads this state any more: what is sent from here on lets other blocks
     // overwrite it.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const float h = units.advance(args, share, i, step, buffer);
+      const float h = units.advance(args, share, i, buffer, sums);
       units.store(args, share, i, h, step, time_of(step));
     }
     copy_inputs(args, share, time_of(step + 2), next_buffer, step + 2 < args.steps);
+    sums = both_sums - sums;
     buffer = buffer == kInputBuffers - 1 ? 0 : buffer + 1;
     next_buffer = next_buffer == kInputBuffers - 1 ? 0 : next_buffer + 1;
   }
