@@ -110,14 +110,17 @@ struct S8Tile {
   static constexpr int kStageBytes = (kKeeps ? 0 : kFilterBytes) + kPixelBytes;
   static constexpr int kFilterStages = kKeeps ? kFilterBytes / kPixelBytes : 0;
 
-  // A warpgroup's residuals and results: rows of a pixel. They come and go in chunks, in as many places as a tile has, so
-  // that its residual comes beside its products, and three at least.
-  static constexpr int kOutRowBytes = kGroupChannels;
+  // Residuals and results: rows of a pixel. They come and go in chunks, in as many places as a tile has, so that its
+  // residual comes beside its products, and three at least. Two warpgroups with 64 channels each of the same pixels fill
+  // the halves of rows of 128 bytes; the others have rows of their own.
+  static constexpr int kJoined = kChannelGroups == 2 && kGroupChannels == 64 ? 2 : 1;
+  static constexpr int kOuts = kGroups / kJoined;  // rings of chunks, in a team
+  static constexpr int kOutRowBytes = kJoined * kGroupChannels, kOutColumns = kChannels / kOutRowBytes;
   static constexpr int kTileChunks = kProductPixels / kChunkPixels, kChunks = kTileChunks < 3 ? 3 : kTileChunks;
   static constexpr int kChunkBytes = kChunkPixels * kOutRowBytes;
 
-  static constexpr int kOutBytes = kShares ? kPixels * kChannels * 4 : kTeams * kGroups * kChunks * kChunkBytes;
-  static constexpr int kOutBarrierBytes = kShares ? 8 : kTeams * kGroups * kChunks * 16;
+  static constexpr int kOutBytes = kShares ? kPixels * kChannels * 4 : kTeams * kOuts * kChunks * kChunkBytes;
+  static constexpr int kOutBarrierBytes = kShares ? 8 : kTeams * kOuts * kChunks * 16;
 
   static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + kOutBarrierBytes;
 
@@ -159,18 +162,18 @@ template <class Tile> struct S8Ring {
   }
 };
 
-// A place in a warpgroup's ring of chunks; runs on from tile to tile.
+// A place in a ring of chunks, of one warpgroup or two; runs on from tile to tile.
 template <class Tile> struct S8Chunks {
   uint32_t smem;  // of place 0
   uint32_t barriers;
   uint32_t place = 0, phase = 0;
 
-  __device__ __forceinline__ S8Chunks(const S8Ring<Tile> &ring, uint32_t group)
-      : smem(ring.out() + group * Tile::kChunks * Tile::kChunkBytes),
-        barriers(ring.smem + Tile::kSharedBytes - (Tile::kTeams * Tile::kGroups - group) * Tile::kChunks * 16) {}
+  __device__ __forceinline__ S8Chunks(const S8Ring<Tile> &ring, uint32_t out)
+      : smem(ring.out() + out * Tile::kChunks * Tile::kChunkBytes),
+        barriers(ring.smem + Tile::kSharedBytes - (Tile::kTeams * Tile::kOuts - out) * Tile::kChunks * 16) {}
   __device__ __forceinline__ uint32_t results() const { return smem + place * Tile::kChunkBytes; }
   __device__ __forceinline__ uint32_t full() const { return barriers + place * 16; }
-  // That the warpgroup may write: what was stored from it has been read, and its residual is there.
+  // That warpgroups may write: what was stored from it has been read, and its residual is there.
   __device__ __forceinline__ uint32_t ready() const { return full() + 8; }
   __device__ __forceinline__ void advance() {
     if (++place == Tile::kChunks) place = 0, phase ^= 1;
@@ -221,6 +224,12 @@ template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &ar
 template <class Tile> TREFOIL_DEVICE S8Origin s8_part(const S8Origin &origin, uint32_t group) {
   return {origin.k + static_cast<int32_t>(group % Tile::kChannelGroups) * Tile::kGroupChannels,
           origin.m + static_cast<int32_t>(group / Tile::kChannelGroups) * Tile::kProductPixels};
+}
+
+// What the chunks of a ring are of.
+template <class Tile> TREFOIL_DEVICE S8Origin s8_out(const S8Origin &origin, uint32_t out) {
+  return {origin.k + static_cast<int32_t>(out % Tile::kOutColumns) * Tile::kOutRowBytes,
+          origin.m + static_cast<int32_t>(out / Tile::kOutColumns) * Tile::kProductPixels};
 }
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
@@ -347,7 +356,7 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
 
 // ---- store: one thread -------------------------------------------------------------------------------------------
 
-// A chunk of each warpgroup: its tile, and its first pixel in their parts of that.
+// A chunk of each ring: its tile, and its first pixel in their parts of that.
 template <class Tile> struct S8Walk {
   int32_t tile, pixel = 0;
 
@@ -357,13 +366,13 @@ template <class Tile> struct S8Walk {
   }
 };
 
-// Gives a warpgroup the place of a chunk, if there is one: with its residual, where one is added.
+// Gives warpgroups the place of a chunk, if there is one: with its residual, where one is added.
 template <class Tile, bool kAdds>
 TREFOIL_DEVICE void give(const Sm90ConvS8Args &args, const S8Share &share, uint32_t place, uint32_t ready,
-                         const S8Walk<Tile> &walk, uint32_t group) {
+                         const S8Walk<Tile> &walk, uint32_t out) {
   if (walk.tile >= args.tiles) return;
   if constexpr (kAdds) {
-    const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, walk.tile), group);
+    const S8Origin part = s8_out<Tile>(s8_origin<Tile>(args, share, walk.tile), out);
     barrier_arrive_expect(ready, Tile::kChunkBytes);
     copy_box_2d(place, &args.residual, ready, part.k / 2, part.m + walk.pixel);
   } else {
@@ -373,27 +382,27 @@ TREFOIL_DEVICE void give(const Sm90ConvS8Args &args, const S8Share &share, uint3
 
 template <class Tile, bool kAdds>
 TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring) {
-  constexpr uint32_t kNextGroup = Tile::kChunks * Tile::kChunkBytes, kNextBarriers = Tile::kChunks * 16;
-  S8Chunks<Tile> given(ring, share.team * Tile::kGroups), chunks = given;
+  constexpr uint32_t kNextOut = Tile::kChunks * Tile::kChunkBytes, kNextBarriers = Tile::kChunks * 16;
+  S8Chunks<Tile> given(ring, share.team * Tile::kOuts), chunks = given;
   S8Walk<Tile> ahead{share.first_tile};  // of `given`, as many chunks ahead as there are places
-  const auto give_to = [&](int group) {
-    give<Tile, kAdds>(args, share, given.results() + group * kNextGroup, given.ready() + group * kNextBarriers, ahead, group);
+  const auto give_to = [&](int out) {
+    give<Tile, kAdds>(args, share, given.results() + out * kNextOut, given.ready() + out * kNextBarriers, ahead, out);
   };
   if (kAdds) wait_for_earlier_launches();
   for (int place = 0; place < Tile::kChunks; ++place, given.advance(), ahead.advance(share))
 #pragma unroll
-    for (int group = 0; group < Tile::kGroups; ++group) give_to(group);
+    for (int out = 0; out < Tile::kOuts; ++out) give_to(out);
   bool is_first = true;
   for (S8Walk<Tile> walk{share.first_tile}; walk.tile < args.tiles; walk.advance(share), chunks.advance()) {
     const S8Origin origin = s8_origin<Tile>(args, share, walk.tile);
 #pragma unroll
-    for (int group = 0; group < Tile::kGroups; ++group) {
-      const S8Origin part = s8_part<Tile>(origin, group);
-      barrier_wait(chunks.full() + group * kNextBarriers, chunks.phase);
-      store_box_2d(&args.y, part.k / 2, part.m + walk.pixel, chunks.results() + group * kNextGroup);
-      // What this group stored before has been read.
-      wait_stores_read<Tile::kGroups>();
-      if (!is_first) give_to(group);
+    for (int out = 0; out < Tile::kOuts; ++out) {
+      const S8Origin part = s8_out<Tile>(origin, out);
+      barrier_wait(chunks.full() + out * kNextBarriers, chunks.phase);
+      store_box_2d(&args.y, part.k / 2, part.m + walk.pixel, chunks.results() + out * kNextOut);
+      // What was stored from this ring before has been read.
+      wait_stores_read<Tile::kOuts>();
+      if (!is_first) give_to(out);
     }
     if (!is_first) given.advance(), ahead.advance(share);
     is_first = false;
@@ -451,11 +460,12 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
                                             uint32_t group) {
   const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
   // A lane gives the address of a pixel's 16 bytes, which lie in the copy engine's swizzle: in another order in each row of
-  // 128 bytes. 64 bytes on is the other half of such a row.
+  // 128 bytes. 64 bytes on is the other half of such a row, of the second slab or of the second of two warpgroups.
   constexpr uint32_t kOrders = Tile::kOutRowBytes / 16;
-  const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % kOrders) * 16;
+  const uint32_t column = group % Tile::kJoined * (kSlabChannels / 16) + warp;
+  const uint32_t lane_offset = lane * Tile::kOutRowBytes + (column ^ lane * Tile::kOutRowBytes / 128 % kOrders) * 16;
 
-  S8Chunks<Tile> chunks(ring, share.team * Tile::kGroups + group);
+  S8Chunks<Tile> chunks(ring, share.team * Tile::kOuts + group / Tile::kJoined);
   Requantiser requantiser[Tile::kSlabs];
   const auto load_requantisers = [&](int32_t tile) {
     const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, tile), group);
@@ -500,10 +510,10 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
       barrier_init(each.full(), 1);
       barrier_init(each.empty(), 4 * Tile::kGroups * share.blocks);
     }
-    for (int group = 0; group < Tile::kTeams * Tile::kGroups; ++group) {
-      S8Chunks<Tile> chunks(ring, group);
+    for (int out = 0; out < Tile::kTeams * Tile::kOuts; ++out) {
+      S8Chunks<Tile> chunks(ring, out);
       for (int place = 0; place < Tile::kChunks; ++place, chunks.advance()) {
-        barrier_init(chunks.full(), 4);
+        barrier_init(chunks.full(), 4 * Tile::kJoined);
         barrier_init(chunks.ready(), 1);
       }
     }

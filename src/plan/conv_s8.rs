@@ -102,13 +102,24 @@ impl S8Pipeline {
         self.slabs * 64
     }
 
+    /// The output channels of a chunk of results, which are the bytes of its rows. Two warpgroups with 64 channels each of
+    /// the same pixels fill its halves; others have chunks of their own.
+    pub(crate) const fn out_channels(&self) -> usize {
+        self.joined() * self.group_channels()
+    }
+
+    /// The number of warpgroups that fill a chunk.
+    const fn joined(&self) -> usize {
+        if self.channel_groups == 2 && self.slabs == 1 { 2 } else { 1 }
+    }
+
     /// Whether the warpgroup that multiplies also stores the tile, and the blocks of a cluster share each tile.
     pub(crate) const fn shares(&self) -> bool {
         self.groups() == 1
     }
 
-    /// The number of buffers that each warpgroup has for chunks of results: one for each chunk of a tile, but at least
-    /// three.
+    /// The number of buffers for chunks of results that a warpgroup has, or two together: one for each chunk of a tile,
+    /// but at least three.
     const fn chunks(&self) -> usize {
         let of_tile = self.product_pixels / CHUNK_PIXELS;
         if of_tile < 3 { 3 } else { of_tile }
@@ -205,8 +216,7 @@ impl S8Tile {
         if self.kept { 2 } else { 1 }
     }
 
-    /// Bytes of dynamic shared memory of a block: its stages, and the chunks of results of each warpgroup, with two
-    /// barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier. Kept filters take
+    /// Bytes of dynamic shared memory of a block: its stages, and the chunks of its results, with two barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier. Kept filters take
     /// stages, which are as large as their pixels.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let of_stage = if self.kept { self.pixels } else { self.channels + self.pixels };
@@ -214,15 +224,15 @@ impl S8Tile {
         match self.pipeline() {
             Some(of) if of.shares() => Some(of.stages * (stage + 16) + self.pixels * self.channels * 4 + 8),
             Some(of) => {
-                let chunk = CHUNK_PIXELS * of.group_channels();
-                Some(of.stages * (stage + 16) + self.teams() * of.groups() * of.chunks() * (chunk + 16))
+                let (chunk, rings) = (CHUNK_PIXELS * of.out_channels(), self.teams() * of.groups() / of.joined());
+                Some(of.stages * (stage + 16) + rings * of.chunks() * (chunk + 16))
             }
             None => None,
         }
     }
 }
 
-/// The number of pixels that a warpgroup stores at once.
+/// The number of pixels of a chunk of results, which is stored at once.
 pub(crate) const CHUNK_PIXELS: usize = 32;
 
 impl fmt::Display for S8Tile {

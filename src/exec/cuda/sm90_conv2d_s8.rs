@@ -307,8 +307,8 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         other.filter_map(tile, tile.channels / pair)?,
         first.x_map(tile)?,
         other.x_map(tile)?,
-        result_map("residual", residual, &conv, pipeline.group_channels())?,
-        result_map("y", problem.y, &conv, pipeline.group_channels())?,
+        result_map("residual", residual, &conv, pipeline.out_channels())?,
+        result_map("y", problem.y, &conv, pipeline.out_channels())?,
     ];
     // Blocks that share a tile compute only this one; other blocks run at the same time and share out all tiles.
     let at_once = (units * pipeline.blocks / pair).max(1);
