@@ -216,8 +216,9 @@ impl S8Tile {
         if self.kept { 2 } else { 1 }
     }
 
-    /// Bytes of dynamic shared memory of a block: its stages, and the chunks of its results, with two barriers each. If blocks share tiles: the stages, and the sums of a tile with one barrier. Kept filters take
-    /// stages, which are as large as their pixels.
+    /// Bytes of dynamic shared memory of a block: its stages, and the chunks of its results, with two barriers each. If
+    /// blocks share tiles: the stages, and the sums of a tile with one barrier. Kept filters take stages, which are as
+    /// large as their pixels.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let of_stage = if self.kept { self.pixels } else { self.channels + self.pixels };
         let stage = of_stage * self.row_bytes;

@@ -148,6 +148,17 @@ fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
     assert!(matches!(&launch.maps[5], TensorMap::Matrix { box_dims: [32, 32], .. }));
 }
 
+#[test]
+fn two_warpgroups_of_64_channels_fill_rows_of_128_bytes() {
+    for (pixels, stages, chunks) in [(256, 4, 8), (192, 5, 6), (128, 3, 4), (64, 4, 3)] {
+        let launch = launch(&problem(), tile(pixels, 128, 128), 1, 132).unwrap();
+        assert!(matches!(&launch.maps[4..], [TensorMap::Matrix { box_dims: [64, 32], .. }, _]), "{pixels}");
+        assert!(matches!(&launch.maps[5], TensorMap::Matrix { box_dims: [64, 32], .. }), "{pixels}");
+        let stage = (128 + pixels) * 128 + 16;
+        assert_eq!(launch.shared_bytes as usize, stages * stage + chunks * (32 * 128 + 16), "{pixels}");
+    }
+}
+
 /// Blocks take tiles of the same channels: the grid is a multiple of the channel tiles.
 #[test]
 fn kept_filters_are_of_one_channel_tile() {
