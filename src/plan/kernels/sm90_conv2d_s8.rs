@@ -78,14 +78,20 @@ fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
 fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pipeline: &S8Pipeline, sharing: usize, limits: &Limits) -> f64 {
     let tiles = pixels(sum).div_ceil(tile.pixels * sharing) * sharing * channel_tiles(sum, tile);
     let busiest = tiles.div_ceil(limits.units.max(1));
-    let copied = ((tile.channels / sharing + tile.pixels) * tile.row_bytes) as f64 / BYTES_A_CLOCK;
-    let waits = if has_windows(sum) { OF_STEP[sharing - 1] } else { 0.0 };
-    let step = products(tile).max(copied) + waits;
+    let bytes_a_clock = if tile.row_bytes < 128 { NARROW_BYTES_A_CLOCK } else { BYTES_A_CLOCK };
+    let copied = |channels: usize| ((channels + tile.pixels) * tile.row_bytes) as f64 / bytes_a_clock;
+    let waits = if sharing > 1 && has_windows(sum) { OF_STEP_OF_PAIR } else { 0.0 };
+    let step = products(tile).max(copied(tile.channels / sharing)) + waits;
     let latency = LATENCY / (pipeline.stages - 1) as f64;
     let of_round = |blocks: usize| steps(sum, tile) as f64 * (blocks as f64 * step).max(latency);
-    let value = if pipeline.blocks.min(busiest) > 1 { OF_VALUE } else { OF_VALUE_ALONE };
+    let value = match (busiest, pipeline.blocks) {
+        (1, _) => OF_VALUE_ALONE,
+        (_, 1) => OF_VALUE_OF_ONE,
+        _ => OF_VALUE,
+    };
     let pair = if sharing > 1 { PAIR } else { 0.0 };
-    STARTUP + pair + rounds(busiest, pipeline.blocks, of_round) + busiest as f64 * area(tile) * value
+    let first = BEFORE_FIRST_STAGE + copied(tile.channels);
+    first + pair + rounds(busiest, pipeline.blocks, of_round) + busiest as f64 * area(tile) * value
 }
 
 /// Clocks of tiles whose blocks keep their filters. The two teams of a block take turns at its tensor cores.
@@ -167,22 +173,27 @@ fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
 
 /// Multiply-adds of bytes that a multiprocessor does in a clock.
 const PRODUCTS_A_CLOCK: f64 = 4096.0 / 1.06;
-/// Bytes that a multiprocessor gets from the L2 cache in a clock, while other blocks copy the same data.
-const BYTES_A_CLOCK: f64 = 60.0;
-/// Clocks of an output value: during the products of another block; during those of the other team of a block that keeps
-/// filters, which stores rows of 128 bytes; and without either.
+/// Bytes that a multiprocessor gets from the L2 cache in a clock, while other blocks copy the same data: in rows of 128
+/// bytes, and in rows of 64.
+const BYTES_A_CLOCK: f64 = 58.5;
+const NARROW_BYTES_A_CLOCK: f64 = 44.0;
+/// Clocks of an output value: with two blocks on a multiprocessor; with one block that has several tiles; during the
+/// products of the other team of a block that keeps filters; and of a multiprocessor's only tile.
 const OF_VALUE: f64 = 0.11;
+const OF_VALUE_OF_ONE: f64 = 0.112;
 const OF_VALUE_KEPT: f64 = 0.105;
 const OF_VALUE_ALONE: f64 = 0.12;
 /// The part of kept filters that a block waits for: the rest comes while earlier launches end.
 const LATE_FILTERS: f64 = 0.5;
-/// Clocks of the launch, the barriers and the first load; and clocks that the blocks of a pair wait for each other.
+/// Clocks of the launch, the barriers and the first load; the same without the bytes of that; and clocks that the
+/// blocks of a pair wait for each other.
 const STARTUP: f64 = 1500.0;
-const PAIR: f64 = 300.0;
+const BEFORE_FIRST_STAGE: f64 = 1100.0;
+const PAIR: f64 = 450.0;
 /// Clocks from the moment when a stage is free until its copy has arrived.
 const LATENCY: f64 = 1800.0;
-/// Extra clocks of each step if windows have several taps: for single blocks, and for pairs, which wait for each other.
-const OF_STEP: [f64; 2] = [20.0, 180.0];
+/// Extra clocks of each step of pairs if windows have several taps: they wait for each other.
+const OF_STEP_OF_PAIR: f64 = 180.0;
 /// Clocks of a tile that blocks may share, whatever its size.
 const OF_SHARED: f64 = 500.0;
 /// Clocks until a block has the sums that the others send: of each shared tile, and of each of its values.
@@ -306,8 +317,25 @@ mod tests {
         assert_eq!(best(32, 7, [512, 2048], None), "128x128/128");
         assert_eq!(best(8, 14, [256, 1024], None), "64x128/128, pairs");
         assert_eq!(best(256, 14, [256, 1024], None), "64x256/128 kept");
-        assert_eq!(best(256, 56, [256, 64], None), "256x64/64, pairs");
-        assert_eq!(best(256, 28, [512, 128], None), "128x128/128");
+        assert_eq!(best(256, 56, [256, 64], None), "128x64/128, pairs");
+    }
+
+    /// Sums of many steps were faster, or as fast, by one block of five stages on a multiprocessor than by two of three.
+    #[test]
+    fn sums_of_many_steps_have_many_stages() {
+        let limits = Limits::h200();
+        let best = |side: usize, stride: usize, channels: [usize; 2], taps: usize| {
+            let sum = [S8Conv {
+                batch: 256,
+                input: Shape::new(side * stride, side * stride, channels[0]),
+                output: Shape::new(side, side, channels[1]),
+                window: Window::square(taps, stride, taps / 2),
+            }];
+            let all = kernels(&sum, &limits);
+            all.min_by(|a, b| clocks(&sum, *a, &limits).total_cmp(&clocks(&sum, *b, &limits))).unwrap().to_string()
+        };
+        let layers = [best(14, 1, [1024, 256], 1), best(7, 1, [2048, 512], 1), best(28, 2, [128, 128], 3)];
+        assert_eq!(layers, ["sm90 s8 conv 192x128/128"; 3]);
     }
 
     /// With windows of several taps, pairs were slower than single blocks.
@@ -320,6 +348,6 @@ mod tests {
             let all = kernels(&sum, &limits);
             all.min_by(|a, b| clocks(&sum, *a, &limits).total_cmp(&clocks(&sum, *b, &limits))).unwrap().to_string()
         };
-        assert_eq!([best(14, 256), best(7, 512)], ["sm90 s8 conv 192x256/128"; 2]);
+        assert_eq!([best(14, 256), best(7, 512)], ["sm90 s8 conv 192x128/128"; 2]);
     }
 }
