@@ -18,7 +18,7 @@ fn sizes() -> Vec<Size> {
 }
 
 fn model() -> Model {
-    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/convnet28")).unwrap()
+    Model::open("weights/convnet28").unwrap()
 }
 
 fn on<'a>(builder: EngineBuilder<'a>, device: &Device) -> EngineBuilder<'a> {
