@@ -6,7 +6,8 @@
 // of a few channels, whose biases and scales it keeps. Filters are stored in an order in which these channels are
 // neighbours: two bytes of a pixel, which stmatrix takes for a half. One warp copies: filters and pixels (im2col by the copy
 // engine) go through one ring of stages, in the order in which they are read, and run ahead into the next tile. The
-// warpgroups multiply, each its own part of the tile, and requantise it chunk by chunk. Another warp stores the chunks, so
+// warpgroups multiply, each its own part of the tile, and requantise it chunk by chunk: two with 64 channels each of the
+// same pixels fill the halves of a chunk's rows. Another warp stores the chunks, so
 // that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
 // residual in them that the results overwrite.
 //

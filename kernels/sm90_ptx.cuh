@@ -93,9 +93,9 @@ TREFOIL_DEVICE void cluster_arrive_written() { asm volatile("barrier.cluster.arr
 // Waits until all threads of the cluster that have not ended have arrived.
 TREFOIL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// The same of one thread whose warp's other lanes have ended. A thread that copies calls it before it first waits for a
-// stage that is read by threads behind cluster_wait: racecheck lets no thread pass before each one that arrived waits or
-// has ended. The others have long begun by then.
+// The same, of a single thread. PTX asks for no such wait, but racecheck lets no thread pass before each that arrived
+// waits or has ended. So a thread that copies in a cluster waits before it first copies into a stage again; all blocks
+// have long begun by then.
 TREFOIL_DEVICE void cluster_wait_alone() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // Writes two floats to this address of the shared memory of a block of the cluster, and completes 8 bytes of the

@@ -342,7 +342,7 @@ template <int kTiles, int kSteps> TREFOIL_DEVICE void recurrent(const RecurrentA
   }
   clear_states(args, share);
   __syncthreads();
-  // Behind the barrier, because a whole warp initialises by one instruction, as racecheck sees it.
+  // Behind the barrier: racecheck takes the initialisation for that of the warp's last lane, and would report a race.
   if (threadIdx.x == 0) {
     barrier_arrive_expect(share.barrier(1), state_bytes);
     barrier_arrive_expect(share.barrier(0), state_bytes);

@@ -3,7 +3,7 @@
 // A window's row is 21 bytes of an image row. The first 16 lie as the warpgroup product reads them, for each column of the
 // convolution: a line of blocks of 16 bytes. The other five are in a line of their own with those of the rows before and
 // after: a stage is two image rows and that line, and a window ten lines of four stages, whose products read two at a time.
-// The filter is in registers.
+// The filter is in registers. sm90_stem_s8_runs.cu computes usual photos in large batches, from the same filter.
 //
 // One warpgroup of a block stores lines. The other multiplies, takes the maximum of the exact sums, and requantises what
 // is left: a scale that is not negative keeps their order.

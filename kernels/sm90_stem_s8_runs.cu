@@ -1,5 +1,5 @@
 // A network's first layers in one pass, on Hopper, from bytes to bytes: convolution by 7x7 windows, maximum. The kernel of
-// usual photos: up to 224 columns, whole 16 bytes of them, and 64 channels. sm90_stem_s8.cu has all others.
+// usual photos: widths that are multiples of 16, up to 224, and 64 channels. sm90_stem_s8.cu has all others.
 //
 // The rows of all images' results are one list, of which each of a block's three groups that multiply has a run. A fourth
 // group has a warp for each of them, which stores from image rows what products read: for each column of the convolution
@@ -39,6 +39,9 @@ constexpr int kGroupThreads = 128;
 constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kGroups = 3;                                 // that multiply
 constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+// Of a thread of the warps that store lines, and of one that multiplies.
+constexpr int kLineRegisters = 80, kProductRegisters = 144;
+static_assert((kLineRegisters + kGroups * kProductRegisters) * kGroupThreads == 65536, "a warpgroup waits for more");
 constexpr int kColumns = 112;                              // of the convolution
 constexpr int kPadLeft = 3;
 constexpr int kTaps = 7;
@@ -48,8 +51,8 @@ constexpr int kBefore = (kTaps - 1) / 2;                   // stages of a window
 constexpr int kSlots = 8;                                  // stages in shared memory
 constexpr int kStripStages = 2;                            // with which a row of the result goes on
 constexpr int kStrips = kSlots / kStripStages;             // in shared memory, of stages and of image rows
-constexpr int kHaulStrips = 2;                             // that a barrier of copies tells of
-constexpr int kHauls = kStrips / kHaulStrips;
+constexpr int kCopyStrips = 2;                             // that a barrier of copies tells of
+constexpr int kCopies = kStrips / kCopyStrips;
 constexpr int kProducts = 5;                               // of a row
 constexpr int kOwnColumns = kColumns / 4;                  // of a thread
 constexpr int kOwnPixels = kOwnColumns / 2;                // of a thread's results
@@ -62,7 +65,8 @@ constexpr int kRingBytes = (kSlots * kLines + 1) * kLineBytes;
 constexpr int kStagedBytes = 4096;                         // a row of the result, at whole periods of the copy engine's order
 constexpr int kStripRows = 2 * kStripStages;               // of the image
 constexpr int kStripBytes = kStripRows * 2 * kColumns * 3;
-constexpr int kGroupBarriers = 2 * kStrips + kHauls;
+constexpr int kGroupBarriers = 2 * kStrips + kCopies;
+static_assert(kGroupBarriers <= 32, "a lane initialises each");
 static_assert(kStripBytes % 128 == 0, "where boxes are copied to");
 
 // A block's: staged rows, rings, image rows, and what is outside of the image.
@@ -83,13 +87,13 @@ static_assert(kLaneBytes % 12 == 0 && kLaneWords == kOutsideWords, "outside of t
 static_assert(kImageStart - kPadLeft * 3 + (kLaneColumns - 1) * 6 + 3 * kTaps <= kLaneWords * 4,
               "all windows of a lane");
 
-// Barriers of a group: strips are stored, have been read; image rows of hauls have been copied.
+// Barriers of a group: strips are stored, have been read; image rows of copies have come.
 struct Barriers {
   uint32_t first;
   __device__ __forceinline__ uint32_t stored(uint32_t strip) const { return first + strip % kStrips * kBarrierBytes; }
   __device__ __forceinline__ uint32_t read(uint32_t strip) const { return stored(strip) + kStrips * kBarrierBytes; }
-  __device__ __forceinline__ uint32_t copied(uint32_t haul) const {
-    return first + (2 * kStrips + haul % kHauls) * kBarrierBytes;
+  __device__ __forceinline__ uint32_t copied(uint32_t copy) const {
+    return first + (2 * kStrips + copy % kCopies) * kBarrierBytes;
   }
 };
 
@@ -146,12 +150,12 @@ struct Walk {
 };
 
 // Has the copy engine bring the next image rows of a run, if there are any; all lanes of the warp.
-TREFOIL_DEVICE void copy_haul(const StemS8RunsArgs &args, Walk &walk, uint32_t haul, uint32_t smem_images,
+TREFOIL_DEVICE void copy_strips(const StemS8RunsArgs &args, Walk &walk, uint32_t copy, uint32_t smem_images,
                               Barriers barriers) {
   if (!walk.next(args)) return;
   const int32_t image = walk.image, h = walk.h;
   const bool two = walk.next(args);
-  const uint32_t barrier = barriers.copied(haul), smem = smem_images + haul % kHauls * kHaulStrips * kStripBytes;
+  const uint32_t barrier = barriers.copied(copy), smem = smem_images + copy % kCopies * kCopyStrips * kStripBytes;
   // Boxes count whole, also where rows are outside.
   const uint32_t bytes = kStripRows * args.row_bytes;
   if (is_elected()) {
@@ -212,14 +216,14 @@ TREFOIL_DEVICE Left left_of(const Words &words) {
 }
 
 // The last bytes of three rows, and one that no product counts.
-TREFOIL_DEVICE uint32_t lasts_of(const Left &before, const Left &first, const Left &second, int column) {
+TREFOIL_DEVICE uint32_t last_bytes_of(const Left &before, const Left &first, const Left &second, int column) {
   const int byte = (first_byte(column) + 20) % 4;
   const uint32_t two = permute_bytes(before.last[column], first.last[column], byte + (byte + 4) * 16);
   return permute_bytes(two, second.last[column], 0x0010 + (byte + 4) * 0x100);
 }
 
 // Where the block of a thread's column lies in a line. The threads that have sums of a row of the product have eight
-// bytes of each 32, one after the other: two columns. Which two are a thread's is for free; these let lanes store without
+// bytes of each 32, one after the other: two columns. Any two could be a thread's; this choice lets lanes store without bank
 // conflicts.
 TREFOIL_DEVICE constexpr int column_pair(int own) { return own < 24 ? own / 8 * 4 + own % 4 : 12 + own % 2; }
 TREFOIL_DEVICE constexpr int column_of_pair(int own) { return own < 24 ? own / 4 % 2 : own % 4 / 2; }
@@ -235,7 +239,7 @@ TREFOIL_DEVICE Walk begin_lines(const StemS8RunsArgs &args, Run run, uint32_t sm
   __syncwarp();
   Walk ahead{run, 0, 0, 0};
 #pragma unroll
-  for (uint32_t haul = 0; haul < kHauls; ++haul) copy_haul(args, ahead, haul, smem_images, barriers);
+  for (uint32_t copy = 0; copy < kCopies; ++copy) copy_strips(args, ahead, copy, smem_images, barriers);
   return ahead;
 }
 
@@ -244,7 +248,7 @@ TREFOIL_DEVICE void store_lines(const StemS8RunsArgs &args, Run run, Walk ahead,
                                 uint32_t smem_outside, uint32_t smem_ring, Barriers barriers) {
   const uint32_t lane = threadIdx.x % 32;
   const bool stores = lane < kColumns / kLaneColumns;
-  // The thread that has the columns, and which of its fours: eight lanes store, and 16 load, without conflicts.
+  // The thread that has the columns, and which of its fours: eight lanes store, and 16 load, without bank conflicts.
   const uint32_t thread = lane % 4, four = stores ? ((thread + 2) % 4 + lane / 4) % 7 : 0;
   // Lanes behind the image load what its last one loads.
   const uint32_t last_at = args.row_bytes - kLaneBytes;
@@ -261,9 +265,9 @@ TREFOIL_DEVICE void store_lines(const StemS8RunsArgs &args, Run run, Walk ahead,
   Left before = {};  // of the row before the stage's
 #pragma unroll 1
   for (uint32_t strip = 0; walk.next(args); ++strip) {
-    const uint32_t haul = strip / kHaulStrips;
-    const bool begins_haul = strip % kHaulStrips == 0;
-    if (begins_haul) barrier_wait(barriers.copied(haul), parity_of(haul, kHauls));
+    const uint32_t copy = strip / kCopyStrips;
+    const bool begins_copy = strip % kCopyStrips == 0;
+    if (begins_copy) barrier_wait(barriers.copied(copy), parity_of(copy, kCopies));
     const uint32_t smem_strip = smem_images + strip % kStrips * kStripBytes + at - kImageStart;
     const auto words_of = [&](int row) {
       const bool inside = static_cast<uint32_t>(walk.h + row) < static_cast<uint32_t>(args.height);
@@ -283,7 +287,7 @@ TREFOIL_DEVICE void store_lines(const StemS8RunsArgs &args, Run run, Walk ahead,
           const uint32_t smem = line + place[i / 2] + i % 2 * 8 * kBlockBytes;
           store_shared_u32x4(smem + kLineBytes, window_block(first, i));
           store_shared_u32x4(smem + 2 * kLineBytes, window_block(second, i));
-          const uint32_t lasts = lasts_of(before, left_first, left_second, i);
+          const uint32_t lasts = last_bytes_of(before, left_first, left_second, i);
           const uint4 left = make_uint4(before.four[i], left_first.four[i], left_second.four[i], lasts);
           store_shared_u32x4(smem, left);
           if (slot == 0) store_shared_u32x4(smem + kSlots * kLines * kLineBytes, left);
@@ -291,9 +295,9 @@ TREFOIL_DEVICE void store_lines(const StemS8RunsArgs &args, Run run, Walk ahead,
       }
       before = left_second;
       // The strips before have been loaded by all lanes, which have said so long ago: the next but one come there.
-      if (stage == 0 && begins_haul && strip > 0) {
+      if (stage == 0 && begins_copy && strip > 0) {
         barrier_wait(barriers.stored(strip - 1), parity_of(strip - 1, kStrips));
-        copy_haul(args, ahead, haul + kHauls - 1, smem_images, barriers);
+        copy_strips(args, ahead, copy + kCopies - 1, smem_images, barriers);
       }
     }
     fence_shared_for_copies();
@@ -508,19 +512,20 @@ TREFOIL_DEVICE void multiply_rows(const StemS8RunsArgs &args, uint32_t group, ui
 
 // ---- kernel ------------------------------------------------------------------------------------------------------
 
-// Purpose    as sm90_stem_s8.cu, the same bytes: y[i][u][v][k] = max over p, q of q(conv[i][p][q][k]).
+// Purpose    as sm90_stem_s8.cu, the same bytes: y[i][u][v][k] = max over p, q of
+//            requantised(conv[i][p][q][k]).
 // Operands   y       write  bytes [images][out_height][out_width][64] at a multiple of 16 bytes, by the map; disjoint from
 //                           the others
 //            x       read   bytes [height][width][3] of an image, by the map; x and the distance of images are multiples of
-//                           16; row_bytes = 3 * width, of 48
+//                           16; row_bytes = 3 * width, a multiple of 48
 //            filter  read   as of sm90_stem_s8.cu, at a multiple of 16 bytes
 //            bias    read   int32 [64]; scale: read, floats [64], finite, not negative; both at multiples of 16 bytes
 //            run_rows, longer_runs: runs are 3 for each block, the first `longer_runs` of run_rows + 1 rows of the result,
 //            the others of run_rows; together images * out_height. Run r is of group r / grid of block r % grid.
-// Launch     grid up to the number of multiprocessors; block and dynamic shared memory kThreads and kSharedBytes. compute
+// Launch     grid up to the number of multiprocessors; block and dynamic shared memory kThreads and kSharedBytes. Compute
 //            capability 9.0 exactly.
-// Limits     k_stored 64; width up to 224; padding of 3 pixels on the left, any above; conv has 2 * out_height rows and
-//            2 * out_width columns, up to 112; out_width even. images * out_height * out_width below 2^31. A run begins with
+// Limits     k_stored 64; width a multiple of 16, up to 224; padding of 3 pixels on the left, any above; conv has
+//            2 * out_height rows and 2 * out_width columns, at most width / 2; out_width even. images * out_height * out_width below 2^31. A run begins with
 //            a row of conv that the run before has computed too, unless it begins with an image. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     as sm90_stem_s8.cu.
@@ -543,10 +548,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (brings && !is_idle) ahead = begin_lines(args, run_of(args, of), smem_images, smem_outside, own);
   __syncthreads();
   if (brings) {
-    give_registers_up<80>();
+    give_registers_up<kLineRegisters>();
     if (!is_idle) store_lines(args, run_of(args, of), ahead, smem_images, smem_outside, smem_ring, own);
   } else {
-    take_registers<144>();
+    take_registers<kProductRegisters>();
     multiply_rows(args, group, smem_ring, smem + group * 2 * kStagedBytes, own);
   }
 }

@@ -1,5 +1,5 @@
-//! A network's first layers in bytes: their sizes, the tiles of their kernel, and the order of the filter that it
-//! reads.
+//! A network's first layers in bytes: their sizes, the tiles and kernels that compute them, and the order of the filter
+//! that these read.
 
 use super::work::Work;
 use super::{Kernel, Limits, StemTile, StepOp};
@@ -10,10 +10,11 @@ use crate::tensor::Shape;
 /// windows of its results with stride 2 and padding 1.
 ///
 /// ```
-/// use trefoil::{Shape, plan::{Limits, S8Stem, StemTile}};
+/// use trefoil::{Shape, plan::{Kernel, Limits, S8Stem, StemTile}};
 /// let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
 /// let stem = S8Stem { batch: 8, input, pad: [3, 3], conv, output };
 /// assert!(stem.tiles(&Limits::h200()).contains(&StemTile { columns: 112, rows: 14 }));
+/// assert!(stem.kernels(&Limits::h200()).contains(&Kernel::Sm90StemS8Runs));
 /// assert!(stem.tiles(&Limits::a100()).is_empty());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +58,10 @@ impl S8Stem {
     /// Whether the kernel of runs computes the layers: those of usual photos.
     pub(crate) fn fits_runs(&self) -> bool {
         let Self { batch, input, pad, conv, output } = *self;
-        // The copy engine takes rows of whole 16 bytes, and writes pairs of pixels; no window lacks a row or a column.
+        // The copy engine takes rows of whole 16 bytes, and writes pairs of pixels; no pooling window lacks a row or a
+        // column, and no window of the convolution begins where the image has ended.
         let photo = input.width.is_multiple_of(16) && input.width <= 2 * COLUMNS && pad[1] == 3;
+        let photo = photo && 2 * conv.width <= input.width;
         let result = output.channels == 64 && output.width.is_multiple_of(2);
         let whole = [conv.height, conv.width] == [2 * output.height, 2 * output.width] && conv.width <= COLUMNS;
         photo && result && whole && batch.saturating_mul(output.pixels()) < 1 << 31
@@ -183,6 +186,7 @@ mod tests {
         assert!(has_runs(S8Stem { input: with(input, 96), conv: with(conv, 48), output: with(output, 24), ..good }));
         assert!(!has_runs(S8Stem { input: with(input, 240), conv: with(conv, 120), output: with(output, 60), ..good }));
         assert!(!has_runs(S8Stem { input: with(input, 216), conv: with(conv, 108), output: with(output, 54), ..good }));
+        assert!(!has_runs(S8Stem { input: with(input, 208), conv: with(conv, 108), output: with(output, 54), ..good }));
         assert!(!has_runs(S8Stem { pad: [3, 2], ..good }));
         let [conv, output] = [conv, output].map(|shape| Shape { channels: 48, ..shape });
         assert!(!has_runs(S8Stem { conv, output, ..good }));

@@ -231,14 +231,14 @@ impl Problem {
         )
     }
 
-    /// Whether the last pixels are computed first: about half of the problems of each kernel.
-    fn is_backward(&self) -> bool {
-        let S8Conv { input, output, .. } = self.conv;
-        (input.channels / 16 + output.height + output.width) % 2 == 1
+    /// Runs the problem, into a longer buffer with other bytes, and compares: with the first pixels first, then with the
+    /// last ones first.
+    pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
+        self.run_in_order(device, kernel, false)?;
+        self.run_in_order(device, kernel, true).map_err(|error| format!("the last pixels first: {error}"))
     }
 
-    /// Runs the problem, into a longer buffer with other bytes, and compares.
-    pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
+    fn run_in_order(&self, device: &Device, kernel: S8Kernel, backward: bool) -> Result<(), String> {
         let operands = self.operands();
         let poisoned = vec![POISON; self.values() + 2 * GUARD];
         let [first, second @ ..] = &operands.sources[..] else { return Err("a problem has a source".into()) };
@@ -253,7 +253,7 @@ impl Problem {
             result: (&poisoned, self.y_signed),
             result_at: GUARD,
             relu: self.relu,
-            backward: self.is_backward(),
+            backward,
         };
         let mut run = ConvRun::of_bytes(device, &brought, &[kernel], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;

@@ -83,7 +83,8 @@ impl S8StemRun {
         Alone::new(device, "first layers of bytes", bytes, copies, launches).map(Self)
     }
 
-    /// Runs a kernel `times` times, on one copy after the other, and waits. Returns the seconds of all runs together.
+    /// Runs the kernel at this index of those given to [`Self::new`] `times` times, on one copy after the other, and
+    /// waits. Returns the seconds of all runs together.
     ///
     /// # Errors
     /// Any of the device.

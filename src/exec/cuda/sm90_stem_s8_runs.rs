@@ -180,6 +180,8 @@ mod tests {
         assert!(refused(S8StemProblem { row_pitch: 24_944, ..good }));
         assert!(refused(S8StemProblem { stem: S8Stem { pad: [2, 2], ..good.stem }, ..good }));
         assert!(refused(S8StemProblem { stem: S8Stem { batch: 0, ..good.stem }, ..good }));
+        let wide = S8Stem { conv: Shape::new(20, 108, 64), output: Shape::new(10, 54, 64), ..good.stem };
+        assert!(refused(S8StemProblem { stem: wide, ..good }), "windows behind the image");
         for at in 0..5 {
             let mut addresses = [good.x, good.filter, good.bias, good.scale, good.y];
             addresses[at] += 8;
@@ -196,11 +198,13 @@ mod tests {
             rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
         };
         assert_eq!(number("kGroups = "), STEM_RUNS as u64);
+        assert_eq!([number("kStagedBytes = "), number("kOutsideWords = "), number("kLines = ")], [4096, 12, 3]);
+        assert_eq!(2 * number("kStripStages = "), u64::from(STRIP_ROWS));
         assert_eq!([number("kColumns = "), number("kSlots = "), number("kStripStages = ")], [112, 8, 2]);
         // The threads of a block begin with as many registers as its warpgroups use together; otherwise a warpgroup
         // would wait for more for ever.
         let begins = &manifest["modules"]["sm90_stem_s8_runs"][ENTRY]["sm_90a"]["registers"];
-        let uses = number("give_registers_up<") + 3 * number("take_registers<");
+        let uses = number("kLineRegisters = ") + 3 * number("kProductRegisters = ");
         assert_eq!(4 * begins.as_u64().unwrap(), uses);
     }
 }

@@ -296,7 +296,8 @@ pub enum Kernel {
     Sm90Stem(StemTile),
     /// The sm90 kernel of a network's first layers, from bytes to bytes, with a tile.
     Sm90StemS8(StemTile),
-    /// The same of usual photos, with the rows of all results divided among the multiprocessors.
+    /// The same, for widths that are multiples of 16 up to 224 and 64 channels: the rows of all results in equal runs, three
+    /// on each multiprocessor.
     Sm90StemS8Runs,
     /// The sm90 depthwise convolution with a tile.
     Sm90Depthwise(DepthwiseTile),

@@ -185,10 +185,11 @@ const OF_VALUE_KEPT: f64 = 0.105;
 const OF_VALUE_ALONE: f64 = 0.12;
 /// The part of kept filters that a block waits for: the rest comes while earlier launches end.
 const LATE_FILTERS: f64 = 0.5;
-/// Clocks of the launch, the barriers and the first load; the same without the bytes of that; and clocks that the
-/// blocks of a pair wait for each other.
+/// Clocks of the launch, the barriers and the first load.
 const STARTUP: f64 = 1500.0;
+/// Clocks of the launch, the barriers and the latency of the first load, without its bytes.
 const BEFORE_FIRST_STAGE: f64 = 1100.0;
+/// Clocks that the blocks of a pair wait for each other.
 const PAIR: f64 = 450.0;
 /// Clocks from the moment when a stage is free until its copy has arrived.
 const LATENCY: f64 = 1800.0;

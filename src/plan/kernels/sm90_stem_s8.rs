@@ -88,7 +88,7 @@ fn clocks(stem: &S8Stem, tile: StemTile, limits: &Limits) -> f64 {
     clocks_of(LAYERS, ROW, stem.batch, stem.output, tile, limits)
 }
 
-/// The same of the kernel of runs, all of which are as long.
+/// The same of the kernel of runs; the longest run counts.
 fn clocks_of_runs(stem: &S8Stem, limits: &Limits) -> f64 {
     let rows = stem.batch * stem.output.height;
     let runs = STEM_RUNS * limits.units.clamp(1, rows.max(1));
