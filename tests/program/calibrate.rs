@@ -1,11 +1,12 @@
 //! `trefoil calibrate`: it writes a model, and checks its options first.
 
 use std::fs;
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::embed::{TEXTS, lines, of_texts, path, problem, vectors};
-use super::{Folder, expect_code, json_lines, run, stderr, stdout};
+use super::{Folder, expect_code, json_lines, program, run, stderr, stdout};
 
 /// Adds this many photos to a folder, some of them twice.
 fn photos(folder: &Folder, count: usize) {
@@ -37,6 +38,18 @@ fn a_calibrated_model_is_a_model_in_bytes() {
     let photo = folder.0.join("00.png");
     let classified = run(&["classify", photo.to_str().unwrap(), "--model", out.path(), "--device", "cpu"]);
     expect_code(&classified, 0);
+}
+
+/// As with `| head -1`: the model is written before anything is printed.
+#[test]
+fn a_reader_that_goes_away_does_not_cost_the_model() {
+    let (folder, out) = (Folder::new("calibrate-unread"), Folder::new("calibrated-unread"));
+    photos(&folder, 16);
+    let args = ["calibrate", "weights/convnet28", folder.path(), "-o", out.path(), "--most-error", "1"];
+    let mut child = program().args(args).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(out.0.join("config.json").exists() && out.0.join("model.safetensors").exists());
 }
 
 #[test]

@@ -162,8 +162,8 @@ fn calibrate(args: &CalibrateArgs, model: &Model, config: Map<String, Value>, in
         "most_error": most_error,
         "left_in_floats": bad.iter().map(|of| json!({"layer": of.layer, "error": of.error})).collect::<Vec<_>>(),
     });
-    print(args, &calibrator, &layers, &bad, error)?;
     write(&args.out, model, config, &quantization, about)?;
+    print(args, &calibrator, &layers, &bad, error)?;
     writeln!(out::stdout(), "wrote {}", report::path(&args.out))?;
     Ok(if failed > 0 { Outcome::SomeFailed } else { Outcome::AllGood })
 }
