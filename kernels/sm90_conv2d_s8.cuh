@@ -7,9 +7,9 @@
 // neighbours: two bytes of a pixel, which stmatrix takes for a half. One warp copies: filters and pixels (im2col by the copy
 // engine) go through one ring of stages, in the order in which they are read, and run ahead into the next tile. The
 // warpgroups multiply, each its own part of the tile, and requantise it chunk by chunk: two with 64 channels each of the
-// same pixels fill the halves of a chunk's rows. Another warp stores the chunks, so
-// that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
-// residual in them that the results overwrite.
+// same pixels fill the halves of a chunk's rows. Another warp stores the chunks, so that none of them waits for the one
+// whose turn it would be, and gives their places back, with a later chunk of the residual in them that the results
+// overwrite.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where the
 // filters of all steps fit into shared memory, a block may keep them: its tiles all have the same channels, and two teams,

@@ -223,8 +223,8 @@ TREFOIL_DEVICE uint32_t last_bytes_of(const Left &before, const Left &first, con
 }
 
 // Where the block of a thread's column lies in a line. The threads that have sums of a row of the product have eight
-// bytes of each 32, one after the other: two columns. Any two could be a thread's; this choice lets lanes store without bank
-// conflicts.
+// bytes of each 32, one after the other: two columns. Any two could be a thread's; this choice lets lanes store without
+// bank conflicts.
 TREFOIL_DEVICE constexpr int column_pair(int own) { return own < 24 ? own / 8 * 4 + own % 4 : 12 + own % 2; }
 TREFOIL_DEVICE constexpr int column_of_pair(int own) { return own < 24 ? own / 4 % 2 : own % 4 / 2; }
 
@@ -525,8 +525,9 @@ TREFOIL_DEVICE void multiply_rows(const StemS8RunsArgs &args, uint32_t group, ui
 // Launch     grid up to the number of multiprocessors; block and dynamic shared memory kThreads and kSharedBytes. Compute
 //            capability 9.0 exactly.
 // Limits     k_stored 64; width a multiple of 16, up to 224; padding of 3 pixels on the left, any above; conv has
-//            2 * out_height rows and 2 * out_width columns, at most width / 2; out_width even. images * out_height * out_width below 2^31. A run begins with
-//            a row of conv that the run before has computed too, unless it begins with an image. Deterministic, no atomics.
+//            2 * out_height rows and 2 * out_width columns, at most width / 2; out_width even. images * out_height *
+//            out_width below 2^31. A run begins with a row of conv that the run before has computed too, unless it begins
+//            with an image. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     as sm90_stem_s8.cu.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -60,10 +60,10 @@ impl S8Stem {
         let Self { batch, input, pad, conv, output } = *self;
         // The copy engine takes rows of whole 16 bytes, and writes pairs of pixels; no pooling window lacks a row or a
         // column, and no window of the convolution begins where the image has ended.
-        let photo = input.width.is_multiple_of(16) && input.width <= 2 * COLUMNS && pad[1] == 3;
-        let photo = photo && 2 * conv.width <= input.width;
+        let photo =
+            input.width.is_multiple_of(16) && (2 * conv.width..=2 * COLUMNS).contains(&input.width) && pad[1] == 3;
         let result = output.channels == 64 && output.width.is_multiple_of(2);
-        let whole = [conv.height, conv.width] == [2 * output.height, 2 * output.width] && conv.width <= COLUMNS;
+        let whole = [conv.height, conv.width] == [2 * output.height, 2 * output.width];
         photo && result && whole && batch.saturating_mul(output.pixels()) < 1 << 31
     }
 

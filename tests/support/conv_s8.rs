@@ -234,12 +234,19 @@ impl Problem {
     /// Runs the problem, into a longer buffer with other bytes, and compares: with the first pixels first, then with the
     /// last ones first.
     pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
-        self.run_in_order(device, kernel, false)?;
-        self.run_in_order(device, kernel, true).map_err(|error| format!("the last pixels first: {error}"))
+        let operands = self.operands();
+        self.run_in_order(device, kernel, &operands, false)?;
+        let backward = self.run_in_order(device, kernel, &operands, true);
+        backward.map_err(|error| format!("the last pixels first: {error}"))
     }
 
-    fn run_in_order(&self, device: &Device, kernel: S8Kernel, backward: bool) -> Result<(), String> {
-        let operands = self.operands();
+    fn run_in_order(
+        &self,
+        device: &Device,
+        kernel: S8Kernel,
+        operands: &Operands,
+        backward: bool,
+    ) -> Result<(), String> {
         let poisoned = vec![POISON; self.values() + 2 * GUARD];
         let [first, second @ ..] = &operands.sources[..] else { return Err("a problem has a source".into()) };
         let brought = S8Operands {
@@ -258,7 +265,7 @@ impl Problem {
         let mut run = ConvRun::of_bytes(device, &brought, &[kernel], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
-        let expected = self.expected.get_or_init(|| self.expected(&operands));
+        let expected = self.expected.get_or_init(|| self.expected(operands));
         equal_between_guards(&result, expected, self.conv.output.channels)
     }
 

@@ -19,9 +19,7 @@ pub(crate) enum TensorMap {
     /// Boxes of images {C, W, H, N} whose pixels are `pitch` halves apart.
     Images { address: u64, dims: [u64; 4], pitch: u64, box_dims: [u32; 4], swizzle: Swizzle },
     /// Boxes of four dimensions. All dimensions but the innermost have a pitch, in halves.
-    Strided { address: u64, dims: [u64; 4], pitches: [u64; 3], box_dims: [u32; 4] },
-    /// The same without a swizzle.
-    InOrder { address: u64, dims: [u64; 4], pitches: [u64; 3], box_dims: [u32; 4] },
+    Strided { address: u64, dims: [u64; 4], pitches: [u64; 3], box_dims: [u32; 4], swizzle: Swizzle },
     /// Columns of `pixels` windows of an image {C, W, H, N}, with `channels` of each.
     Windows(Windows),
 }
@@ -90,13 +88,9 @@ impl Cuda {
             TensorMap::Images { address, dims, pitch, box_dims, swizzle } => {
                 self.encode_tiled(&mut raw, *swizzle, *address, dims, strides(*pitch, dims), box_dims)
             }
-            TensorMap::Strided { address, dims, pitches: [of_1, of_2, of_3], box_dims } => {
+            TensorMap::Strided { address, dims, pitches: [of_1, of_2, of_3], box_dims, swizzle } => {
                 let strides = [2 * of_1, 2 * of_2, 2 * of_3, 0];
-                self.encode_tiled(&mut raw, Swizzle::of_width(box_dims[0]), *address, dims, strides, box_dims)
-            }
-            TensorMap::InOrder { address, dims, pitches: [of_1, of_2, of_3], box_dims } => {
-                let strides = [2 * of_1, 2 * of_2, 2 * of_3, 0];
-                self.encode_tiled(&mut raw, Swizzle::None, *address, dims, strides, box_dims)
+                self.encode_tiled(&mut raw, *swizzle, *address, dims, strides, box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };

@@ -12,7 +12,7 @@ use super::launch::{
 use super::sm90_attention_packed;
 use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
-use crate::device::cuda::TensorMap;
+use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
 use crate::plan::{
     AttentionKernel, AttentionOp, AttentionSizes, AttentionTile, HeadsAt, Kernel, MOST_BLOCK_TILES, STORE_ROWS, StepOp,
@@ -305,6 +305,7 @@ pub(super) fn boxes(
         dims: [sizes.dims, sizes.heads, rows, sizes.images].map(|dim| dim as u64),
         pitches: at.pitches.map(|pitch| pitch as u64),
         box_dims: [64, 1, box_rows as u32, 1],
+        swizzle: Swizzle::Rows128,
     })
 }
 
@@ -318,6 +319,7 @@ fn boxes_of_codes(out: &Heads, sizes: &AttentionSizes) -> Result<TensorMap, Erro
         dims: [sizes.dims / 2, sizes.heads, sizes.rows, sizes.images].map(|dim| dim as u64),
         pitches: out.pitches.map(|pitch| pitch as u64 / 2),
         box_dims: [32, 1, STORE_ROWS as u32, 1],
+        swizzle: Swizzle::Rows64,
     })
 }
 
@@ -381,6 +383,7 @@ mod tests {
             dims: [40, 6, rows, 5],
             pitches,
             box_dims: [64, 1, box_rows, 1],
+            swizzle: Swizzle::Rows128,
         };
         let maps = [
             map(0x100, 300, [40, 720, 216_000], 64),
@@ -416,7 +419,8 @@ mod tests {
         let [args, args_of_codes]: [Sm90AttentionArgs; 2] = [of_f16.args.read(), of_codes.args.read()];
         assert_eq!((args.to_codes, args_of_codes.to_codes, args_of_codes.blocks), (1.0, 4.0, args.blocks));
         let (pitches, box_dims) = ([32, 192, 57_600], [32, 1, 16, 1]);
-        let map = TensorMap::Strided { address: 0x400, dims: [20, 6, 300, 5], pitches, box_dims };
+        let swizzle = Swizzle::Rows64;
+        let map = TensorMap::Strided { address: 0x400, dims: [20, 6, 300, 5], pitches, box_dims, swizzle };
         assert_eq!(of_codes.maps[3], map);
         assert!([0, 1, 2, 4].iter().all(|&index| of_codes.maps[index] == of_f16.maps[index]));
     }

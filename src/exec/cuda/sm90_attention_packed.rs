@@ -96,7 +96,7 @@ pub(super) fn launch(
 mod tests {
     use super::super::entries::tests::read;
     use super::*;
-    use crate::device::cuda::TensorMap;
+    use crate::device::cuda::{Swizzle, TensorMap};
     use crate::plan::HeadsAt;
 
     const SIZES: PackedSizes = PackedSizes { tokens: 300, rows: 5, longest: 200, heads: 6, dims: 40 };
@@ -145,6 +145,7 @@ mod tests {
             dims: [40, 6, 300, 1],
             pitches,
             box_dims: [64, 1, box_rows, 1],
+            swizzle: Swizzle::Rows128,
         };
         let maps = [
             map(0x1010, [40, 720, 216_000], 64),

@@ -8,7 +8,7 @@ use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, kernel_args, unsupported,
 };
-use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_conv2d_fprop::{MapBytes, backward_from, int};
 use super::steps::Operands;
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
@@ -188,7 +188,7 @@ pub(super) fn launch(
         slots: int(layout.slots),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
-        backward_from: if *backward { int(tiles) - 1 } else { -1 },
+        backward_from: backward_from(*backward, tiles),
         source: [source(&shape.sources[0]), shape.sources.get(1).map_or(Zeroable::zeroed(), source)],
         ..Zeroable::zeroed()
     };

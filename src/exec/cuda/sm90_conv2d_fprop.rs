@@ -217,7 +217,7 @@ pub(crate) fn launch(
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
-        backward_from: if backward { int(pixels.div_ceil(tile.pixels)) - 1 } else { -1 },
+        backward_from: backward_from(backward, pixels.div_ceil(tile.pixels)),
         source: [first.args(), second.map_or(Zeroable::zeroed(), |second| second.args())],
         y_pitch: pitch(y_pitch, output.channels)?,
         cuts: i32::from(sources.iter().any(|of| !of.shape.input.channels.is_multiple_of(STEP_CHANNELS))),
@@ -270,6 +270,11 @@ pub(super) fn applied(activation: Activation) -> Result<(usize, i32), Error> {
 /// Converts a value that `check_sm90` has found small enough.
 pub(super) fn int(value: usize) -> i32 {
     value as i32
+}
+
+/// `backward_from` of a kernel's arguments: the last of its tiles of pixels, if they are taken from there on down, or -1.
+pub(super) fn backward_from(backward: bool, tiles: usize) -> i32 {
+    if backward { int(tiles) - 1 } else { -1 }
 }
 
 /// One of the convolutions whose sum is computed.

@@ -9,7 +9,7 @@ use super::entries::{EntryPoint, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, pitch, product, unsupported,
 };
-use super::sm90_conv2d_fprop::{MapBytes, applied, int};
+use super::sm90_conv2d_fprop::{MapBytes, applied, backward_from, int};
 use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
@@ -127,7 +127,7 @@ pub(crate) fn launch(
         pad_top: int(window.pad.top),
         pad_left: int(window.pad.left),
         activation,
-        backward_from: if backward { int(pixel_tiles) - 1 } else { -1 },
+        backward_from: backward_from(backward, pixel_tiles),
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_row_tiles: FastDivide::by(row_tiles as u32),

@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, unsupported};
-use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_conv2d_fprop::{MapBytes, backward_from, int};
 use super::sm90_requantise::S8Output;
 use super::steps::{Operands, stored};
 use crate::device::cuda::{TensorMap, Windows};
@@ -295,7 +295,7 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         m_pixels: int(pixels),
         first_steps: int(conv.steps(tile)),
         taps: [first.taps(tile), second.map_or(Zeroable::zeroed(), |second| second.taps(tile))],
-        backward_from: if problem.backward { int(tiles / channel_tiles) - 1 } else { -1 },
+        backward_from: backward_from(problem.backward, tiles / channel_tiles),
         ..Zeroable::zeroed()
     };
     // The blocks of a pair each copy half of a filter. Without a second source or a residual their maps are still

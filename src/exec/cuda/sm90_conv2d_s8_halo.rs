@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, unsupported};
-use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_conv2d_fprop::{MapBytes, backward_from, int};
 use super::sm90_conv2d_halo::{HaloGrid, HaloPointers, THREADS, maps};
 use super::sm90_conv2d_s8::S8Problem;
 use super::sm90_requantise::S8Output;
@@ -123,7 +123,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
         row_tiles: int(row_tiles),
         pad_top: int(conv.window.pad.top),
         pad_left: int(conv.window.pad.left),
-        backward_from: if problem.backward { int(pixel_tiles) - 1 } else { -1 },
+        backward_from: backward_from(problem.backward, pixel_tiles),
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_row_tiles: FastDivide::by(row_tiles as u32),

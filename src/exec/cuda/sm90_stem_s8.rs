@@ -63,35 +63,13 @@ impl Launcher for Sm90StemS8 {
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
         let Kernel::Sm90StemS8(tile) = step.kernel() else { return Err(step.wrong_kernel()) };
-        launch(&problem_of(step)?, tile)
+        launch(&S8StemProblem::of(step)?, tile)
     }
 
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
         vec![Arguments::of::<StemS8Args>("sm90_stem_s8.cu", "StemS8Args", StemS8Args::FIELDS)]
     }
-}
-
-/// The problem of a step of first layers.
-pub(super) fn problem_of(step: &Operands<'_>) -> Result<S8StemProblem, Error> {
-    let (StepOp::QuantizedStem(of), Some(stem)) = (step.op(), S8Stem::of(&step.work())) else {
-        return Err(step.wrong_kernel());
-    };
-    let (x, _, y) = step.pointers();
-    let filter = step.filter(step.name());
-    let bias = filter + STEM_FILTER_BYTES as u64;
-    Ok(S8StemProblem {
-        stem,
-        x,
-        row_pitch: step.input_rows().row_pitch,
-        outside: of.outside(),
-        filter,
-        bias,
-        scale: bias + (stem.output.channels * size_of::<i32>()) as u64,
-        y,
-        y_signed: step.y().dtype == Dtype::I8,
-        relu: of.stem.conv.activation != Activation::None,
-    })
 }
 
 /// Four pixels outside of the image, as words.
@@ -126,6 +104,30 @@ pub(crate) struct S8StemProblem {
     pub(crate) y_signed: bool,
     /// Whether negative results become 0.
     pub(crate) relu: bool,
+}
+
+impl S8StemProblem {
+    /// The problem of a step. The step's biases and scales lie behind its filter.
+    pub(super) fn of(step: &Operands<'_>) -> Result<Self, Error> {
+        let (StepOp::QuantizedStem(of), Some(stem)) = (step.op(), S8Stem::of(&step.work())) else {
+            return Err(step.wrong_kernel());
+        };
+        let (x, _, y) = step.pointers();
+        let filter = step.filter(step.name());
+        let bias = filter + STEM_FILTER_BYTES as u64;
+        Ok(Self {
+            stem,
+            x,
+            row_pitch: step.input_rows().row_pitch,
+            outside: of.outside(),
+            filter,
+            bias,
+            scale: bias + (stem.output.channels * size_of::<i32>()) as u64,
+            y,
+            y_signed: step.y().dtype == Dtype::I8,
+            relu: of.stem.conv.activation != Activation::None,
+        })
+    }
 }
 
 /// Filters [K][7][7][3], of up to 64 channels, in the order that the kernel reads.
@@ -189,12 +191,12 @@ pub(crate) fn launch(problem: &S8StemProblem, tile: StemTile) -> Result<Launch, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::entries::tests::{manifest, read};
     use super::*;
     use crate::tensor::Shape;
 
-    fn problem() -> S8StemProblem {
+    pub fn problem() -> S8StemProblem {
         let [input, conv, output] = [Shape::new(39, 260, 3), Shape::new(20, 130, 48), Shape::new(10, 65, 48)];
         S8StemProblem {
             stem: S8Stem { batch: 5, input, pad: [3, 2], conv, output },

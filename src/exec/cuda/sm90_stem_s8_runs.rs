@@ -9,9 +9,9 @@ use super::launch::{ArgBytes, FastDivide, Launch, aligned, kernel_args, product,
 use super::sm90_conv2d_fprop::int;
 use super::sm90_requantise::S8Output;
 use super::sm90_stem::check_row_pitch;
-use super::sm90_stem_s8::{S8StemProblem, problem_of, words_of};
+use super::sm90_stem_s8::{S8StemProblem, words_of};
 use super::steps::Operands;
-use crate::device::cuda::TensorMap;
+use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
 use crate::plan::{S8Stem, STEM_RUNS};
 
@@ -64,7 +64,7 @@ impl Launcher for Sm90StemS8Runs {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        launch(&problem_of(step)?, step.limits().units)
+        launch(&S8StemProblem::of(step)?, step.limits().units)
     }
 
     #[cfg(test)]
@@ -96,11 +96,12 @@ pub(crate) fn launch(problem: &S8StemProblem, units: usize) -> Result<Launch, Er
     // A box is at most 256 halves wide: rows of whole 48 bytes have thirds of whole 16.
     let row_bytes = input.width * input.channels;
     let third = (row_bytes / 6) as u64;
-    let x_map = TensorMap::InOrder {
+    let x_map = TensorMap::Strided {
         address: aligned("x", problem.x, 16)?,
         dims: [third, 3, input.height as u64, batch as u64],
         pitches: [third, 3 * third, row_pitch as u64 / 2],
         box_dims: [third as u32, 3, STRIP_ROWS, 1],
+        swizzle: Swizzle::None,
     };
     let args = StemS8RunsArgs {
         filter: aligned("filter", problem.filter, 16)?,
@@ -134,23 +135,14 @@ pub(crate) fn launch(problem: &S8StemProblem, units: usize) -> Result<Launch, Er
 #[cfg(test)]
 mod tests {
     use super::super::entries::tests::{manifest, read};
+    use super::super::sm90_stem_s8::tests::problem as of_tiles;
     use super::*;
     use crate::tensor::Shape;
 
     fn problem() -> S8StemProblem {
         let [input, conv, output] = [Shape::new(40, 208, 3), Shape::new(20, 104, 64), Shape::new(10, 52, 64)];
-        S8StemProblem {
-            stem: S8Stem { batch: 5, input, pad: [2, 3], conv, output },
-            x: 0x110,
-            row_pitch: 24_976,
-            outside: [1, 2, 3],
-            filter: 0x200,
-            bias: 0x300,
-            scale: 0x400,
-            y: 0x500,
-            y_signed: true,
-            relu: false,
-        }
+        let stem = S8Stem { batch: 5, input, pad: [2, 3], conv, output };
+        S8StemProblem { stem, x: 0x110, row_pitch: 24_976, ..of_tiles() }
     }
 
     #[test]
@@ -165,7 +157,8 @@ mod tests {
         assert_eq!((args.output.result_offset, args.output.residual_scale), (128, 0.0));
         let y = TensorMap::Matrix { address: 0x500, dims: [64, 1300], pitch: 64, box_dims: [64, 26] };
         let (dims, pitches) = ([104, 3, 40, 5], [104, 312, 12_488]);
-        let x = TensorMap::InOrder { address: 0x110, dims, pitches, box_dims: [104, 3, 4, 1] };
+        let (box_dims, swizzle) = ([104, 3, 4, 1], Swizzle::None);
+        let x = TensorMap::Strided { address: 0x110, dims, pitches, box_dims, swizzle };
         assert_eq!((&*launch.entry, launch.maps), (ENTRY, vec![y, x]));
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [512, 1, 1], 191_376));
         assert_eq!(super::launch(&problem(), 132).unwrap().grid, [50, 1, 1]);

@@ -79,7 +79,7 @@ impl KernelDef for Sm90StemS8Runs {
 
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        packing::in_bytes(work, FilterOrder::StemBytes)
+        Sm90StemS8.packing(work)
     }
 }
 
