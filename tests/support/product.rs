@@ -358,9 +358,9 @@ const GUARD: usize = 1024;
 const MOST_PRODUCTS: usize = 4 << 20;
 /// The steepest slope of an activation: that of GELU is 1.129 at the root of 2.
 const STEEPEST: f64 = 1.13;
-/// The largest relative and absolute error of the kernels' activations, as their sources say.
-const OF_ITSELF: f64 = 1.0 / (1 << 14) as f64;
-const IN_ALL: f64 = 1.0 / (1 << 28) as f64;
+/// The largest relative and absolute error of the kernels' activations, as their sources say: of GELU by erf, and of others.
+const OF_GELU: [f64; 2] = [1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64];
+const OF_OTHERS: [f64; 2] = [1.0 / (1 << 14) as f64, 1.0 / (1 << 28) as f64];
 
 /// The result for a sum with this error, and the result's error: two more roundings of f32, and one to f16 or bf16.
 pub fn finished(
@@ -372,9 +372,10 @@ pub fn finished(
     rounding: Rounding,
 ) -> (f64, f64) {
     let active = activate(activation, sum);
+    let [of_itself, in_all] = if activation == ProductActivation::Gelu { OF_GELU } else { OF_OTHERS };
     let approximated = match activation {
         ProductActivation::None | ProductActivation::Relu => error,
-        _ => STEEPEST * error + OF_ITSELF * (active.abs() + STEEPEST * error) + IN_ALL,
+        _ => STEEPEST * error + of_itself * (active.abs() + STEEPEST * error) + in_all,
     };
     let exact = active * scale + residual;
     let magnitude = (active.abs() + approximated) * scale.abs() + residual.abs();
