@@ -185,7 +185,8 @@ def kernels(args):
                             capture_output=True, text=True).stdout
     count = listed.count(": test")
     print(f"{count} cases in {args.parts} parts")
-    return [Work(tool, "kernels", command, (index, args.parts), variables, True)
+    of_tool = {tool: variables | ({"TREFOIL_ONCE": "1"} if tool == "racecheck" else {}) for tool in args.tools}
+    return [Work(tool, "kernels", command, (index, args.parts), of_tool[tool], True)
             for index in range(args.first_part, args.parts) for tool in args.tools]
 
 

@@ -4,7 +4,8 @@
 //! Without a GPU each case is reported as ignored, and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure. `TREFOIL_SAMPLE=N` runs each kernel on only N of its cases, which compute-sanitizer has time for, and
 //! `TREFOIL_PART=I/N` runs part I, from 0, of N parts of all cases, for which its memory suffices. `TREFOIL_EXCEPT=FILE`
-//! leaves out the cases that FILE names, one a line: those that an earlier run has done.
+//! leaves out the cases that FILE names, one a line: those that an earlier run has done. With `TREFOIL_ONCE` layers run
+//! once, not on other rows before and again for the same bits, and an engine is tuned for one row, for tools that are slow.
 
 #[cfg(feature = "cuda")]
 #[path = "support/cuda.rs"]
@@ -532,7 +533,8 @@ fn tuned(device: Option<&Device>) -> Trial {
         let device = device.ok_or("no CUDA device")?;
         let (model, folder) =
             (convolutions()?, std::env::temp_dir().join(format!("trefoil-gpu-{}", std::process::id())));
-        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[16]);
+        let rows = if support::problem::runs_once() { 1 } else { 16 };
+        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[rows]);
         let builder = builder.tuning_folder(&folder);
         let values = |tuning| -> Result<Vec<f32>, Error> {
             let engine = builder.clone().tuning(tuning).build()?;
@@ -540,8 +542,8 @@ fn tuned(device: Option<&Device>) -> Trial {
             for (row, bytes) in batch.rows_mut().enumerate() {
                 bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((i + 7 * row) * 89 % 251) as u8);
             }
-            let output = batch.submit(16)?.wait()?;
-            Ok((0..16).flat_map(|row| output.values(row).to_vec()).collect())
+            let output = batch.submit(rows)?.wait()?;
+            Ok((0..rows).flat_map(|row| output.values(row).to_vec()).collect())
         };
         let [planned, tuned, cached] = [values(Tuning::Off)?, values(Tuning::Full)?, values(Tuning::Cached)?];
         let times = builder.clone().measure_steps(20)?;
