@@ -233,9 +233,6 @@ TREFOIL_DEVICE void store_result_box(const Sm90AttentionArgs &args, int box, int
   store_box_4d(&args.out, box * (Tile::kCodes ? kBoxDims / 2 : kBoxDims), head, row, batch, shared_src);
 }
 
-// The same for all lanes, and the compiler knows it.
-TREFOIL_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
-
 template <class Tile>
 TREFOIL_DEVICE void copy_boxes(uint32_t shared_dst, uint32_t box_bytes, const TensorMap &map, uint32_t barrier,
                                int32_t head, int32_t row, int32_t batch) {

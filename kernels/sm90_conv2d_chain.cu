@@ -315,8 +315,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
     fence_barrier_init();
   }
   __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if (group == 0) {
     // Three warpgroups start with 168 registers a thread; those that multiply want more.
     give_registers_up<40>();

@@ -614,8 +614,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
 template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Ring<Tile> ring{shared_address(shared_bytes)};
-  // The same for all lanes, and what the compiler keeps rather than finds anew.
-  if constexpr (Tile::kOneGroup) ring.smem = __shfl_sync(0xffffffff, ring.smem, 0);
+  if constexpr (Tile::kOneGroup) ring.smem = uniform(ring.smem);
   const Share share = share_of<Tile>(args);
   if (threadIdx.x == 0) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
@@ -635,8 +634,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
     cluster_arrive();
     if constexpr (Tile::kPairs) cluster_wait();
   }
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if (group == 0) {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
     if (threadIdx.x == 0) {

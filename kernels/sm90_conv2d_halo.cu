@@ -156,8 +156,7 @@ template <int kStored> TREFOIL_DEVICE void sm90_conv2d_halo(const Sm90HaloArgs &
   const SharedOf<kStored> shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if (group == 0) {
     if (threadIdx.x == 0) load(args, shared);
   } else {

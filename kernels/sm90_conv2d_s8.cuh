@@ -459,7 +459,7 @@ TREFOIL_DEVICE void multiply(const S8Share &share, S8Ring<Tile> &ring, uint32_t 
 template <class Tile, bool kSigned, bool kAdds>
 TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring,
                                             uint32_t group) {
-  const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
+  const uint32_t warp = uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
   // A lane gives the address of a pixel's 16 bytes, which lie in the copy engine's swizzle: in another order in each row of
   // 128 bytes. 64 bytes on is the other half of such a row, of the second slab or of the second of two warpgroups.
   constexpr uint32_t kOrders = Tile::kOutRowBytes / 16;
@@ -522,11 +522,10 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   }
   __syncthreads();
   if (share.blocks > 1) cluster_arrive(), cluster_wait();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if constexpr (Tile::kKeeps) {
     const bool multiplies = group < Tile::kTeams * Tile::kGroups;
-    const uint32_t warp = multiplies ? 0 : __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+    const uint32_t warp = multiplies ? 0 : uniform(threadIdx.x / 32 % 4);
     const uint32_t team = multiplies ? group / Tile::kGroups : warp / 2;
     const S8Share of_team = s8_share<Tile>(args, team);
     if (multiplies)

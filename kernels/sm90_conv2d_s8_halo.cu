@@ -143,8 +143,7 @@ template <int kStored, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d
   const typename Form<kStored>::Shared shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
   if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if (group == 0) {
     if (threadIdx.x == 0) load(args, shared);
   } else {

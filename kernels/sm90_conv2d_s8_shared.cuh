@@ -191,8 +191,7 @@ TREFOIL_DEVICE void load_one_tile(const Sm90ConvS8Args &args, const S8Share &sha
 template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_s8_shared(const Sm90ConvS8Args &args) {
   static_assert(Tile::kShares && Tile::kPixels * Tile::kChannels * 4 == Tile::kOutBytes, "a tile of one warpgroup");
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  // The same for all lanes, and what the compiler keeps rather than finds anew.
-  S8Ring<Tile> ring{__shfl_sync(0xffffffff, shared_address(shared_bytes), 0)};
+  S8Ring<Tile> ring{uniform(shared_address(shared_bytes))};
   const S8Share share = s8_share<Tile>(args);
   if (threadIdx.x == 128) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
@@ -207,8 +206,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   }
   __syncthreads();
   if (share.blocks > 1) cluster_arrive();
-  // The same for all lanes, and the compiler knows it.
-  if (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) < 4) {
+  if (uniform(threadIdx.x / 32) < 4) {
     multiply_and_add_up<Tile, kSigned, kAdds>(args, share, ring);
   } else if (threadIdx.x == 128) {
     load_one_tile<Tile>(args, share, ring);

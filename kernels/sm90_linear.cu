@@ -104,8 +104,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90LinearArgs &args, const
 // Adds the products of the boxes from `first` to `end`: 64 images of a warpgroup, 80 outputs.
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Place<Tile> &place, int32_t first, int32_t end, float (&d)[kTileN / 2]) {
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
 #pragma unroll 1
   for (int32_t box = first; box < end; ++box) {
     barrier_wait(place.full(box), 0);

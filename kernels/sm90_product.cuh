@@ -560,11 +560,10 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
   }
   __syncthreads();
   if constexpr (Tile::kBlocks > 1) cluster_arrive(), cluster_wait();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t group = uniform(threadIdx.x / 128);
   if (group == 0) {
     give_registers_up<Tile::kLoadRegisters>();
-    const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    const uint32_t warp = uniform(threadIdx.x / 32);
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) load(args, shared);
     if constexpr (Tile::kHasStorer) {

@@ -214,7 +214,7 @@ TREFOIL_DEVICE void split_multiply(const SplitShared<Tile> &shared, int32_t step
   // registers.
 #pragma unroll 1
   for (int32_t first = 0; first < steps; first += Tile::kStages) {
-    const uint32_t base = __shfl_sync(0xffffffff, shared.base, 0), full = base + Tile::kBarriersAt;
+    const uint32_t base = uniform(shared.base), full = base + Tile::kBarriersAt;
     const uint64_t a = wgmma_operand(base), b = wgmma_operand(base + Tile::kWBytes);
     const uint32_t parity = first / Tile::kStages & 1;
 #pragma unroll
@@ -351,8 +351,7 @@ TREFOIL_DEVICE void split_finish(const Sm90ProductArgs &args, const SplitShared<
 // The kernel body.
 template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_product_split(const Sm90ProductArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  // The same for all lanes, and what the compiler keeps rather than finds anew.
-  const SplitShared<Tile> shared{__shfl_sync(0xffffffff, shared_address(shared_bytes), 0)};
+  const SplitShared<Tile> shared{uniform(shared_address(shared_bytes))};
   const SplitShare<Tile> share(args);
   if (threadIdx.x == Tile::kMultiply)
     for (const TensorMap *map : {&args.w, &args.x, &args.residual}) prefetch_tensor_map(map);
@@ -370,8 +369,7 @@ template <class Tile, Norm kNorm, class Activation> TREFOIL_DEVICE void sm90_pro
   }
   __syncthreads();
   if (share.parts > 1) cluster_arrive();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const uint32_t warp = uniform(threadIdx.x / 32);
   if (warp == Tile::kMultiply / 32) {
     if (is_elected()) split_load(args, shared, share);
     return;

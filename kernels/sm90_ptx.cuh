@@ -189,6 +189,10 @@ TREFOIL_DEVICE bool is_elected() {
   return elected != 0;
 }
 
+// A number that is the same for all lanes of a whole warp. The compiler then knows that it is, and keeps it rather than
+// finding it anew.
+TREFOIL_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
+
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {

@@ -157,8 +157,7 @@ TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
 // earlier launches end, for nothing has read them before in a run; places are found before that too.
 template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
   __shared__ __align__(16) float sums_of_warps[2][kFewWarps];
-  // The same for all lanes, and what the compiler keeps rather than finds anew.
-  const uint32_t sums = __shfl_sync(0xffffffff, shared_address(sums_of_warps), 0);
+  const uint32_t sums = uniform(shared_address(sums_of_warps));
   const int64_t row = blockIdx.x;
   const int32_t chunk = threadIdx.x;
   const bool inside = chunk < args.chunks, has_second_four = args.chunks > kFewThreads / 2;

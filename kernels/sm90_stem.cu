@@ -454,7 +454,7 @@ TREFOIL_DEVICE void multiply_rows(const StemArgs &args, const Place &place, uint
     stage_pooled(out, odd, none_below, best);
     store_pixels<S>(args, out);
   } else {
-    const bool has_channels = __shfl_sync(0xffffffff, k_chunk, 0) < k_chunks;  // that are stored
+    const bool has_channels = static_cast<int32_t>(uniform(k_chunk)) < k_chunks;  // that are stored
     Sums<S> sums;
     for (int32_t row = place.out_first; row < place.out_end; ++row) {
       begin_row(rows, filter, sums);
@@ -479,8 +479,7 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   allow_next_launch();
   const Place place = place_of<S>(args);
   __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / kGroupThreads, 0);
+  const uint32_t group = uniform(threadIdx.x / kGroupThreads);
   if (group == 0) {
     give_registers_up<S::kImageRegisters>();
     store_image_rows<S>(args, place, smem_rows, stages);

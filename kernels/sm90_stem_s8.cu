@@ -249,7 +249,7 @@ template <class S> TREFOIL_DEVICE Out out_of(const StemS8Args &args, const Place
       (static_cast<int64_t>(place.image) * args.out_height + place.out_first) * args.out_width + column;
   out.row = args.y + pixel * args.k_stored;
   out.pixels = min(args.out_width, place.column_first + S::kOutColumns) - column;
-  out.has_channels = static_cast<int32_t>(__shfl_sync(0xffffffff, warp, 0)) * 16 < args.k_stored;
+  out.has_channels = static_cast<int32_t>(uniform(warp)) * 16 < args.k_stored;
   return out;
 }
 
@@ -338,8 +338,7 @@ template <class S, int kImageRegisters, int kProductRegisters> TREFOIL_DEVICE vo
   allow_next_launch();
   const Place place = place_of<S>(args);
   __syncthreads();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / kGroupThreads, 0);
+  const uint32_t group = uniform(threadIdx.x / kGroupThreads);
   if (group == 0) {
     give_registers_up<kImageRegisters>();
     store_lines<S>(args, place, smem_ring, stages);

@@ -536,9 +536,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __shared__ uint64_t barriers[kGroups * kGroupBarriers];
   const uint32_t smem = shared_address(shared_bytes);
   allow_next_launch();
-  // The same for all lanes, and the compiler knows it.
-  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / kGroupThreads, 0);
-  const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x % kGroupThreads / 32, 0);
+  const uint32_t group = uniform(threadIdx.x / kGroupThreads);
+  const uint32_t warp = uniform(threadIdx.x % kGroupThreads / 32);
   const bool brings = group == kGroups, is_idle = brings && warp == kGroups;
   const uint32_t of = brings ? warp : group;  // the group that multiplies
   const uint32_t smem_images = smem + kImagesAt + of * kStrips * kStripBytes;
