@@ -21,6 +21,7 @@ mod sm90_row_norm;
 mod sm90_squeeze_excite;
 mod sm90_stem;
 mod sm90_stem_s8;
+mod sm90_stem_s8_runs;
 mod sm90_tail;
 #[cfg(test)]
 mod toy;
@@ -154,7 +155,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
     &sm90_stem_s8::Sm90StemS8,
-    &sm90_stem_s8::Sm90StemS8Runs,
+    &sm90_stem_s8_runs::Sm90StemS8Runs,
     &sm90_tail::Sm90Tail,
     &sm90_mean_linear::Sm90MeanLinear,
     &sm90_product::Sm90Product,

@@ -8,7 +8,6 @@ use crate::model::NodeId;
 use crate::plan::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{self, FilterOrder, PackedSum};
-use crate::plan::stem_s8::STEM_RUNS;
 use crate::plan::work::Work;
 use crate::plan::{Limits, S8Stem, StemTile, StepOp, bytes};
 use crate::tensor::Dtype;
@@ -51,58 +50,10 @@ impl KernelDef for Sm90StemS8 {
     }
 }
 
-/// The kernel in `kernels/sm90_stem_s8_runs.cu`.
-pub(super) struct Sm90StemS8Runs;
-
-impl KernelDef for Sm90StemS8Runs {
-    fn name(&self) -> &'static str {
-        "sm90_stem_s8_runs"
-    }
-
-    fn takes(&self, work: &Work<'_>) -> bool {
-        Sm90StemS8.takes(work)
-    }
-
-    fn has(&self, kernel: Kernel) -> bool {
-        kernel == Kernel::Sm90StemS8Runs
-    }
-
-    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        let stem = S8Stem::of(work).filter(|stem| limits.has_sm90_kernels() && stem.fits_runs());
-        let of = |stem| Variant::modelled((Kernel::Sm90StemS8Runs, clocks_of_runs(&stem, limits)));
-        stem.map(of).into_iter().collect()
-    }
-
-    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        if self.variants(work, limits).is_empty() { Err(not_a_choice(work.name, kernel)) } else { Ok(()) }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        Sm90StemS8.packing(work)
-    }
-}
-
 /// Predicted clocks of the busiest multiprocessor.
-fn clocks(stem: &S8Stem, tile: StemTile, limits: &Limits) -> f64 {
+pub(super) fn clocks(stem: &S8Stem, tile: StemTile, limits: &Limits) -> f64 {
     clocks_of(LAYERS, ROW, stem.batch, stem.output, tile, limits)
 }
-
-/// The same of the kernel of runs; the longest run counts.
-fn clocks_of_runs(stem: &S8Stem, limits: &Limits) -> f64 {
-    let rows = stem.batch * stem.output.height;
-    let runs = STEM_RUNS * limits.units.clamp(1, rows.max(1));
-    RUN_STARTUP + rows.div_ceil(runs) as f64 * RUN_ROW
-}
-
-// These constants are fitted to times on an H200 at batch 8 to 256, in units of the tiles' predictions
-// (benches/notes/2026-11-28-first-layers-in-runs.md).
-
-/// Clocks of the launch, of the first image rows, of the last stores, and of the next launch, for which a block of runs
-/// leaves no place.
-const RUN_STARTUP: f64 = 12_500.0;
-/// Clocks of a row of a run's results, beside the two other groups of its multiprocessor.
-const RUN_ROW: f64 = 2500.0;
 
 /// The layers of the kernel: its blocks overlap like those of the kernel of halves, and as many fit on a
 /// multiprocessor.
@@ -126,17 +77,5 @@ mod tests {
             tiles.min_by(|a, b| clocks(&stem, *a, &limits).total_cmp(&clocks(&stem, *b, &limits))).unwrap()
         };
         assert_eq!([1, 8, 128, 256].map(|batch| best(batch).rows), [1, 2, 28, 56]);
-    }
-
-    #[test]
-    fn runs_are_of_many_photos() {
-        let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
-        let limits = Limits::h200();
-        let gains = |batch: usize| {
-            let stem = S8Stem { batch, input, pad: [3, 3], conv, output };
-            let best = stem.tiles(&limits).into_iter().map(|tile| clocks(&stem, tile, &limits)).min_by(f64::total_cmp);
-            best.unwrap() / clocks_of_runs(&stem, &limits) > 1.0
-        };
-        assert_eq!([1, 8, 16, 32, 64, 128, 256].map(gains), [false, false, false, true, true, true, true]);
     }
 }
