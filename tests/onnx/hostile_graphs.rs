@@ -325,7 +325,14 @@ fn operands_that_do_not_fit_are_told() {
     let one = |op: &str, inputs: &[&str], more: &[Vec<u8>]| {
         file(&[x(), whole_numbers.clone(), node(op, inputs, &["y"], more), output("y")], &[])
     };
+    let two = attribute("value_floats", &[int(20, 6), bytes(7, 2_f32.to_le_bytes().to_vec())]);
+    let scales = node("Constant", &[], &["scales"], &[two]);
+    let resize = node("Resize", &["x", "", "scales", "sizes"], &["y"], &[]);
     expect(vec![
+        (
+            "scales or sizes: expected 1, found 2",
+            file(&[x(), scales, vector("sizes", &[2, 2]), resize, output("y")], &[]),
+        ),
         ("f32 and i64", one("Add", &["x", "i"], &[])),
         ("input 1 is not a tensor, or left out", one("Add", &["x"], &[])),
         ("input 0 is not a tensor, or left out", one("Relu", &[], &[])),

@@ -91,8 +91,9 @@ fn resize(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         outside: crop.then(|| c.float_or("extrapolation_value", 0.0)),
     };
     let count = told.axes.len();
-    if scales.as_ref().map_or(0, Vec::len).max(told.sizes.as_ref().map_or(0, Vec::len)) != count {
-        return Err(format!("scales or sizes: expected {count}"));
+    let lengths = [scales.as_ref().map(Vec::len), told.sizes.as_ref().map(Vec::len)];
+    if let Some(length) = lengths.into_iter().flatten().find(|&length| length != count) {
+        return Err(format!("scales or sizes: expected {count}, found {length}"));
     }
     let kept = kept_aspect(c, &dims, &told)?;
     for (index, &axis) in told.axes.iter().enumerate() {
