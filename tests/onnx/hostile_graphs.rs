@@ -325,7 +325,7 @@ fn operands_that_do_not_fit_are_told() {
     let one = |op: &str, inputs: &[&str], more: &[Vec<u8>]| {
         file(&[x(), whole_numbers.clone(), node(op, inputs, &["y"], more), output("y")], &[])
     };
-    let two = attribute("value_floats", &[int(20, 6), bytes(7, 2_f32.to_le_bytes().to_vec())]);
+    let two = attribute("value_floats", &[int(20, 6), bytes(7, 2_f32.to_le_bytes())]);
     let scales = node("Constant", &[], &["scales"], &[two]);
     let resize = node("Resize", &["x", "", "scales", "sizes"], &["y"], &[]);
     expect(vec![
