@@ -21,7 +21,7 @@ struct Silu {
   }
 };
 
-// GELU of two sums, rounded. Off by less than 2^-17 of itself, or 2^-29.
+// GELU of two sums, rounded. Off by what Erf is.
 struct Gelu {
   __device__ __forceinline__ explicit Gelu(int32_t) {}
 

@@ -4,7 +4,7 @@
 #include "common.cuh"
 
 // GELU by erf: max(x, 0) - |x| q, where q is the part of a normal distribution beyond |x|. Its logarithm is nearly a
-// parabola: a polynomial for which the result is off by less than 2^-13 of itself, a quarter of a place of f16, and 2^-19.
+// parabola: a polynomial for which the result is off by less than 2^-13 of itself (a quarter of f16's last place at most) and 2^-19.
 // From 8 on q is 0, of which the polynomial makes less than 2^-40.
 struct Erf {
   __device__ __forceinline__ Erf(float, float) {}

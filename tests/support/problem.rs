@@ -366,7 +366,7 @@ impl Case {
     }
 }
 
-/// Whether nothing runs more than once, because a tool watches that has no time for it.
+/// Whether cases run as little as they can, for a tool that is slow: by the variable TREFOIL_ONCE.
 pub fn runs_once() -> bool {
     std::env::var_os("TREFOIL_ONCE").is_some()
 }
