@@ -251,6 +251,20 @@ pub(crate) fn of(work: &Work<'_>, kernel: Kernel) -> Option<&'static dyn KernelD
     KERNELS.iter().copied().find(|def| def.has(kernel) && computes(*def, work))
 }
 
+/// Checks that a chosen kernel is one of its definition's variants.
+///
+/// # Errors
+/// [`Error::Unsupported`] if it is not.
+pub(super) fn check_variants(
+    def: &dyn KernelDef,
+    work: &Work<'_>,
+    kernel: Kernel,
+    limits: &Limits,
+) -> Result<(), Error> {
+    let mut variants = def.variants(work, limits).into_iter();
+    if variants.any(|of| of.kernel == kernel) { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
+}
+
 /// The error for a chosen kernel that cannot compute its node.
 pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
     Error::Unsupported {

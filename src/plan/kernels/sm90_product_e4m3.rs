@@ -1,6 +1,6 @@
 //! Products of rows and matrices of e4m3 on sm90 hardware.
 
-use super::{Kernel, KernelDef, Variant, not_a_choice};
+use super::{Kernel, KernelDef, Variant, check_variants};
 use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{FilterOrder, PackedSum, Packing, usual};
@@ -32,14 +32,7 @@ impl KernelDef for Sm90ProductE4m3 {
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        match (kernel, of(work)) {
-            (Kernel::Sm90ProductE4m3(tile), Some((_, sizes)))
-                if ProductTile::of_e4m3(sizes, limits).contains(&tile) =>
-            {
-                Ok(())
-            }
-            _ => Err(not_a_choice(work.name, kernel)),
-        }
+        check_variants(self, work, kernel, limits)
     }
 
     /// The codes of the matrix; of a result in codes in the order that its kernels read.

@@ -2,7 +2,7 @@
 //! times.
 
 use super::sm90_stem::{RowClocks, StemLayers, clocks_of};
-use super::{Kernel, KernelDef, Variant, not_a_choice};
+use super::{Kernel, KernelDef, Variant, check_variants};
 use crate::error::Error;
 use crate::model::NodeId;
 use crate::plan::context::{Context, Match};
@@ -36,8 +36,7 @@ impl KernelDef for Sm90StemS8 {
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        let mut variants = self.variants(work, limits).into_iter();
-        if variants.any(|of| of.kernel == kernel) { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
+        check_variants(self, work, kernel, limits)
     }
 
     fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {

@@ -2,7 +2,7 @@
 //! and their predicted time.
 
 use super::sm90_stem_s8::Sm90StemS8;
-use super::{Kernel, KernelDef, Variant, not_a_choice};
+use super::{Kernel, KernelDef, Variant, check_variants};
 use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::PackedSum;
@@ -33,7 +33,7 @@ impl KernelDef for Sm90StemS8Runs {
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        if self.variants(work, limits).is_empty() { Err(not_a_choice(work.name, kernel)) } else { Ok(()) }
+        check_variants(self, work, kernel, limits)
     }
 
     #[cfg(feature = "cuda")]
