@@ -6,10 +6,12 @@
 #include "element.cuh"
 #include "gelu.cuh"
 
-// Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN.
+// Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN. Of a float, or where
+// kInHalves is true of two, which it rounds.
 
 // Nothing: low is -infinity. ReLU: low is 0.
 struct Clamped {
+  static constexpr bool kInHalves = false;
   float low;
 
   __device__ __forceinline__ Clamped(float low, float) : low(low) {}
@@ -19,6 +21,7 @@ struct Clamped {
 // x / (1 + 2^(x * (linear + cubic * x^2))): SiLU, QuickGELU, GELU by tanh. Off by less than 2^-16 of itself, or 2^-30.
 // Infinities become NaN.
 struct Sigmoid {
+  static constexpr bool kInHalves = false;
   float linear, cubic;
 
   __device__ __forceinline__ Sigmoid(float linear, float cubic) : linear(linear), cubic(cubic) {}
@@ -31,6 +34,7 @@ struct Sigmoid {
 
 // x * min(max(slope x + offset, 0), 1): hard swish. Minus infinity becomes NaN.
 struct Ramp {
+  static constexpr bool kInHalves = false;
   float slope, offset;
 
   __device__ __forceinline__ Ramp(float slope, float offset) : slope(slope), offset(offset) {}

@@ -260,6 +260,13 @@ TREFOIL_DEVICE float exp2_approximate(float x) {
   return y;
 }
 
+// The same of two halves, off by about one unit of the last place; subnormal numbers stay.
+TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
+  uint32_t y;
+  asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(*reinterpret_cast<const uint32_t *>(&x)));
+  return *reinterpret_cast<const __half2 *>(&y);
+}
+
 TREFOIL_DEVICE float reciprocal_approximate(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

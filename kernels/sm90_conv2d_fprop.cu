@@ -30,9 +30,10 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).
-//            The activation is none or a bound, SiLU by entries *_silu, or GELU (gelu.cuh) by entries *_gelu. NaN stays
-//            NaN; minus infinity becomes NaN by SiLU, and so may results of an infinite x, where C is no multiple of 64:
-//            zeros meet channels that two steps have. Padded channels of y come out zero if x is finite.
+//            The activation is none or a bound, SiLU by entries *_silu, or GELU by entries *_gelu, in halves (gelu.cuh), for
+//            which sums are rounded before it too. NaN stays NaN; minus infinity becomes NaN by SiLU, and so may results
+//            of an infinite x, where C is no multiple of 64: zeros meet channels that two steps have. Padded channels of y
+//            come out zero if x is finite.
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Tiles of one
 //            warpgroup (kSplits): or clusters of 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block
 //            sums a part of the steps, then adds up what all have for a part of the tile. Tiles of 128 channels (kPairs):

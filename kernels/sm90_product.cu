@@ -31,8 +31,9 @@ using Pair128x168 = ProductPair<true, 128, 168, 4, 3>;
 // Arithmetic products of elements, float sums in a fixed order, float bias, activation, scale and residual, one rounding
 //            to an element at the end, to nearest even (overflow becomes infinity). The activation is of the entry's
 //            kind, as product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), ramp
-//            (hard swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN
-//            but by those that are clamped, or plus infinity by a ramp.
+//            (hard swish), erf (GELU by erf), with two numbers of the launch. By erf of f16 sum and bias are rounded to
+//            f16 before the activation, and what it gives before scale and residual. NaN stays NaN; an infinite sum
+//            becomes NaN by a sigmoid, and minus infinity by a ramp.
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
@@ -74,4 +75,8 @@ using Pair128x168 = ProductPair<true, 128, 168, 4, 3>;
 TREFOIL_SM90_PRODUCTS(clamped, Clamped)
 TREFOIL_SM90_PRODUCTS(sigmoid, Sigmoid)
 TREFOIL_SM90_PRODUCTS(ramp, Ramp)
+#ifdef TREFOIL_BF16
 TREFOIL_SM90_PRODUCTS(erf, Erf)
+#else
+TREFOIL_SM90_PRODUCTS(erf, ErfOfHalves)
+#endif

@@ -415,22 +415,28 @@ template <class Numbers> TREFOIL_DEVICE uint32_t lane_offset(uint32_t warp, uint
 template <class Numbers, class Activation>
 TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels<Numbers> &of, const Activation &activation,
                                    bool has_residual, bool is_plain, uint32_t smem) {
-  float sums[8];
+  uint32_t out[4];
+  float2 sums[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sums[i] = activation(of.biased(d[i], i / 2 % 2));
+  for (int q = 0; q < 4; ++q) {
+    const float low = of.biased(d[q * 2], q % 2), high = of.biased(d[q * 2 + 1], q % 2);
+    if constexpr (Activation::kInHalves) out[q] = activation(low, high);
+    else sums[q] = make_float2(activation(low), activation(high));
+  }
   if (!is_plain) {
     uint32_t add[4] = {};
     if (has_residual) ldmatrix_x4_trans(add, smem);
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
+      if constexpr (Activation::kInHalves) sums[q] = unpack_elements(out[q]);
       const float2 residual = unpack_elements(add[q]);
-      sums[q * 2] = fmaf(sums[q * 2], of.scale[q % 2], residual.x);
-      sums[q * 2 + 1] = fmaf(sums[q * 2 + 1], of.scale[q % 2], residual.y);
+      sums[q].x = fmaf(sums[q].x, of.scale[q % 2], residual.x);
+      sums[q].y = fmaf(sums[q].y, of.scale[q % 2], residual.y);
     }
   }
-  uint32_t out[4];
 #pragma unroll
-  for (int q = 0; q < 4; ++q) out[q] = pack_elements(sums[q * 2], sums[q * 2 + 1]);
+  for (int q = 0; q < 4; ++q)
+    if (!Activation::kInHalves || !is_plain) out[q] = pack_elements(sums[q].x, sums[q].y);
   stmatrix_x4_trans(smem, out);
 }
 

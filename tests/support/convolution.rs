@@ -8,7 +8,7 @@ use trefoil::plan::{Choices, DepthwiseTile, Kernel, Limits, ProductActivation, S
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::halves::Half;
-use super::product::finished;
+use super::product::{Gelu, finished};
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage};
 
@@ -320,7 +320,7 @@ impl Problem {
             let terms = || (0..channels).map(|from| pixels[place(h, w, from)] * expand[c * channels + from]);
             let magnitude = terms().map(f64::abs).sum();
             let error = Growth::Worst.sum(Storage::F16, channels + 1, magnitude);
-            finished(ProductActivation::Silu, terms().sum(), error, 1.0, 0.0, T::ROUNDING)
+            finished((ProductActivation::Silu, Gelu::InF32), terms().sum(), error, 1.0, 0.0, T::ROUNDING)
         };
         let wide: Vec<(f64, f64)> = (0..height * width * self.input[2])
             .map(|at| pixel(at / self.input[2] / width, at / self.input[2] % width, at % self.input[2]))
@@ -344,7 +344,7 @@ impl Problem {
             let terms = self.filter_dims()[1..].iter().product::<usize>();
             // Tensor cores make the sums, whatever the type.
             let error = read_error + Growth::Worst.sum(Storage::F16, terms + 1, magnitude);
-            finished(self.activation, sum, error, 1.0, 0.0, T::ROUNDING)
+            finished((self.activation, Gelu::of(T::ROUNDING)), sum, error, 1.0, 0.0, T::ROUNDING)
         };
         let pixels = (0..out_height).flat_map(|p| (0..out_width).map(move |q| (p, q)));
         let all = pixels.flat_map(|(p, q)| (0..self.outputs).map(move |k| (p, q, k)));

@@ -10,7 +10,7 @@ use trefoil::{Device, Dtype, ProductNormOperands, ProductOperands, ProductRun, S
 
 use super::halves::Half;
 use super::random::Random;
-use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
+use super::tolerance::{Expected, F16, Growth, Rounding, Storage, U32};
 
 /// One product of random operands.
 #[derive(Clone, Debug)]
@@ -27,8 +27,8 @@ pub struct Problem {
     most: f64,
     /// What is done of norms of rows.
     norm: Norm,
-    /// The expected rows, computed by the first kernel that is compared.
-    expected: Arc<OnceLock<Vec<Expected>>>,
+    /// The expected rows, computed by the first kernel that is compared, for each way to compute GELU.
+    expected: Arc<[OnceLock<Vec<Expected>>; 2]>,
 }
 
 /// What a product does of a norm of rows.
@@ -188,7 +188,9 @@ impl Problem {
             let what = if is_result(i) { "was not written" } else { "outside of the result was written" };
             return Err(format!("value {i} (row {row}, column {column}) {what}"));
         }
-        for (row, expected) in self.checked_rows().zip(self.expected.get_or_init(|| self.expected_rows(&operands))) {
+        let gelu = if kernel.tile.way == ProductWay::Split { Gelu::InF32 } else { Gelu::of(T::ROUNDING) };
+        let expected = self.expected[gelu as usize].get_or_init(|| self.expected_rows(&operands, gelu));
+        for (row, expected) in self.checked_rows().zip(expected) {
             let first = at.first + row * at.pitch;
             let actual: Vec<f32> = result[first..first + n].iter().map(|value| value.value() as f32).collect();
             expected.check(Growth::Worst, &actual).map_err(|error| format!("row {row}: {error}"))?;
@@ -264,7 +266,7 @@ impl Problem {
         }
     }
 
-    fn expected_rows<T: Half>(&self, of: &Operands<T>) -> Vec<Expected> {
+    fn expected_rows<T: Half>(&self, of: &Operands<T>, gelu: Gelu) -> Vec<Expected> {
         let ProductSizes { n, k, .. } = self.sizes;
         let [has_bias, has_scale, has_residual] = self.has;
         let value = |row: usize, column: usize| {
@@ -285,7 +287,7 @@ impl Problem {
                 }
                 Norm::None | Norm::OfY => (sum, error),
             };
-            finished(self.activation, sum, error, scale, residual, T::ROUNDING)
+            finished((self.activation, gelu), sum, error, scale, residual, T::ROUNDING)
         };
         let expected = |row: usize| {
             let (values, errors) = (0..n).map(|column| value(row, column)).unzip();
@@ -358,13 +360,31 @@ const GUARD: usize = 1024;
 const MOST_PRODUCTS: usize = 4 << 20;
 /// The steepest slope of an activation: that of GELU is 1.129 at the root of 2.
 const STEEPEST: f64 = 1.13;
-/// The largest relative and absolute error of the kernels' activations, as their sources say: of GELU by erf, and of others.
-const OF_GELU: [f64; 2] = [1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64];
+/// The largest relative and absolute error of the kernels' activations, as their sources say: of GELU by erf in f32 and in
+/// f16, and of others.
+const OF_GELU: [[f64; 2]; 2] =
+    [[1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64], [1.0 / (1 << 8) as f64, 1.0 / (1 << 14) as f64]];
 const OF_OTHERS: [f64; 2] = [1.0 / (1 << 14) as f64, 1.0 / (1 << 28) as f64];
+
+/// How a kernel computes GELU by erf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// In f32.
+    InF32,
+    /// In f16, of a sum that is rounded to it.
+    InF16,
+}
+
+impl Gelu {
+    /// The way of kernels of many rows, and of convolutions, whose results are rounded so.
+    pub fn of(rounding: Rounding) -> Self {
+        if rounding == F16 { Self::InF16 } else { Self::InF32 }
+    }
+}
 
 /// The result for a sum with this error, and the result's error: two more roundings of f32, and one to f16 or bf16.
 pub fn finished(
-    activation: ProductActivation,
+    (activation, gelu): (ProductActivation, Gelu),
     sum: f64,
     error: f64,
     scale: f64,
@@ -372,7 +392,11 @@ pub fn finished(
     rounding: Rounding,
 ) -> (f64, f64) {
     let active = activate(activation, sum);
-    let [of_itself, in_all] = if activation == ProductActivation::Gelu { OF_GELU } else { OF_OTHERS };
+    let (error, [of_itself, in_all]) = match (activation, gelu) {
+        (ProductActivation::Gelu, Gelu::InF32) => (error, OF_GELU[0]),
+        (ProductActivation::Gelu, Gelu::InF16) => (F16.rounded(sum, error), OF_GELU[1]),
+        _ => (error, OF_OTHERS),
+    };
     let approximated = match activation {
         ProductActivation::None | ProductActivation::Relu => error,
         _ => STEEPEST * error + of_itself * (active.abs() + STEEPEST * error) + in_all,

@@ -8,7 +8,7 @@ use trefoil::{Device, E4m3ProductOperands, E4m3ProductRun, Shape};
 
 use super::codes::number;
 use super::halves::Half;
-use super::product::finished;
+use super::product::{Gelu, finished};
 use super::random::Random;
 use super::tolerance::{DEVIATIONS, Expected, F16, Growth, Rounding, U32};
 
@@ -167,10 +167,10 @@ impl Problem {
         let scale = if has_scale { f64::from(of.scale[column]) } else { 1.0 };
         let residual = if has_residual { of.residual[row * n + column].value() } else { 0.0 };
         let Some(result_scale) = self.result_scale else {
-            return finished(self.activation, biased, error, scale, residual, F16);
+            return finished((self.activation, Gelu::InF32), biased, error, scale, residual, F16);
         };
         let scale = scale / f64::from(result_scale);
-        let (value, error) = finished(self.activation, biased, error, scale, residual, CODES);
+        let (value, error) = finished((self.activation, Gelu::InF32), biased, error, scale, residual, CODES);
         (value.clamp(-MOST, MOST), error + 2.0 * U32 * value.abs())
     }
 }

@@ -43,8 +43,8 @@ pub fn run_graph(graph: &Network, weights: &Weights, input: &Expected, how: Arit
                 };
                 batch_norm(norm, weights, x, terms, how)
             }
-            Op::Activation(activation) => activate(*activation, x.clone()),
-            Op::Add(activation) => add(*activation, x, second.expect("an addition has two operands")),
+            Op::Activation(activation) => activate(*activation, x.clone(), how),
+            Op::Add(activation) => add(*activation, x, second.expect("an addition has two operands"), how),
             Op::MaxPool(pool) => max_pool(pool, x, y),
             Op::AvgPool(pool) => avg_pool(pool, x, y, how),
             Op::GlobalAvgPool => global_avg_pool(x, how),
@@ -170,8 +170,8 @@ fn convolution(
         result = batch_norm(norm, weights, &result, terms(conv, x.shape), how);
     }
     match residual {
-        Some(residual) => add(conv.activation, &result, residual),
-        None => activate(conv.activation, result),
+        Some(residual) => add(conv.activation, &result, residual, how),
+        None => activate(conv.activation, result, how),
     }
 }
 
@@ -207,8 +207,9 @@ fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, h
     y
 }
 
-/// Applies an activation: errors do not grow, except by SiLU and GELU, whose slopes are at most 1.1 and 1.13.
-fn activate(activation: Activation, mut x: Expected) -> Expected {
+/// Applies an activation: errors do not grow, except by SiLU and GELU, whose slopes are at most 1.1 and 1.13. Kernels of f16
+/// round to it before GELU, and are off by 2^-8 of itself and 2^-14.
+fn activate(activation: Activation, mut x: Expected, how: Arithmetic) -> Expected {
     for (value, error) in x.values.iter_mut().zip(&mut x.errors) {
         *value = match activation {
             Activation::None => *value,
@@ -219,8 +220,13 @@ fn activate(activation: Activation, mut x: Expected) -> Expected {
                 *value / (1.0 + (-*value).exp())
             }
             Activation::Gelu => {
-                *error *= 1.13;
-                *value * normal_below(*value)
+                *error = 1.13 * how.growth.stored(how.storage, *value, *error);
+                let active = *value * normal_below(*value);
+                if how.storage == Storage::F16 {
+                    let own = active.abs() / 256.0 + 1.0 / (1 << 14) as f64;
+                    *error = how.growth.join([*error, own].into_iter());
+                }
+                active
             }
         };
     }
@@ -228,13 +234,13 @@ fn activate(activation: Activation, mut x: Expected) -> Expected {
 }
 
 /// Adds two operands: their errors may depend on each other, so they add.
-fn add(activation: Activation, a: &Expected, b: &Expected) -> Expected {
+fn add(activation: Activation, a: &Expected, b: &Expected, how: Arithmetic) -> Expected {
     let mut sum = a.clone();
     for i in 0..sum.values.len() {
         sum.values[i] += b.values[i];
         sum.errors[i] += b.errors[i] + U32 * sum.values[i].abs();
     }
-    activate(activation, sum)
+    activate(activation, sum, how)
 }
 
 /// Joins operands: each pixel has the channels of one operand after those of the other.

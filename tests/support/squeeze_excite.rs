@@ -9,7 +9,7 @@ use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::convolution::{active, number};
 use super::halves::Half;
-use super::product::finished;
+use super::product::{Gelu, finished};
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U32};
 
@@ -214,7 +214,7 @@ impl Problem {
         let [of_pixels, of_hidden] = self.activations;
         let all: Vec<(f64, f64)> = match of_pixels {
             ProductActivation::None => image.iter().map(|&x| (x.into(), 0.0)).collect(),
-            of => image.iter().map(|&x| finished(of, x.into(), 0.0, 1.0, 0.0, T::ROUNDING)).collect(),
+            of => image.iter().map(|&x| finished((of, Gelu::InF32), x.into(), 0.0, 1.0, 0.0, T::ROUNDING)).collect(),
         };
         // The sums of the kernel are of f32: those of pixels have a term each, and a factor behind them.
         let mean = |channel: usize| {
@@ -239,7 +239,7 @@ impl Problem {
             .map(|h| {
                 let (sum, error) =
                     product(&operands.squeeze[h * channels..][..channels], operands.squeeze_bias[h], &means);
-                finished(of_hidden, sum, error, 1.0, 0.0, F32)
+                finished((of_hidden, Gelu::InF32), sum, error, 1.0, 0.0, F32)
             })
             .collect();
         let gates: Vec<(f64, f64)> = (0..channels)
