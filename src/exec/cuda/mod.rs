@@ -15,6 +15,8 @@ mod convert;
 mod depthwise_run;
 mod emit;
 mod entries;
+#[cfg(test)]
+mod gelu_tests;
 mod global_avg_pool;
 mod implicit_gemm;
 mod launch;
