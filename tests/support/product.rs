@@ -394,7 +394,8 @@ pub fn finished(
     let active = activate(activation, sum);
     let (error, [of_itself, in_all]) = match (activation, gelu) {
         (ProductActivation::Gelu, Gelu::InF32) => (error, OF_GELU[0]),
-        (ProductActivation::Gelu, Gelu::InF16) => (F16.rounded(sum, error), OF_GELU[1]),
+        // What it gives is rounded before scale and residual, too.
+        (ProductActivation::Gelu, Gelu::InF16) => (F16.rounded(sum, error), [OF_GELU[1][0] + F16.unit, OF_GELU[1][1]]),
         _ => (error, OF_OTHERS),
     };
     let approximated = match activation {
