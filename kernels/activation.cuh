@@ -11,8 +11,7 @@ struct Silu {
   __device__ __forceinline__ explicit Silu(int32_t) {}
 
   __device__ __forceinline__ uint32_t operator()(float2 sum) const {
-    const __half2 rounded = __floats2half2_rn(of(sum.x), of(sum.y));
-    return *reinterpret_cast<const uint32_t *>(&rounded);
+    return pack_half2(of(sum.x), of(sum.y));
   }
 
   static __device__ __forceinline__ float of(float x) {

@@ -34,7 +34,7 @@ TREFOIL_DEVICE uint32_t pack_half2(float low, float high) {
 }
 
 TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
-  return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
+  return __half22float2(half2_of(bits));
 }
 
 // The types of 16 bits, two neighbouring values in a word, the first in its low half: rounded from floats to nearest,
@@ -60,21 +60,18 @@ struct Bf16 {
 };
 
 TREFOIL_DEVICE uint32_t sub_half2(uint32_t a, uint32_t b) {
-  const __half2 d = __hsub2(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
+  return half2_bits(__hsub2(half2_of(a), half2_of(b)));
 }
 
 // -infinity and infinity.
 constexpr uint32_t kLowestHalf2 = 0xfc00fc00u, kHighestHalf2 = 0x7c007c00u;
 
 TREFOIL_DEVICE uint32_t max_half2_or_nan(uint32_t a, uint32_t b) {
-  const __half2 d = __hmax2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
+  return half2_bits(__hmax2_nan(half2_of(a), half2_of(b)));
 }
 
 TREFOIL_DEVICE uint32_t min_half2_or_nan(uint32_t a, uint32_t b) {
-  const __half2 d = __hmin2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
+  return half2_bits(__hmin2_nan(half2_of(a), half2_of(b)));
 }
 
 // An activation of two sums, rounded: its bounds. Rounding to half first gives the same: it is monotone, and both bounds are halves.
@@ -86,8 +83,7 @@ struct Clamp {
         high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
 
   __device__ __forceinline__ uint32_t operator()(float2 sum) const {
-    const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
-    return *reinterpret_cast<const uint32_t *>(&rounded);
+    return half2_bits(__hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high));
   }
 };
 

@@ -4,8 +4,8 @@
 #include "common.cuh"
 
 // GELU by erf: max(x, 0) - |x| q, where q is the part of a normal distribution beyond |x|. Its logarithm is nearly a
-// parabola: a polynomial for which the result is off by less than 2^-13 of itself (a quarter of f16's last place at most) and 2^-19.
-// From 8 on q is 0, of which the polynomial makes less than 2^-40.
+// parabola: a polynomial for which the result is off by less than 2^-13 of itself (a quarter of f16's last place at most)
+// and 2^-19. From 8 on q is 0, of which the polynomial makes less than 2^-40.
 struct Erf {
   static constexpr bool kInHalves = false;
 
@@ -18,10 +18,10 @@ struct Erf {
   }
 };
 
-// The same of two sums in halves, with fewer instructions for each: the sums are rounded first, as a layer of halves leaves
-// them. Beside that, and before the result is rounded, it is off by less than 2^-8 of itself and 2^-14, to either side.
-// Where numbers are normally distributed both together are as large as the errors of GELU in float of rounded sums. From 6
-// on q is 0.
+// GELU by erf of two sums in halves, with fewer instructions for each. The sums are rounded first, as a layer of halves
+// leaves them. Beside that, and before the result is rounded, GELU is off by less than 2^-8 of itself and 2^-14, to either
+// side. Of normally distributed sums the root mean square of all errors is that of GELU in float of rounded sums. From 6 on
+// q is 0.
 struct ErfOfHalves {
   static constexpr bool kInHalves = true;
 
@@ -32,9 +32,6 @@ struct ErfOfHalves {
     log2_beyond = __hfma2(a, log2_beyond, __float2half2_rn(-0.46484375f));
     log2_beyond = __hfma2(a, log2_beyond, __float2half2_rn(-1.1494141f));
     log2_beyond = __hfma2(a, log2_beyond, __float2half2_rn(-1.0f));
-    return words_of(__hfma2(__hneg2(a), exp2_approximate(log2_beyond), __hmax2_nan(x, __float2half2_rn(0.0f))));
+    return half2_bits(__hfma2(__hneg2(a), exp2_approximate(log2_beyond), __hmax2_nan(x, __float2half2_rn(0.0f))));
   }
-
- private:
-  static __device__ __forceinline__ uint32_t words_of(__half2 pair) { return *reinterpret_cast<const uint32_t *>(&pair); }
 };

@@ -6,8 +6,8 @@
 #include "element.cuh"
 #include "gelu.cuh"
 
-// Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN. Of a float, or where
-// kInHalves is true of two, which it rounds.
+// Activations by kind; what a kind still leaves open are two numbers of the launch. NaN stays NaN. An activation takes a
+// float and returns one; with kInHalves it takes two and returns them as a pair of halves.
 
 // Nothing: low is -infinity. ReLU: low is 0.
 struct Clamped {

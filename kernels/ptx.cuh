@@ -253,6 +253,10 @@ TREFOIL_DEVICE float min_or_nan(float a, float b) {
   return d;
 }
 
+// Two halves as a word, and back.
+TREFOIL_DEVICE uint32_t half2_bits(__half2 pair) { return *reinterpret_cast<const uint32_t *>(&pair); }
+TREFOIL_DEVICE __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2 *>(&bits); }
+
 // 2^x and 1 / x, off by about two units of the last place; subnormal numbers are zeros.
 TREFOIL_DEVICE float exp2_approximate(float x) {
   float y;
@@ -263,8 +267,8 @@ TREFOIL_DEVICE float exp2_approximate(float x) {
 // The same of two halves, off by about one unit of the last place; subnormal numbers stay.
 TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
   uint32_t y;
-  asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(*reinterpret_cast<const uint32_t *>(&x)));
-  return *reinterpret_cast<const __half2 *>(&y);
+  asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(half2_bits(x)));
+  return half2_of(y);
 }
 
 TREFOIL_DEVICE float reciprocal_approximate(float x) {

@@ -109,7 +109,7 @@ impl ProductActivation {
         [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu, Self::HardSwish];
 
     /// The exact value of the activation at `x`.
-    pub(super) fn of(self, x: f64) -> f64 {
+    pub(crate) fn of(self, x: f64) -> f64 {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match self {
             Self::None => x,

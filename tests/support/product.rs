@@ -362,7 +362,7 @@ const MOST_PRODUCTS: usize = 4 << 20;
 const STEEPEST: f64 = 1.13;
 /// The largest relative and absolute error of the kernels' activations, as their sources say: of GELU by erf in f32 and in
 /// f16, and of others.
-const OF_GELU: [[f64; 2]; 2] =
+pub const OF_GELU: [[f64; 2]; 2] =
     [[1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64], [1.0 / (1 << 8) as f64, 1.0 / (1 << 14) as f64]];
 const OF_OTHERS: [f64; 2] = [1.0 / (1 << 14) as f64, 1.0 / (1 << 28) as f64];
 

@@ -10,7 +10,7 @@ use trefoil::model::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Windo
 use trefoil::{Activation, Dtype, OutputKind, Shape};
 
 use super::problem::joinable;
-use super::product::normal_below;
+use super::product::{Gelu, OF_GELU, normal_below};
 use super::tolerance::{Expected, Growth, Storage, U32};
 
 /// The arithmetic of a device.
@@ -208,7 +208,7 @@ fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, h
 }
 
 /// Applies an activation: errors do not grow, except by SiLU and GELU, whose slopes are at most 1.1 and 1.13. Kernels of f16
-/// round to it before GELU, and are off by 2^-8 of itself and 2^-14.
+/// round to it before GELU, which they compute in f16.
 fn activate(activation: Activation, mut x: Expected, how: Arithmetic) -> Expected {
     for (value, error) in x.values.iter_mut().zip(&mut x.errors) {
         *value = match activation {
@@ -223,8 +223,8 @@ fn activate(activation: Activation, mut x: Expected, how: Arithmetic) -> Expecte
                 *error = 1.13 * how.growth.stored(how.storage, *value, *error);
                 let active = *value * normal_below(*value);
                 if how.storage == Storage::F16 {
-                    let own = active.abs() / 256.0 + 1.0 / (1 << 14) as f64;
-                    *error = how.growth.join([*error, own].into_iter());
+                    let [of_itself, in_all] = OF_GELU[Gelu::InF16 as usize];
+                    *error = how.growth.join([*error, of_itself * active.abs() + in_all].into_iter());
                 }
                 active
             }
