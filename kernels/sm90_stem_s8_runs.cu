@@ -66,7 +66,6 @@ constexpr int kStagedBytes = 4096;                         // a row of the resul
 constexpr int kStripRows = 2 * kStripStages;               // of the image
 constexpr int kStripBytes = kStripRows * 2 * kColumns * 3;
 constexpr int kGroupBarriers = 2 * kStrips + kCopies;
-static_assert(kGroupBarriers <= 32, "a lane initialises each");
 static_assert(kStripBytes % 128 == 0, "where boxes are copied to");
 
 // A block's: staged rows, rings, image rows, and what is outside of the image.
@@ -232,8 +231,11 @@ TREFOIL_DEVICE constexpr int column_of_pair(int own) { return own < 24 ? own / 4
 TREFOIL_DEVICE Walk begin_lines(const StemS8RunsArgs &args, Run run, uint32_t smem_images, uint32_t smem_outside,
                                 Barriers barriers) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kGroupBarriers)  // stored, read, copied
-    barrier_init(barriers.first + lane * kBarrierBytes, lane < kStrips ? 32 : lane < 2 * kStrips ? kGroupWarps : 1);
+  if (is_elected()) {
+    for (uint32_t strip = 0; strip < kStrips; ++strip)
+      barrier_init(barriers.stored(strip), 32), barrier_init(barriers.read(strip), kGroupWarps);
+    for (uint32_t copy = 0; copy < kCopies; ++copy) barrier_init(barriers.copied(copy), 1);
+  }
   if (lane < kOutsideWords) store_shared_u32(smem_outside + lane * 4, args.outside[(lane + 2) % 3]);
   fence_barrier_init();
   __syncwarp();
