@@ -360,10 +360,7 @@ const GUARD: usize = 1024;
 const MOST_PRODUCTS: usize = 4 << 20;
 /// The steepest slope of an activation: that of GELU is 1.129 at the root of 2.
 const STEEPEST: f64 = 1.13;
-/// The largest relative and absolute error of the kernels' activations, as their sources say: of GELU by erf in f32 and in
-/// f16, and of others.
-pub const OF_GELU: [[f64; 2]; 2] =
-    [[1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64], [1.0 / (1 << 8) as f64, 1.0 / (1 << 14) as f64]];
+/// The largest relative and absolute error of the kernels' activations but GELU by erf, as their sources say.
 const OF_OTHERS: [f64; 2] = [1.0 / (1 << 14) as f64, 1.0 / (1 << 28) as f64];
 
 /// How a kernel computes GELU by erf.
@@ -380,6 +377,14 @@ impl Gelu {
     pub fn of(rounding: Rounding) -> Self {
         if rounding == F16 { Self::InF16 } else { Self::InF32 }
     }
+
+    /// The largest relative and absolute error, as the kernels' source says, beside roundings to f16.
+    pub fn errors(self) -> [f64; 2] {
+        match self {
+            Self::InF32 => [1.0 / (1 << 13) as f64, 1.0 / (1 << 19) as f64],
+            Self::InF16 => [1.0 / (1 << 8) as f64, 1.0 / (1 << 14) as f64],
+        }
+    }
 }
 
 /// The result for a sum with this error, and the result's error: two more roundings of f32, and one to f16 or bf16.
@@ -393,9 +398,12 @@ pub fn finished(
 ) -> (f64, f64) {
     let active = activate(activation, sum);
     let (error, [of_itself, in_all]) = match (activation, gelu) {
-        (ProductActivation::Gelu, Gelu::InF32) => (error, OF_GELU[0]),
-        // What it gives is rounded before scale and residual, too.
-        (ProductActivation::Gelu, Gelu::InF16) => (F16.rounded(sum, error), [OF_GELU[1][0] + F16.unit, OF_GELU[1][1]]),
+        (ProductActivation::Gelu, Gelu::InF32) => (error, gelu.errors()),
+        (ProductActivation::Gelu, Gelu::InF16) => {
+            let [of_itself, in_all] = gelu.errors();
+            // What it gives is rounded before scale and residual, too.
+            (F16.rounded(sum, error), [of_itself + F16.unit, in_all])
+        }
         _ => (error, OF_OTHERS),
     };
     let approximated = match activation {

@@ -10,7 +10,7 @@ use trefoil::model::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Windo
 use trefoil::{Activation, Dtype, OutputKind, Shape};
 
 use super::problem::joinable;
-use super::product::{Gelu, OF_GELU, normal_below};
+use super::product::{Gelu, normal_below};
 use super::tolerance::{Expected, Growth, Storage, U32};
 
 /// The arithmetic of a device.
@@ -223,7 +223,7 @@ fn activate(activation: Activation, mut x: Expected, how: Arithmetic) -> Expecte
                 *error = 1.13 * how.growth.stored(how.storage, *value, *error);
                 let active = *value * normal_below(*value);
                 if how.storage == Storage::F16 {
-                    let [of_itself, in_all] = OF_GELU[Gelu::InF16 as usize];
+                    let [of_itself, in_all] = Gelu::InF16.errors();
                     *error = how.growth.join([*error, of_itself * active.abs() + in_all].into_iter());
                 }
                 active
