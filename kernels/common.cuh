@@ -29,8 +29,7 @@ TREFOIL_DEVICE float activate(float x, int32_t activation) {
 }
 
 TREFOIL_DEVICE uint32_t pack_half2(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t *>(&pair);
+  return half2_bits(__floats2half2_rn(low, high));
 }
 
 TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {

@@ -541,7 +541,12 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
     if constexpr (!Tile::kInTurns) {
       if (stores) wait_stores_read<0>();
       __syncwarp();
-      for (int i = 0; i < Tile::kResultStages; ++i, ++at) release(shared, result_at + i);
+      for (int i = 0; i < Tile::kResultStages; ++i, ++at) {
+        // A stage without chunks of this warpgroup may not be full yet: another one still has what was there before, and an
+        // arrival would count for that.
+        barrier_wait(shared.full(result_at + i), shared.parity(result_at + i));
+        release(shared, result_at + i);
+      }
     }
   }
 }
