@@ -19,6 +19,7 @@ mod in_f32;
 #[cfg(test)]
 mod interpreter;
 mod joined;
+mod mixing;
 mod names;
 mod onnx;
 mod padding;

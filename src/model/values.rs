@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use super::mixing::mixes;
 use super::padding::Declared;
 use super::weights::{Weights, name_of};
 use crate::error::Error;
@@ -82,15 +83,29 @@ impl Values {
     /// an axis.
     ///
     /// # Errors
-    /// The errors of [`File::graph`].
+    /// The errors of [`File::graph`]; [`Error::Graph`] for rows of the batch that depend on each other.
     pub(super) fn of_file(file: File, sizes: Sizes, batch: Vec<String>) -> Result<Self, Error> {
         let (dims, may_be_batched) = (sizes.dims().clone(), !batch.is_empty());
+        let names = batch.iter().map(|name| format!("`{name}`")).collect::<BTreeSet<_>>();
         let source = Source::File(file.into(), sizes, batch);
         let one = source.graph(&dims, 1)?;
-        let axes = match may_be_batched {
-            true => batch_axes(&one, &source.graph(&dims, 2)?).ok(),
-            false => None,
-        };
+        let mut axes = None;
+        if may_be_batched {
+            let two = source.graph(&dims, 2)?;
+            axes = batch_axes(&one, &two).ok();
+            if let Some(BatchAxes([inputs, _])) = &axes
+                && let Some(node) = mixes(&two, inputs)
+            {
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                return Err(Error::graph(
+                    node,
+                    format!(
+                        "it computes indices along {names} from each other, so that these cannot be rows of a batch: give \
+                         the dimension a size (`--size NAME=N`, `Sizes::dim`)"
+                    ),
+                ));
+            }
+        }
         Self::new(source.into(), dims, one, axes)
     }
 
