@@ -99,9 +99,17 @@ fn functions_that_call_one_another_end() {
     functions.push(function("f25", &["x"], &["y"], &[node_in(7, "Identity", &["x"], &["y"], &[])]));
     let graph = [x(), call(1, "f0", &["x"], &["y"]), output("y")];
     let itself = function("f0", &["x"], &["y"], &[call(7, "f0", &["x"], &["y"])]);
+    // Of many inputs each call leaves out all but one.
+    let names: Vec<String> = (0..100_000).map(|number| format!("i{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let wide = function("wide", &names, &["y"], &[node_in(7, "Identity", &["i0"], &["y"], &[])]);
+    let results: Vec<String> = (0..1000).map(|number| format!("y{number}")).collect();
+    let calls: Vec<Vec<u8>> = results.iter().map(|result| call(7, "wide", &["x"], &[result])).collect();
+    let often = function("often", &["x"], &["y0"], &calls);
     let other = |a, b| function(a, &["x"], &["y"], &[call(7, b, &["x"], &["y"])]);
     expect(vec![
         (STEPS, file(&graph, &functions)),
+        (STEPS, file(&[x(), call(1, "often", &["x"], &["y"]), output("y")], &[wide, often])),
         ("more than 32 functions and bodies are within one another", file(&graph, &[itself])),
         ("more than 32 functions and bodies", file(&graph, &[other("f0", "f1"), other("f1", "f0")])),
         ("its output `y` is not written", file(&graph, &[function("f0", &["x"], &["y"], &[])])),
@@ -264,6 +272,17 @@ fn tensors_are_read_once() {
     expect_a_graph(file(&[loops(1, vec![constant]), vec![scalar("trips", 4096), x(), output("x")]].concat(), &[]));
 }
 
+/// A test's thread has a stack of 2 MB.
+#[test]
+fn operands_by_the_ten_thousand_are_no_deep_expression() {
+    for op in ["Sum", "Mean", "Max"] {
+        expect_a_graph(file(&[x(), node(op, &["x"; 20_000], &["y"], &[]), output("y")], &[]));
+    }
+    let wide = input("wide", FLOAT, &fixed(&[1]));
+    let joined = node("Concat", &["wide"; 20_000], &["y"], &[whole("axis", 0)]);
+    expect_a_graph(file(&[wide, joined, output("y")], &[]));
+}
+
 #[test]
 fn lists_that_a_few_bytes_ask_for_end() {
     let wide = input("wide", FLOAT, &fixed(&[1 << 31]));
@@ -277,6 +296,11 @@ fn lists_that_a_few_bytes_ask_for_end() {
     let weights: Vec<Vec<u8>> =
         [("w", [1, 4, 1]), ("r", [1, 4, 1])].iter().map(|(name, dims)| input(name, FLOAT, &fixed(dims))).collect();
     let long = input("long", FLOAT, &fixed(&[1 << 30, 1, 1]));
+    let edges = [("low", 0.0_f32), ("high", 8000.0)].map(|(name, hz)| {
+        let tensor = [int(2, 1), bytes(9, hz.to_le_bytes())].concat();
+        node("Constant", &[], &[name], &[attribute("value", &[int(20, 4), bytes(5, tensor)])])
+    });
+    let mel = [&[scalar("bins", (1 << 31) - 1), scalar("len", 16), scalar("rate", 16_000)], &edges[..]].concat();
     let image = [vector("size", &[1 << 30, 1]), vector("block", &[1, 1]), input("c", FLOAT, &fixed(&[1, 1, 1 << 30]))];
     expect(vec![
         (STEPS, file(&[start, inserts].concat(), &[])),
@@ -285,6 +309,7 @@ fn lists_that_a_few_bytes_ask_for_end() {
         (STEPS, one("Col2Im", &["c", "size", "block"], &image)),
         ("expected smaller ones", one("DFT", &["signal"], &[input("signal", FLOAT, &fixed(&[1, 1 << 30, 1]))])),
         ("expected smaller ones", one("HannWindow", &["size"], &[scalar("size", 1 << 30)])),
+        ("expected smaller ones", one("MelWeightMatrix", &["bins", "len", "rate", "low", "high"], &mel)),
         (
             "a block of [0, 0] in an image",
             one("Col2Im", &["c", "size", "none"], &[&image[..], &[vector("none", &[0, 0])]].concat()),

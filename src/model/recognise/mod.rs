@@ -337,6 +337,9 @@ impl<'a> Recogniser<'a> {
     }
 
     fn tensor(&self, id: ValueId) -> Result<Tensor, Error> {
+        if let Some(values::Constant::Bytes(bytes)) = self.from.constant(id) {
+            return Ok(Tensor::from_bytes(self.from.value(id).clone(), bytes));
+        }
         Ok(bytes::constants_of(self.from, self.weights, &[id])?.remove(0))
     }
 

@@ -92,7 +92,8 @@ impl<'m> Scope<'_, 'm> {
             }
         }
         let items = inputs.iter().flatten().map(Item::len).sum::<usize>();
-        let result = cx.step(1 + items).and_then(|()| self.import(cx, node, &inputs));
+        let named = node.inputs.len() + node.outputs.len() + node.attributes.len();
+        let result = cx.step(1 + named + items).and_then(|()| self.import(cx, node, &inputs));
         let result = result.and_then(|items| cx.step(items.iter().map(Item::len).sum()).map(|()| items));
         result.map_err(|reason| self.problem(cx, node, &inputs, reason)).ok()
     }
@@ -122,6 +123,7 @@ impl<'m> Scope<'_, 'm> {
         function: &'m Function,
         inputs: &[Option<Item>],
     ) -> Outcome<Vec<Item>> {
+        cx.step(function.inputs.len() + function.outputs.len() + function.attributes.len() + function.defaults.len())?;
         let given = |name: &str| node.attribute(name).and_then(|value| self.resolve(value));
         let defaults = function.defaults.iter().map(|default| (default.name.as_str(), Some(&default.value)));
         let declared = function.attributes.iter().map(|name| (name.as_str(), None));

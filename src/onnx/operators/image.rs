@@ -171,7 +171,7 @@ fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let at = c.constant(&Tensor::of(&[1, taps * places], &at));
     let at = c.broadcast(at, &[n * channels, taps * places])?;
     let dtype = c.dtype(x);
-    let zeros = c.filled(dtype, &[n * channels, plane + 1], 0.0)?;
+    let zeros = c.filled(dtype, &[n * channels, plane.saturating_add(1)], 0.0)?;
     let from = c.reshape(x, &[n * channels, taps * places])?;
     let sums = c.op(Op::ScatterElements(1, Scatter::Add), &[zeros, at, from])?;
     let inside = c.slice(sums, 1, 0, plane)?;
@@ -197,7 +197,8 @@ fn max_unpool(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         return Err(format!("shape {dims:?}: expected {} sizes", own.len()));
     }
     let (dtype, elems) = (c.dtype(x), c.of(x).elems());
-    let zeros = c.filled(dtype, &[own.iter().product()], 0.0)?;
+    let all = own.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
+    let zeros = c.filled(dtype, &[all.ok_or_else(|| format!("a value of {own:?} elements overflows"))?], 0.0)?;
     let at = c.cast(at, Dtype::I64)?;
     let at = c.reshape(at, &[elems])?;
     let flat = c.reshape(x, &[elems])?;

@@ -143,14 +143,17 @@ fn unsigned(dtype: Dtype) -> Dtype {
     }
 }
 
+/// The most operands that one expression combines: an expression is as deep as it has operands.
+const MOST_COMBINED: usize = 64;
+
+/// All operands combined, from the first to the last.
 fn variadic(c: &mut Call<'_, '_>, op: Binary) -> Outcome<ValueId> {
     let all = c.all()?;
     let (first, rest) = all.split_first().ok_or("expected operands, found none")?;
-    let expr = (1..=rest.len()).fold(Expr::arg(0), |expr, index| expr.binary(op, Expr::arg(index)));
-    match rest {
-        [] => Ok(*first),
-        _ => c.map(expr, &all),
-    }
+    rest.chunks(MOST_COMBINED - 1).try_fold(*first, |so_far, more| {
+        let expr = (1..=more.len()).fold(Expr::arg(0), |expr, index| expr.binary(op, Expr::arg(index)));
+        c.map(expr, &[&[so_far], more].concat())
+    })
 }
 
 fn max(c: &mut Call<'_, '_>) -> Outcome<ValueId> {

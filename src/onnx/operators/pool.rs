@@ -28,7 +28,7 @@ fn window(c: &Call<'_, '_>, dims: &[usize]) -> Outcome<Window> {
         if (places - 1) * stride >= size + before {
             places -= 1; // a window that would begin in the padding behind is left out
         }
-        let needed = (places - 1) * stride + reach;
+        let needed = places.saturating_sub(1) * stride + reach;
         window.pad[axis][1] = needed.saturating_sub(size + before);
     }
     Ok(window)

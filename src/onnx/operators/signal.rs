@@ -29,12 +29,19 @@ fn matrix(
     [rows, columns]: [usize; 2],
     of: impl Fn(usize, usize) -> f64,
 ) -> Outcome<ValueId> {
-    if rows.saturating_mul(columns) > MOST_ELEMS {
-        return Err(format!("a transform of {rows} elements to {columns}: expected smaller ones"));
-    }
+    expect_few([rows, columns])?;
     let elems: Vec<f64> = (0..rows * columns).map(|at| of(at / columns, at % columns)).collect();
     let value = c.constant(&Tensor::of(&[rows, columns], &elems));
     c.cast(value, dtype)
+}
+
+/// # Errors
+/// A matrix of too many elements.
+fn expect_few([rows, columns]: [usize; 2]) -> Outcome<()> {
+    if rows.saturating_mul(columns) > MOST_ELEMS {
+        return Err(format!("a transform of {rows} elements to {columns}: expected smaller ones"));
+    }
+    Ok(())
 }
 
 /// The transform of real and imaginary parts along the last axis: `[…, n]` to `[…, frequencies, 2]`, of length `len`.
@@ -115,7 +122,7 @@ fn dft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 /// Adds the second half of the frequencies, which are conjugates of the first half.
 fn mirrored(c: &mut Context<'_>, x: ValueId, axis: usize, len: usize) -> Outcome<ValueId> {
     let half = resized(c, x, axis, len / 2 + 1)?;
-    let count = len - (len / 2 + 1);
+    let count = len.saturating_sub(len / 2 + 1);
     if count == 0 {
         return Ok(half);
     }
@@ -195,6 +202,7 @@ fn mel(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let to_mel = |hz: f64| 2595.0 * (1.0 + hz / 700.0).log10();
     let [low, high] = edges.map(to_mel);
     let step = (high - low) / (bins as f64 + 2.0);
+    expect_few([len / 2 + 1, bins])?;
     let columns: Vec<usize> = (0..bins + 2)
         .map(|bin| {
             let hz = 700.0 * (10_f64.powf((low + step * bin as f64) / 2595.0) - 1.0);

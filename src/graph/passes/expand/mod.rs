@@ -62,19 +62,26 @@ pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
     Rebuild::new(&rewritten).needed()
 }
 
-/// The graph in which operations of single steps replace each [`Op::Recurrent`], except in nodes of these names. The name
-/// of such an operation begins with the name of its node and a dot.
+/// The graph in which operations of single steps replace each [`Op::Recurrent`], except in nodes of these names, and in which
+/// no concatenation has many operands. The name of such an operation begins with the name of its node and a dot.
 pub(crate) fn unrolled<'g>(graph: &'g Graph, kept: &HashSet<String>) -> Cow<'g, Graph> {
-    if !graph.nodes.iter().any(|node| matches!(node.op, Op::Recurrent(_))) {
+    if !graph.nodes.iter().any(|node| matches!(node.op, Op::Recurrent(_)) || is_wide(&node.op, node.inputs.len())) {
         return Cow::Borrowed(graph);
     }
     let rewritten = Rebuild::new(graph).with(|rebuild, node| match &node.op {
         Op::Recurrent(of) if !kept.contains(&node.name) => {
             recurrent::unroll(&mut Writer { rebuild, name: &node.name }, of, &node.inputs)
         }
+        op if is_wide(op, node.inputs.len()) => expanded(rebuild, &node).expect("a concatenation of many operands"),
         _ => rebuild.add(node),
     });
     Cow::Owned(Rebuild::new(&rewritten).needed())
+}
+
+/// Whether an operation is a concatenation of so many operands that it becomes concatenations of concatenations: the loop
+/// of one is as deep as it has operands.
+fn is_wide(op: &Op, operands: usize) -> bool {
+    matches!(op, Op::Concat(_)) && operands > MOST_OPERANDS
 }
 
 /// The values that replace those of a node, if its operation is one that is expanded.
@@ -92,7 +99,7 @@ fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
             vec![scatter::elements(&mut writer, *axis, *how, [input(0), input(1), input(2)])]
         }
         Op::ScatterNd(how) => vec![scatter::slices(&mut writer, *how, [input(0), input(1), input(2)])],
-        Op::Concat(axis) if node.inputs.len() > MOST_OPERANDS => {
+        Op::Concat(axis) if is_wide(&node.op, node.inputs.len()) => {
             let all: Vec<ValueId> = (0..node.inputs.len()).map(input).collect();
             vec![writer.concat(*axis, &all)]
         }
@@ -100,7 +107,7 @@ fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
     })
 }
 
-/// The most operands of one concatenation; more become concatenations of concatenations.
+/// The most operands of one concatenation.
 const MOST_OPERANDS: usize = 64;
 
 /// Writes the operations that stand for a node.
@@ -192,4 +199,22 @@ fn neutral(op: ReduceOp, dtype: Dtype) -> Number {
         ReduceOp::Max => (f64::NEG_INFINITY, low),
     };
     if dtype.is_float() { Number::Float(float) } else { Number::Int(int) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::GraphBuilder;
+
+    #[test]
+    fn concatenations_of_many_operands_are_no_deep_loop() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[1]);
+        let wide = g.node("wide", Op::Concat(0), &[x; 5000]);
+        g.output("y", wide);
+        let graph = g.finish().expect("a graph");
+        let narrow = unrolled(&graph, &HashSet::new());
+        assert!(narrow.nodes.iter().all(|node| node.inputs.len() <= MOST_OPERANDS), "{narrow:?}");
+        assert_eq!(narrow.value(narrow.outputs[0].value), graph.value(graph.outputs[0].value));
+    }
 }
