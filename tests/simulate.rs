@@ -597,3 +597,59 @@ fn the_program_tells_what_an_overloaded_batcher_did_not_answer() {
     assert!((500..1_500).contains(&of(&["--deadline", "5000"], "expired")));
     assert!(simulate(&["--rejects"]).contains(" refused, 0 past their deadline"));
 }
+
+/// Events of a batcher that come at the same instant: copies without overhead, deadlines that are past at once, threads
+/// that wake in no time, rows that are filled in no time.
+#[test]
+fn a_batcher_goes_on_where_events_take_no_time() {
+    for wake_us in [0.0, 10.0] {
+        for (sizes, copy_overhead_us) in
+            [(vec![(1, 100.0)], 0.0), (vec![(1, 0.0), (8, 0.0)], 0.0), (vec![(64, 3.6e9)], 2.0)]
+        {
+            for deadline_us in [f64::INFINITY, 0.0, 1.0, 500.0] {
+                for (fill_us, jitter_us) in [(0.0, 0.0), (20.0, 0.0), (0.0, 5.0)] {
+                    for arrival in [Arrival::Closed, Arrival::Periodic { images_per_s: 1e6 }] {
+                        let batcher = SimBatcher { wake_us, jitter_us, deadline_us, ..SimBatcher::default() };
+                        let spec = SimSpec {
+                            copy_overhead_us,
+                            fill_us,
+                            arrival,
+                            batches: 200,
+                            batcher: Some(batcher),
+                            ..SimSpec::new(sizes.clone())
+                        };
+                        let report = simulate(&spec).unwrap_or_else(|error| panic!("{error}\n{spec:#?}"));
+                        assert_eq!(report.answered + report.expired, 200, "{spec:#?}");
+                        assert!(deadline_us > 0.0 || report.answered == 0, "{report:#?}");
+                        assert!(deadline_us.is_finite() || report.expired == 0, "{report:#?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// No row is answered: the figures of answers are left out, and none of the others is NaN.
+#[test]
+fn a_run_without_an_answer_has_no_throughput() {
+    let batcher = SimBatcher { deadline_us: 1.0, ..SimBatcher::default() };
+    let spec = SimSpec { batches: 5, batcher: Some(batcher), ..SimSpec::new(vec![(1, 100.0)]) };
+    let report = simulate(&spec).unwrap();
+    assert_eq!((report.answered, report.expired, report.submitted), (0, 5, 0));
+    assert_eq!((report.images_per_s, report.bound.images_per_s), (0.0, 0.0));
+    let simulate = |more: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_trefoil"))
+            .args(["simulate", "--compute", "1=100", "--batcher", "--deadline", "1", "--batches", "5"])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = simulate(&[]);
+    assert!(text.contains("no row was answered") && text.contains("5 past their deadline"), "{text}");
+    assert!(!text.contains("NaN") && !text.contains("latency    p50"), "{text}");
+    let figures: serde_json::Value = serde_json::from_str(&simulate(&["--json"])).unwrap();
+    assert!(figures["bound"].is_null() && figures["latency_seconds"].is_null(), "{figures}");
+    assert_eq!((figures["images_per_second"].as_f64(), figures["expired"].as_u64()), (Some(0.0), Some(5)));
+}

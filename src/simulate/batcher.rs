@@ -71,9 +71,22 @@ struct Player<'a> {
     log: Log,
 }
 
+/// The bytes of host memory that [`run`] takes for each row of the largest batch: those of the batcher's rows in the
+/// books, and of the clients that have them.
+pub(super) fn bytes_per_row(batcher: &SimBatcher) -> u64 {
+    const CLIENT_BYTES: usize = size_of::<Client>() + size_of::<Waiting>();
+    const PLACE_BYTES: usize = 2 * size_of::<Queued>() + 160; // two queues; the place, the ticket's entry, a thread
+    (batches_of_rows(batcher) as u64).saturating_mul((CLIENT_BYTES + PLACE_BYTES) as u64)
+}
+
+/// The number of largest batches for which the batcher has rows.
+fn batches_of_rows(batcher: &SimBatcher) -> usize {
+    batcher.in_flight.saturating_add(4)
+}
+
 /// Plays the whole schedule.
 pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
-    let rows = (batcher.in_flight + 4) * core.capacity();
+    let rows = batches_of_rows(batcher).saturating_mul(core.capacity());
     let max_delay = Duration::from_secs_f64(batcher.max_delay_us * 1e-6);
     let is_closed = spec.arrival == Arrival::Closed;
     let mut player = Player {
@@ -101,22 +114,23 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
         log: Log::default(),
     };
     loop {
-        player.turn()?;
+        let freed = player.turn()?;
         if player.log.told() == spec.batches {
             break;
         }
-        player.advance()?;
+        player.advance(freed)?;
     }
     player.log.credits = core.credits()?;
     Ok(player.log)
 }
 
 impl Player<'_> {
-    /// Does everything that happens now.
-    fn turn(&mut self) -> Result<(), Error> {
+    /// Does what happens now, once. What follows from it at the same instant is left to the next turn. Returns whether
+    /// rows came free.
+    fn turn(&mut self) -> Result<bool, Error> {
         self.ask();
         self.commit();
-        self.hear()?;
+        let freed = self.hear()?;
         let now = self.sim.now();
         let overslept = self.timer.filter(|&[_, wakes]| wakes <= now);
         if let Some([at, wakes]) = overslept {
@@ -125,7 +139,7 @@ impl Player<'_> {
         if !self.waits_for_upload() && (overslept.is_some() || self.looks.is_some_and(|at| at <= now)) {
             self.look()?;
         }
-        Ok(())
+        Ok(freed)
     }
 
     /// Whether the batching thread waits for the upload of the last batch; then it looks at nothing else.
@@ -141,6 +155,12 @@ impl Player<'_> {
         self.start + Duration::from_nanos(time / 1_000)
     }
 
+    /// The virtual time of an instant, exactly: a time that is rounded down would be before the instant.
+    fn picos_of(&self, instant: Instant) -> Picos {
+        let nanos = instant.duration_since(self.start).as_nanos();
+        Picos::try_from(nanos.saturating_mul(1_000)).unwrap_or(Picos::MAX)
+    }
+
     /// The time until which a request's row has to be uploaded, if there is a deadline.
     fn deadline(&self, request: Request) -> Option<Instant> {
         self.deadline.and_then(|deadline| self.instant_of(request.asked).checked_add(deadline))
@@ -148,7 +168,7 @@ impl Player<'_> {
 
     /// A time with random jitter added.
     fn late(&mut self, takes: Picos) -> Picos {
-        takes + self.random.picos(self.jitter)
+        takes.saturating_add(self.random.picos(self.jitter))
     }
 
     /// Clients with something to ask for claim a row and begin to fill it.
@@ -220,8 +240,8 @@ impl Player<'_> {
             match self.books.next(&self.bounds, self.instant()) {
                 Next::Sleep => return Ok(()),
                 Next::LookAt(at) => {
-                    let at = picos(at.duration_since(self.start).as_secs_f64());
-                    self.timer = Some([at, at + self.late(self.wake)]);
+                    let at = self.picos_of(at);
+                    self.timer = Some([at, at.saturating_add(self.late(self.wake))]);
                     return Ok(());
                 }
                 Next::Leave if !self.send()? || self.waits_for_upload() => return Ok(()),
@@ -253,8 +273,8 @@ impl Player<'_> {
         Ok(true)
     }
 
-    /// Tells the batcher's threads about the device: the end of an upload, and results.
-    fn hear(&mut self) -> Result<(), Error> {
+    /// Tells the batcher's threads about the device: the end of an upload, and results. Returns whether rows came free.
+    fn hear(&mut self) -> Result<bool, Error> {
         let now = self.sim.now();
         let mut flights = std::mem::take(&mut self.flights);
         for flight in &mut flights {
@@ -279,12 +299,14 @@ impl Player<'_> {
             }
         }
         self.flights = flights;
+        let mut freed = false;
         while self.flights.front().is_some_and(|flight| flight.heard.is_some_and(|heard| heard <= now)) {
             let Some(flight) = self.flights.pop_front() else { break };
             self.deliver(flight)?;
             self.wake_up();
+            freed = true;
         }
-        Ok(())
+        Ok(freed)
     }
 
     /// Answers the clients of a batch.
@@ -325,19 +347,24 @@ impl Player<'_> {
         }
     }
 
-    /// Moves the time to the next event.
-    fn advance(&mut self) -> Result<(), Error> {
+    /// Moves the time to the next event. The time stays where it is if something else happens now: a client asks again, a
+    /// row is filled, the device takes a step without a duration.
+    fn advance(&mut self, freed: bool) -> Result<(), Error> {
         let now = self.sim.now();
-        let idle = self.idle.iter().copied().filter(|&at| at > now).min();
-        let arrival = if self.is_closed { idle } else { self.arrivals.next(now) };
-        let heard = self.flights.iter().filter_map(|flight| flight.heard).filter(|&at| at > now).min();
-        let timer = self.timer.map(|[_, wakes]| wakes);
+        let arrival = match self.is_closed {
+            true => self.idle.iter().copied().min().filter(|_| self.arrivals.is_there(now)),
+            false => self.arrivals.next(now),
+        };
+        let claims = (freed && !self.blocked.is_empty()).then_some(now);
         let filled = self.filling.iter().map(|client| client.until).min();
-        let next = [arrival, heard, self.looks, timer, filled, self.sim.next_step()];
-        let Some(next) = next.into_iter().flatten().filter(|&at| at > now).min() else {
+        let heard = self.flights.front().and_then(|flight| flight.heard);
+        let timer = self.timer.map(|[_, wakes]| wakes);
+        let looks = self.looks.into_iter().chain(timer).min().filter(|_| !self.waits_for_upload());
+        let next = [arrival, claims, filled, heard, looks, self.sim.next_step()];
+        let Some(next) = next.into_iter().flatten().min() else {
             return Err(Error::Internal { what: format!("deadlock at {now} ps: nothing can happen") });
         };
-        self.sim.advance_to(next);
+        self.sim.advance_to(next.max(now));
         Ok(())
     }
 }

@@ -379,7 +379,7 @@ fn afford(spec: &SimSpec, device: &Device) -> Result<(), Error> {
     device.afford(HOST_MEMORY, needed_bytes(spec, spec.largest())).map_err(|error| match error {
         Error::OutOfMemory { device, what, needed_bytes, free_bytes, .. } => {
             let left = free_bytes.saturating_sub(self::needed_bytes(spec, 0));
-            let fitting = left / (buffers(spec).saturating_mul(ROW_BYTES as u64));
+            let fitting = left / bytes_per_row(spec);
             let fitting_batch = Some(usize::try_from(fitting).unwrap_or(usize::MAX));
             Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
         }
@@ -389,8 +389,14 @@ fn afford(spec: &SimSpec, device: &Device) -> Result<(), Error> {
 
 /// The bytes that a run takes with batches of `largest` rows.
 fn needed_bytes(spec: &SimSpec, largest: usize) -> u64 {
-    let rows = buffers(spec).saturating_mul(largest as u64).saturating_mul(ROW_BYTES as u64);
+    let rows = bytes_per_row(spec).saturating_mul(largest as u64);
     rows.saturating_add(buffers(spec).saturating_mul(HANDLE_BYTES)).saturating_add(driver::bytes(spec))
+}
+
+/// The bytes that a run takes for each row of the largest batch.
+fn bytes_per_row(spec: &SimSpec) -> u64 {
+    let of_batcher = spec.batcher.as_ref().map_or(0, batcher::bytes_per_row);
+    buffers(spec).saturating_mul(ROW_BYTES as u64).saturating_add(of_batcher)
 }
 
 /// The number of buffers: staging, results, and inputs and outputs of slots.

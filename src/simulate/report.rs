@@ -116,7 +116,7 @@ pub struct SimStage {
 pub struct SimBound {
     /// The engine.
     pub stage: Stage,
-    /// Images a second of this engine.
+    /// Images a second of this engine; 0 if no batch was submitted.
     pub images_per_s: f64,
 }
 
@@ -132,6 +132,7 @@ pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
     });
     let slowest = stages.into_iter().zip(costs.loaded_us).max_by(|a, b| a.1.total_cmp(&b.1));
     let (stage, slowest_us) = slowest.expect("there are three stages");
+    let bound = if costs.rows > 0.0 { costs.rows / (slowest_us * 1e-6) } else { 0.0 };
     SimReport {
         images_per_s: throughput(&log.answers, spec.slots + spec.producers),
         latency: latency(&log.answers),
@@ -139,7 +140,7 @@ pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
         compute,
         copy_out,
         makespan_s,
-        bound: SimBound { stage, images_per_s: costs.rows / (slowest_us * 1e-6) },
+        bound: SimBound { stage, images_per_s: bound },
         serial_s: costs.alone_us.iter().sum::<f64>() * 1e-6 * log.submitted.len() as f64,
         submitted: log.submitted.len(),
         mean_batch: costs.rows,

@@ -110,11 +110,23 @@ fn more_than_the_memory_there_is_is_refused_with_the_batch_that_fits() {
     assert_eq!(needed_bytes, super::needed_bytes(&spec, 1 << 40));
     assert!(super::needed_bytes(&spec, fitting) <= free_bytes, "{fitting}");
     assert!(super::needed_bytes(&spec, fitting + 1) > free_bytes, "{fitting}");
+    let with_batcher = |in_flight, largest| {
+        let batcher = SimBatcher { in_flight, ..SimBatcher::default() };
+        SimSpec { batcher: Some(batcher), ..SimSpec::new(vec![(largest, 1e3)]) }
+    };
+    let Err(Error::OutOfMemory { free_bytes, fitting_batch: Some(fitting), .. }) =
+        simulate(&with_batcher(1 << 20, 1 << 30))
+    else {
+        panic!("the rows of the batcher take more memory than there is")
+    };
+    assert!(super::needed_bytes(&with_batcher(1 << 20, fitting), fitting) <= free_bytes, "{fitting}");
     for spec in [
         SimSpec { staging: 1 << 50, ..SimSpec::new(vec![(1, 1e3)]) },
         SimSpec { producers: 1 << 50, ahead: 0, ..SimSpec::new(vec![(1, 1e3)]) },
         SimSpec { slots: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
         SimSpec { batches: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
+        with_batcher(1 << 40, 1),
+        with_batcher(usize::MAX, 1 << 16),
     ] {
         assert!(matches!(simulate(&spec), Err(Error::OutOfMemory { .. })), "{spec:?}");
     }

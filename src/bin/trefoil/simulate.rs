@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use serde::Serialize;
-use trefoil::simulate::{Arrival, SimBatcher, SimReport, SimSpec, SimStage, simulate};
+use trefoil::simulate::{Arrival, SimBatcher, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 use trefoil::{Error, Stage};
 
 use crate::cli::{self, SimArrival, SimulateArgs};
@@ -27,8 +27,10 @@ struct Figures {
     expired: usize,
     mean_batch: f64,
     images_per_second: f64,
-    bound: Bound,
-    latency_seconds: Latency,
+    /// `None` if no batch was submitted.
+    bound: Option<Bound>,
+    /// `None` if nothing was answered.
+    latency_seconds: Option<Latency>,
     makespan_seconds: f64,
     /// Seconds of a batch if nothing overlaps.
     serial_seconds: f64,
@@ -150,7 +152,13 @@ impl Figures {
             busy_seconds: engine.busy_s,
             utilisation: engine.utilisation,
         };
-        let latency = report.latency;
+        let latency = |latency: SimLatency| Latency {
+            p50: latency.p50_us * 1e-6,
+            p90: latency.p90_us * 1e-6,
+            p99: latency.p99_us * 1e-6,
+            max: latency.max_us * 1e-6,
+        };
+        let bound = |bound: SimBound| Bound { stage: name(bound.stage), images_per_second: bound.images_per_s };
         Self {
             batches: report.submitted,
             slots: spec.slots,
@@ -163,13 +171,8 @@ impl Figures {
             expired: report.expired,
             mean_batch: report.mean_batch,
             images_per_second: report.images_per_s,
-            bound: Bound { stage: name(report.bound.stage), images_per_second: report.bound.images_per_s },
-            latency_seconds: Latency {
-                p50: latency.p50_us * 1e-6,
-                p90: latency.p90_us * 1e-6,
-                p99: latency.p99_us * 1e-6,
-                max: latency.max_us * 1e-6,
-            },
+            bound: (report.submitted > 0).then(|| bound(report.bound)),
+            latency_seconds: (report.answered > 0).then(|| latency(report.latency)),
             makespan_seconds: report.makespan_s,
             serial_seconds: report.serial_s,
             stages: [
@@ -204,14 +207,11 @@ fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
         table.row([engine.stage.to_owned(), alone, loaded, busy, format!("{used:.1} %")]);
     }
     table.print(out)?;
-    let Latency { p50, p90, p99, max } = figures.latency_seconds;
-    let [p50, p90, p99, max] = [p50, p90, p99, max].map(time);
-    let (rate, bound) = (figures.images_per_second, &figures.bound);
-    let part = 100.0 * rate / bound.images_per_second;
     writeln!(out)?;
-    writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound, {:.1} images a batch", figures.mean_batch)?;
-    writeln!(out, "bound      {:.0} images/s: {} without a gap", bound.images_per_second, bound.stage)?;
-    writeln!(out, "latency    p50 {p50}, p90 {p90}, p99 {p99}, max {max}")?;
+    match (&figures.bound, &figures.latency_seconds) {
+        (Some(bound), Some(latency)) => print_speed(figures, bound, latency, out)?,
+        _ => writeln!(out, "throughput none: no row was answered")?,
+    }
     let Figures { answered, refused, expired, .. } = figures;
     if refused + expired > 0 {
         writeln!(out, "answered   {answered}; {refused} refused, {expired} past their deadline")?;
@@ -224,5 +224,15 @@ fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
     )?;
     writeln!(out, "\nalone: everything else idle. loaded: the other copy engine as busy as a batch's copy makes it.")?;
     writeln!(out, "latency: from the request, in a closed loop from when a producer is free, to the result.")?;
+    Ok(())
+}
+
+fn print_speed(figures: &Figures, bound: &Bound, latency: &Latency, out: &mut impl Write) -> Result<()> {
+    let [p50, p90, p99, max] = [latency.p50, latency.p90, latency.p99, latency.max].map(time);
+    let rate = figures.images_per_second;
+    let part = 100.0 * rate / bound.images_per_second;
+    writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound, {:.1} images a batch", figures.mean_batch)?;
+    writeln!(out, "bound      {:.0} images/s: {} without a gap", bound.images_per_second, bound.stage)?;
+    writeln!(out, "latency    p50 {p50}, p90 {p90}, p99 {p99}, max {max}")?;
     Ok(())
 }
