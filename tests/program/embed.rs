@@ -262,3 +262,62 @@ fn a_pipe_in_place_of_a_file_is_an_error() {
         assert!(said.contains(pipe.to_str().unwrap()) && said.contains("expected a file, found a pipe"), "{said}");
     }
 }
+
+/// Texts of which one is not UTF-8, after a byte order mark: from a file and from the standard input, padded and packed.
+#[test]
+fn a_line_that_is_not_utf8_fails_alone() {
+    let folder = of_texts();
+    let good = vectors(&json_lines(&run(&["embed", path(&folder), &lines(&folder, &TEXTS[..2]), "--device", "cpu"])));
+    let bytes = b"\xef\xbb\xbfCats purr\r\npurr \xff\xfe\ndogs\n";
+    let file = folder.0.join("bad.txt");
+    fs::write(&file, bytes).unwrap();
+    for (input, name) in [(file.to_str().unwrap(), file.to_str().unwrap()), ("-", "the standard input")] {
+        for packed in [&[][..], &["--packed", "40"]] {
+            let mut command = program();
+            command.args([&["embed", path(&folder), input, "--device", "cpu"], packed].concat());
+            let mut child =
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let _ = child.stdin.take().unwrap().write_all(bytes); // not read where the input is the file
+            let output = child.wait_with_output().unwrap();
+            expect_code(&output, 2);
+            let told = json_lines(&output);
+            let inputs: Vec<&str> = told.iter().map(|line| line["input"].as_str().unwrap()).collect();
+            assert_eq!(inputs, ["Cats purr", "purr \u{fffd}\u{fffd}", "dogs"]);
+            assert_eq!(told[1]["error"], format!("{name}, line 2: byte 6 of the line is 0xff: expected text in UTF-8"));
+            let found = vectors(&[told[0].clone(), told[2].clone()]);
+            assert!(found.iter().zip(&good).all(|(a, b)| is_near(a, b)), "{packed:?}: {found:?}, {good:?}");
+        }
+    }
+    let array = folder.0.join("vectors.npy");
+    let output =
+        run(&["embed", path(&folder), file.to_str().unwrap(), "--device", "cpu", "--output", array.to_str().unwrap()]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("bad.txt, line 2: byte 6"), "{}", stderr(&output));
+    let array = fs::read(&array).unwrap();
+    let values: Vec<f32> = array[array.len() - 3 * 64 * 4..]
+        .chunks_exact(4)
+        .map(|four| f32::from_le_bytes(four.try_into().unwrap()))
+        .collect();
+    assert_eq!([0, 1, 2].map(|row| values[row * 64..][..64].iter().all(|value| value.is_nan())), [false, true, false]);
+}
+
+#[test]
+fn one_of_several_files_of_texts_fails_alone() {
+    let folder = of_texts();
+    let good = lines(&folder, &TEXTS[..2]);
+    let wide = folder.0.join("wide.txt");
+    fs::write(&wide, b"\xff\xfec\0a\0t\0\n\0").unwrap();
+    let wide = wide.to_str().unwrap();
+    let output = run(&["embed", path(&folder), "no/such/file.txt", &good, wide, "--device", "cpu"]);
+    expect_code(&output, 2);
+    let told = json_lines(&output);
+    let inputs: Vec<&str> = told.iter().map(|line| line["input"].as_str().unwrap()).collect();
+    assert_eq!(inputs, ["no/such/file.txt", TEXTS[0], TEXTS[1], wide]);
+    let error = |line: &Value| line["error"].as_str().unwrap_or_default().to_owned();
+    assert!(error(&told[0]).contains("no/such/file.txt") && error(&told[3]).contains("UTF-16"), "{told:?}");
+    assert!(told[1..3].iter().all(|line| line["embedding"].is_array()), "{told:?}");
+    expect_code(&run(&["embed", path(&folder), "no/such/file.txt", "nor/this.txt", "--device", "cpu"]), 1);
+    let alone = run(&["embed", path(&folder), wide, "--device", "cpu"]);
+    expect_code(&alone, 1);
+    assert!(stderr(&alone).contains("expected UTF-8"), "{}", stderr(&alone));
+}

@@ -76,7 +76,7 @@ fn photos_have_the_labels_that_they_are_most_like() {
         assert!((probability - wanted).abs() < 1e-5, "{label}: {probability} instead of {wanted}");
     }
     let file = folder.0.join("labels.txt");
-    fs::write(&file, "cats\ndogs\n").unwrap();
+    fs::write(&file, "\u{feff}cats\ndogs\n").unwrap(); // with a byte order mark
     let of_file = run(&[&args[..], &[file.to_str().unwrap(), "--template", "{} purr", "--json"]].concat());
     assert_eq!(stdout(&of_file), stdout(&output));
     let one = run(&[&args[..], &["cats,dogs", "--template", "{} purr", "--top", "1"]].concat());

@@ -56,7 +56,8 @@ impl Labels {
         let asked = |tower| Embedding::new().tower(tower).normalized(true);
         let photos = Model::open_encoder(&folder, &asked(Tower::Images)).context(OPTION)?;
         let logits = Logits::of(&photos)?;
-        let texts = Texts::new(&folder, labels.iter().map(|label| args.template.replace(PLACE, label)).collect())?;
+        let text = |label: &String| args.template.replace(PLACE, label).into();
+        let texts = Texts::new(&folder, labels.iter().map(text).collect())?;
         let model = open_for(&folder, &asked(Tower::Texts), &texts)?;
         Ok((photos, Self { labels, texts, model, logits }))
     }
@@ -77,7 +78,7 @@ fn read(labels: &str) -> Result<Vec<String>> {
     let all = if path.is_file() {
         let text = String::from_utf8(files::read("read the labels", path, MOST_BYTES)?)
             .with_context(|| format!("{}: expected text in UTF-8", path.display()))?;
-        of(&mut text.lines())
+        of(&mut text.strip_prefix('\u{feff}').unwrap_or(&text).lines()) // the byte order mark is no part of a label
     } else {
         of(&mut labels.split(','))
     };

@@ -15,9 +15,24 @@ use crate::threads::{join, spawn};
 /// The most bytes of a tokenizer's file.
 const MOST_BYTES: u64 = 1 << 28;
 
+/// A text, or one that cannot be read.
+pub struct Line {
+    /// The text; of one that cannot be read, what stands for it in results.
+    pub text: String,
+    /// The reason why the text cannot be read; `None` for a text.
+    pub problem: Option<String>,
+}
+
+impl From<String> for Line {
+    fn from(text: String) -> Self {
+        Self { text, problem: None }
+    }
+}
+
 /// Texts, and the tokens of each.
 pub struct Texts {
-    lines: Vec<String>,
+    lines: Vec<Line>,
+    /// The tokens of each text; none for one that cannot be read.
     tokens: Vec<Encoding>,
     tokenizer: Tokenizer,
     /// The number of the token that pads rows.
@@ -26,7 +41,7 @@ pub struct Texts {
 
 impl Texts {
     /// Encodes texts by the `tokenizer.json` in a model's folder.
-    pub fn new(model: &Path, lines: Vec<String>) -> Result<Self> {
+    pub fn new(model: &Path, lines: Vec<Line>) -> Result<Self> {
         let path = model.join("tokenizer.json");
         ensure!(path.exists(), "{} is not there: texts need the model's tokenizer", path.display());
         let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
@@ -45,8 +60,9 @@ impl Texts {
         self.lines.len()
     }
 
-    pub fn line(&self, input: usize) -> &str {
-        &self.lines[input]
+    /// What stands for a text in results.
+    pub fn name(&self, input: usize) -> &str {
+        &self.lines[input].text
     }
 
     /// The number of tokens of the longest text.
@@ -88,7 +104,7 @@ impl Texts {
     /// The most texts that one pack of `tokens` tokens holds, if texts follow in order, each cut to `longest` tokens.
     pub fn most_rows(&self, tokens: usize, longest: usize) -> usize {
         let (mut most, mut rows, mut left) = (1, 0, tokens);
-        for length in self.tokens.iter().map(|text| text.len().min(longest)) {
+        for length in self.tokens.iter().filter(|text| !text.is_empty()).map(|text| text.len().min(longest)) {
             if length > left {
                 (rows, left) = (0, tokens);
             }
@@ -100,20 +116,28 @@ impl Texts {
 
     /// The tokens of a text, cut to at most `room`.
     fn cut(&self, input: usize, room: usize) -> Result<Cow<'_, Encoding>, String> {
+        let line = &self.lines[input];
+        if let Some(problem) = &line.problem {
+            return Err(problem.clone());
+        }
         if self.tokens[input].len() <= room {
             return Ok(Cow::Borrowed(&self.tokens[input]));
         }
         let mut tokenizer = self.tokenizer.clone();
         let truncation = TruncationParams { max_length: room, ..TruncationParams::default() };
-        let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(self.line(input), true));
+        let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(line.text.as_str(), true));
         cut.map(Cow::Owned).map_err(|error| error.to_string())
     }
 }
 
-/// The tokens of each line; each thread gets at least as many lines as make a thread worthwhile.
-fn encoded(tokenizer: &Tokenizer, lines: &[String]) -> Result<Vec<Encoding>> {
+/// The tokens of each line, none for one that cannot be read; each thread gets at least as many lines as make a thread
+/// worthwhile.
+fn encoded(tokenizer: &Tokenizer, lines: &[Line]) -> Result<Vec<Encoding>> {
     const FEWEST: usize = 256;
-    let encode = |line: &String| tokenizer.encode(line.as_str(), true).map_err(|error| anyhow!("{error}"));
+    let encode = |line: &Line| match line.problem {
+        Some(_) => Ok(Encoding::default()),
+        None => tokenizer.encode(line.text.as_str(), true).map_err(|error| anyhow!("{error}")),
+    };
     let parts = lines.chunks(lines.len().div_ceil(setup::cores()).max(FEWEST));
     thread::scope(|scope| {
         let named = parts.enumerate().map(|(number, part)| (format!("trefoil-tokens-{number}"), part));
