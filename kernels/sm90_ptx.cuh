@@ -9,6 +9,21 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "the driver's CUtensorMap");
 
+// ---- delays ------------------------------------------------------------------------------------------------------
+
+// Where TREFOIL_DELAYS is defined, one of sixteen waits of a warp is longer, before or behind it, by up to 32 us: warps then
+// are apart that never are otherwise, and an order that only their speed kept is lost.
+TREFOIL_DEVICE void delay() {
+#ifdef TREFOIL_DELAYS
+  uint32_t clock, warp;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock) :: "memory");
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  const uint32_t hash = (clock + warp * 40503u) * 0x9e3779b1u;
+  asm volatile("{\n.reg .pred is_long;\nsetp.lt.u32 is_long, %0, 0x10000000;\n@is_long nanosleep.u32 %1;\n}"
+               :: "r"(hash), "r"(hash & 0x3fff) : "memory");
+#endif
+}
+
 // ---- barriers in shared memory -----------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -42,17 +57,21 @@ TREFOIL_DEVICE void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 
 // Waits for the end of the phase of this parity. A fresh barrier counts as after a phase of parity 1.
 TREFOIL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  delay();
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n"
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                "@!done bra again;\n"
                "}" :: "r"(barrier), "r"(parity) : "memory");
+  delay();
 }
 
 // A barrier of `threads` threads of the block, of those that name the same `id` from 1 to 15.
 TREFOIL_DEVICE void barrier_sync(uint32_t id, uint32_t threads) {
+  delay();
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+  delay();
 }
 
 // Arrives at such a barrier without waiting.
@@ -150,22 +169,26 @@ TREFOIL_DEVICE void store_u32x4_at(uint32_t shared_dst, uint32_t rank, uint4 val
 
 // Waits for the end of the first phase of a barrier that other blocks of the cluster complete.
 TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
+  delay();
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n"
                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
                "@!done bra again;\n"
                "}" :: "r"(barrier) : "memory");
+  delay();
 }
 
 // The same of the phase of this parity.
 TREFOIL_DEVICE void barrier_wait_cluster_phase(uint32_t barrier, uint32_t parity) {
+  delay();
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n"
                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
                "@!done bra again;\n"
                "}" :: "r"(barrier), "r"(parity) : "memory");
+  delay();
 }
 
 TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
