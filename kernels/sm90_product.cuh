@@ -98,12 +98,13 @@ struct ProductTile {
   static constexpr int kStageChunks = kInTurns ? kBuffers : kStageBytes / kChunkBytes;  // that a stage has
   static constexpr int kResultStages = (kChunks + kStageChunks - 1) / kStageChunks;     // that have a tile
 
-  // Barriers: two of a stage; one of a buffer, ready, and one of a chunk of a warpgroup's tile, written.
+  // Barriers: two of a stage; one of a buffer, ready; and two of a chunk of a warpgroup's tile, written: of a tile that has
+  // buffers, and of one that has stages.
   static constexpr int kChunksAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
   static constexpr int kReadyAt = kBarriersAt + 8 * 2 * kStages;
   static constexpr int kWrittenAt = kReadyAt + 8 * kGroups * kBuffers;
-  static constexpr int kSharedBytes = kWrittenAt + (kHasStorer ? 8 * kGroups * kChunks : 0);
+  static constexpr int kSharedBytes = kWrittenAt + (kHasStorer ? 8 * 2 * kGroups * kChunks : 0);
 
   static_assert(kTileN % kSlabN == 0 && kTileM >= kChunkM && kTileM <= 256, "a chunk, and a box");
   static_assert(kTileM % (Numbers::kWritesBytes ? 32 : 8) == 0, "whole groups of sums");
@@ -145,9 +146,11 @@ template <class Tile> struct Shared {
   }
   static __device__ __forceinline__ uint32_t ready_parity(uint32_t count) { return count / Tile::kBuffers & 1; }
 
-  // Completed by the warps that have written a chunk of a tile, for the thread that stores it.
-  __device__ __forceinline__ uint32_t written(uint32_t group, uint32_t chunk) const {
-    return base + Tile::kWrittenAt + 8 * (group * Tile::kChunks + chunk);
+  // Completed by the warps that have written a chunk of a tile, for the thread that stores it. A tile that has stages has
+  // barriers of its own, because its chunks may be written before those of the warpgroup's tile before have been stored.
+  __device__ __forceinline__ uint32_t written(uint32_t group, bool in_stages, uint32_t chunk) const {
+    const uint32_t of_last = in_stages ? 8 * Tile::kGroups * Tile::kChunks : 0;
+    return base + Tile::kWrittenAt + 8 * (group * Tile::kChunks + chunk) + of_last;
   }
 };
 
@@ -291,7 +294,7 @@ TREFOIL_DEVICE void store(const Sm90ProductArgs &args, const Shared<Tile> &share
     const bool in_stages = is_in_stages<Tile>(args, tile);
 #pragma unroll 1
     for (int index = 0; index < Tile::kChunks; ++index, ++count) {
-      barrier_wait(shared.written(group, index), parity);
+      barrier_wait(shared.written(group, in_stages, index), in_stages ? 0 : parity);
       store_chunk<Tile>(args, in_stages ? shared.result(at + args.steps, index) : shared.buffer(group, count),
                         origin.n + index / Tile::kSlabChunks * kSlabN,
                         origin.m + Tile::chunk_m(index % Tile::kSlabChunks));
@@ -531,7 +534,7 @@ TREFOIL_DEVICE void multiply_and_finish(const Sm90ProductArgs &args, const Share
                              !has_residual && args.scale == nullptr, smem_chunk + lane_at);
         fence_shared_for_copies();
         if constexpr (Tile::kHasStorer) {
-          barrier_arrive_once(shared.written(group, index));
+          barrier_arrive_once(shared.written(group, in_stages, index));
         } else {
           barrier_sync(all_written, 128);
           if (stores) store_chunk<Tile>(args, smem_chunk, n, origin.m + Tile::chunk_m(chunk));
@@ -561,10 +564,11 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
       barrier_init(shared.full(stage), 1);
       barrier_init(shared.empty(stage), 4 * Tile::kTileGroups * Tile::kBlocks);
     }
-    for (int group = 0; group < Tile::kGroups; ++group) {
-      if constexpr (Tile::kHasStorer) {
+    if constexpr (Tile::kHasStorer) {
+      for (int group = 0; group < Tile::kGroups; ++group) {
         for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) barrier_init(shared.ready(group, buffer), 1);
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) barrier_init(shared.written(group, chunk), 4);
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
+          barrier_init(shared.written(group, false, chunk), 4), barrier_init(shared.written(group, true, chunk), 4);
       }
     }
     fence_barrier_init();

@@ -208,14 +208,14 @@ impl ProductTile {
     }
 
     /// Bytes of dynamic shared memory of a block: stages and their two barriers each. Of tiles in turns some chunks of the
-    /// result for each warpgroup as well, with a barrier each, and one for each chunk of a tile; of a split tile the sums and
+    /// result for each warpgroup as well, with a barrier each, and two for each chunk of a tile; of a split tile the sums and
     /// residuals of a tile, and two barriers.
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * ((self.n + self.m) * ROW_BYTES + 2 * 8);
         let chunks = self.n / SLAB * self.m.div_ceil(CHUNK_ROWS);
         let results = match self.way {
             ProductWay::InTurns | ProductWay::InPairs => {
-                self.groups() * (self.buffers() * (CHUNK_ROWS * ROW_BYTES + 8) + 8 * chunks)
+                self.groups() * (self.buffers() * (CHUNK_ROWS * ROW_BYTES + 8) + 2 * 8 * chunks)
             }
             ProductWay::Together => 0,
             ProductWay::Split => self.sum_bytes() + self.n * self.m * 2 + 2 * 8,

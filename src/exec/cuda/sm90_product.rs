@@ -459,7 +459,7 @@ mod tests {
         ];
         assert_eq!(of.maps, maps);
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
-        assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_200, true));
+        assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_296, true));
         let of = launch(&PROBLEM, SPLIT, 13).unwrap();
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_64x32_sigmoid", [768, 1, 1], 4));
         assert_eq!((of.block, of.shared_bytes), ([160, 1, 1], 110_736));
