@@ -36,6 +36,9 @@ pub(super) fn mixes<'a>(two: &'a Graph, inputs: &[usize]) -> Option<&'a str> {
     None
 }
 
+/// The operand of [`Op::Recurrent`] that has the lengths of sequences.
+const LENGTHS: usize = 6;
+
 /// A node computes one row from the other.
 struct Mixed;
 
@@ -147,10 +150,14 @@ impl Rows<'_> {
                 false => windows(along, &pool.window.size)?,
             },
             (Op::Quantize { .. } | Op::Dequantize { .. }, Some(along)) if is_alone => vec![along],
-            (Op::Recurrent(_), Some(along)) if along.inner == 1 && operands[1].is_none() && operands[2..].len() < 6 => {
+            (Op::Recurrent(_), Some(along)) => {
                 unmixed(along, |axis| axis == 0)?;
-                let is_of_rows = operands.iter().skip(3).flatten().all(|state| state.inner == 1 && state.axis <= 1);
-                let is_kept = along.axis == 1 && is_of_rows;
+                // The batch is the second axis of inputs, states and results, and the only one of lengths.
+                let of_rows = |number: usize| Along { axis: usize::from(number != LENGTHS), inner: 1 };
+                let is_kept = operands
+                    .iter()
+                    .enumerate()
+                    .all(|(number, found)| found.is_none_or(|found| found == of_rows(number)));
                 if is_kept { vec![along; node.outputs.len()] } else { Vec::new() }
             }
             _ => Vec::new(),

@@ -41,7 +41,7 @@ Examples:
 
 The first Ctrl-C ends a run early, with a report of what was done; the second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR, COLUMNS.
-Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, \
+Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, \
 130 interrupted."
 )]
 pub struct Cli {

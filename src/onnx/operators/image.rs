@@ -197,8 +197,7 @@ fn max_unpool(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         return Err(format!("shape {dims:?}: expected {} sizes", own.len()));
     }
     let (dtype, elems) = (c.dtype(x), c.of(x).elems());
-    let all = own.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
-    let zeros = c.filled(dtype, &[all.ok_or_else(|| format!("a value of {own:?} elements overflows"))?], 0.0)?;
+    let zeros = c.filled(dtype, &[product(&own)?], 0.0)?;
     let at = c.cast(at, Dtype::I64)?;
     let at = c.reshape(at, &[elems])?;
     let flat = c.reshape(x, &[elems])?;
