@@ -139,7 +139,7 @@ impl Model {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.extension().is_some_and(|extension| extension == "onnx") {
-            return onnx::open(path, &Sizes::new());
+            return onnx::open(path, &Sizes::new(), true);
         }
         let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
         let (weights, config) = if about.is_dir() {
@@ -194,12 +194,29 @@ impl Model {
     pub fn open_at(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
         let path = path.as_ref();
         if !path.is_dir() && path.extension().is_none_or(|extension| extension != "safetensors") {
-            return onnx::open(path, sizes);
+            return onnx::open(path, sizes, true);
         }
         if path.is_dir() && encoders::is_one(path)? {
             return Self::open_encoder(path, &Embedding::of_sizes(sizes)?);
         }
         Self::open(path)?.at(&Size::of(1, sizes.dims().clone()))
+    }
+
+    /// Opens an ONNX file as a model of values, also where it is a network of images: the ports of an engine's rows are
+    /// the inputs and outputs of the file.
+    ///
+    /// ```
+    /// use trefoil::{Device, Engine, Target, model::Model, onnx::Sizes};
+    /// let model = Model::open_values("tests/data/onnx/images.onnx", &Sizes::new())?;
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).build()?;
+    /// assert_eq!(engine.input().to_string(), "`image` of f32[3,20,16]");
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Model::open_at`].
+    pub fn open_values(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
+        onnx::open(path.as_ref(), sizes, false)
     }
 
     /// Opens a folder with an encoder of texts, images or sounds: `model.safetensors` and `config.json` of Hugging
@@ -243,7 +260,7 @@ impl Model {
 
     /// A network of images from a graph with one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of
     /// f32, and one output. The kernels for images compute it: convolutions, batch norms behind them, ReLU, sums,
-    /// pools, concatenations and linear layers. A softmax at the end of the graph is removed, because
+    /// pools, concatenations and linear layers. A softmax behind a last linear layer is removed, because
     /// [`OutputKind`](crate::OutputKind) selects logits or probabilities. There is one label for each class, or none.
     /// [`Model::of_graphs`] takes any other graph.
     ///

@@ -15,11 +15,12 @@ use crate::graph as values;
 use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
 use crate::tensor::{Dims, Dtype};
 
-/// The model in an ONNX file. A `config.json` in the same folder is read too.
+/// The model in an ONNX file: a network of images if it is one and `finds_images`, else a model of values. A
+/// `config.json` in the same folder is read too.
 ///
 /// # Errors
 /// The errors of [`Model::open`].
-pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
+pub(super) fn open(path: &Path, sizes: &Sizes, finds_images: bool) -> Result<Model, Error> {
     let file = File::open(path)?;
     let weights = Arc::new(weights(&file)?);
     let name = path.file_stem().map(|stem| printable(&stem.to_string_lossy(), MOST_OF_A_NAME)).unwrap_or_default();
@@ -34,14 +35,20 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
             .with_f32(&in_f32)
             .map_err(|error| Error::format(&config_path, format!("{what}, and in {}: {error}", path.display())))
     };
-    let model = match recognise::network(&values.graph(1)?, &weights) {
-        Ok(found) if in_f32.is_empty() => of_images(path, values, found, &weights)?,
-        Ok(_) => with_f32(Model::of_values(values, weights)?)?, // kernels for images are in f16
-        Err(Error::Unsupported { what, .. }) => {
-            log::info!("{name}: no network of images: {what}");
-            with_f32(Model::of_values(values, weights)?)?
-        }
-        Err(other) => return Err(other),
+    let found = match finds_images && in_f32.is_empty() { // kernels for images are in f16
+        false => None,
+        true => match recognise::network(&values.graph(1)?, &weights) {
+            Ok(found) => Some(found),
+            Err(Error::Unsupported { what, .. }) => {
+                log::info!("{name}: no network of images: {what}");
+                None
+            }
+            Err(other) => return Err(other),
+        },
+    };
+    let model = match found {
+        Some(found) => of_images(path, values, found, &weights)?,
+        None => with_f32(Model::of_values(values, weights)?)?,
     };
     Ok(Model { metadata, ..model.with_name(&name) })
 }

@@ -164,11 +164,19 @@ fn what_has_no_file_is_random_and_the_same_again() {
 }
 
 #[test]
-fn a_network_of_images_runs_on_bytes() {
+fn a_file_of_images_has_its_own_ports() {
     let output = run(&["run", "tests/data/onnx/images.onnx", "--device", "cpu", "--rows", "3"]);
     expect_code(&output, 0);
     let said = stdout(&output);
-    assert!(said.contains("`image` of u8[20,16,3], random") && said.contains("f32[3,10]: "), "{said}");
+    assert!(said.contains("`image` of f32[3,20,16], random") && said.contains("f32[3,10]: "), "{said}");
+}
+
+#[test]
+fn a_network_of_images_runs_on_bytes() {
+    let output = run(&["run", "weights/convnet28", "--device", "cpu", "--rows", "3"]);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    assert!(said.contains("`image` of u8[28,28,1], random") && said.contains("f32[3,10]: "), "{said}");
 }
 
 #[test]

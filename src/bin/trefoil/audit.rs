@@ -41,7 +41,7 @@ pub struct AuditArgs {
 const ROWS: usize = 1;
 
 pub fn run(args: &AuditArgs) -> Result<Outcome> {
-    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let (model, path) = args.feed.open()?;
     ensure!(
         model.image_network().is_err(),
         "{}: `audit` is for models of values; a GPU computes all of this network of images in f16",

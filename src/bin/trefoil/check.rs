@@ -44,7 +44,7 @@ pub struct CheckArgs {
 }
 
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
-    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let (model, path) = args.feed.open()?;
     let device = setup::open_device(args.device)?;
     if setup::is_cpu(&device) {
         let text = "error: nothing to compare the CPU with: `trefoil doctor` says which GPUs are there";

@@ -139,10 +139,7 @@ impl Place {
     /// Opens the model at its sizes; also says where it was.
     pub fn open(&self) -> Result<(Model, PathBuf)> {
         let dim = |sizes: Sizes, (name, size): &(String, usize)| sizes.dim(name, *size);
-        match &self.sizes[..] {
-            [] => models::open(self.model.as_deref()),
-            sizes => models::open_at(self.model.as_deref(), &sizes.iter().fold(Sizes::new(), dim)),
-        }
+        models::open_at(self.model.as_deref(), &self.sizes.iter().fold(Sizes::new(), dim))
     }
 }
 

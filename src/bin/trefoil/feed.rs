@@ -50,17 +50,19 @@ pub struct Feed {
 impl SizeArgs {
     /// Opens this model at the sizes of the options; also returns its path.
     pub fn open(&self, model: &Path) -> Result<(Model, PathBuf)> {
+        models::open_at(Some(model), &self.first()?)
+    }
+
+    /// The first size of the options, but for its batch size, and the constants.
+    fn first(&self) -> Result<onnx::Sizes> {
         let first = sizes(&self.sizes).next().unwrap_or_default();
-        let dims = || first.iter().filter(|(name, _)| name != BATCH);
-        if dims().next().is_none() && self.constants.is_empty() {
-            return models::open(Some(model));
-        }
-        let sizes = dims().fold(onnx::Sizes::new(), |sizes, (name, size)| sizes.dim(name, *size));
+        let dims = first.iter().filter(|(name, _)| name != BATCH);
+        let sizes = dims.fold(onnx::Sizes::new(), |sizes, (name, size)| sizes.dim(name, *size));
         let with_constant = |sizes: onnx::Sizes, (name, path): &(String, PathBuf)| -> Result<_> {
             let npy::Array { dtype, dims, bytes } = npy::read(path)?;
             Ok(sizes.constant(name, Tensor::from_bytes(ValueType::new(dtype, &dims), &bytes)))
         };
-        models::open_at(Some(model), &self.constants.iter().try_fold(sizes, with_constant)?)
+        self.constants.iter().try_fold(sizes, with_constant)
     }
 
     /// The sizes of an engine, by the options; `default` without a batch size. Where there are several sizes, one
@@ -84,6 +86,11 @@ impl SizeArgs {
 }
 
 impl Feed {
+    /// Opens the model at the sizes of the options, an ONNX file with its own inputs and outputs; also returns its path.
+    pub fn open(&self) -> Result<(Model, PathBuf)> {
+        models::open_values(&self.model, &self.at.first()?)
+    }
+
     /// Builds an engine of the model; returns it with the rows for each set of dimensions, and the largest size that
     /// has these dimensions. A network of images gives `classes`, or features if it does not end in a classifier.
     pub fn engine(

@@ -50,7 +50,7 @@ pub struct RunArgs {
 
 pub fn run(args: &RunArgs) -> Result<Outcome> {
     args.output.iter().try_for_each(files::check)?; // before the run, which may be long
-    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let (model, path) = args.feed.open()?;
     let device = setup::open_device(args.device)?;
     if args.check_finite {
         return check_finite(args, &model, &device);

@@ -23,7 +23,7 @@ pub(crate) use maps::is_sum;
 
 /// A network of images that computes the same as a graph.
 pub(super) struct Recognised {
-    /// The network, without a softmax at the end.
+    /// The network, without a softmax behind its last linear layer.
     pub network: Network,
     /// Weights that are computed from those of the graph, by new names.
     pub computed: Vec<(String, Tensor)>,

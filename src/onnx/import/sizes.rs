@@ -40,6 +40,11 @@ impl Sizes {
         self
     }
 
+    /// Whether no dimension has a size and no input a value.
+    pub fn is_empty(&self) -> bool {
+        self.dims.is_empty() && self.constants.is_empty()
+    }
+
     /// The size of a dimension.
     pub fn get(&self, name: &str) -> Option<usize> {
         self.dims.get(name).copied()
