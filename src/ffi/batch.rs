@@ -21,14 +21,6 @@ pub(super) struct Filling {
 object!(Filling, Batch);
 
 impl Filling {
-    /// An error if this number of rows cannot be submitted.
-    pub fn holds(&self, rows: usize) -> Answer {
-        match self.batch.capacity() {
-            capacity if (1..=capacity).contains(&rows) => Ok(()),
-            capacity => Err(Failure::argument(format!("rows is {rows}: expected 1 to {capacity}, the capacity"))),
-        }
-    }
-
     /// The address of a row.
     pub(super) fn row(&self, index: usize) -> Answer<*mut u8> {
         let capacity = self.batch.capacity();
@@ -174,7 +166,7 @@ pub unsafe extern "C" fn trefoil_submit(
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(ticket, "ticket")? };
-        let mut taken = take_if(batch, |filling: &Filling| filling.holds(rows))?;
+        let mut taken = take_if(batch, |filling: &Filling| Ok(filling.batch.may_submit(rows)?))?;
         to.set(insert(Flying::Batch(taken.object().batch.submit(rows)?))?);
         Ok(())
     })

@@ -105,7 +105,7 @@ pub unsafe extern "C" fn trefoil_submit_to_device(
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
         let mut taken = take_if(batch, |filling: &Filling| {
-            filling.holds(rows)?;
+            filling.batch.may_submit(rows)?;
             Ok(filling.batch.may_stay_on_device()?)
         })?;
         to.set(insert(taken.object().batch.submit_to_device(rows)?)?);

@@ -324,6 +324,18 @@ impl Batch {
         }
     }
 
+    /// Checks that so many rows may be submitted.
+    pub(crate) fn may_submit(&self, rows: usize) -> Result<(), Error> {
+        if !(1..=self.capacity()).contains(&rows) {
+            return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
+        }
+        self.core.keeps_states(self.bucket, rows)?;
+        match self.elsewhere {
+            Some(there) => there.stream.admit(&self.core.device), // once more: it may capture by now
+            None => Ok(()),
+        }
+    }
+
     /// Gives the credits up and enqueues the batch; returns the submission and its number.
     fn enqueue(
         &mut self,
@@ -331,13 +343,7 @@ impl Batch {
         to_device: bool,
         deadline: Option<Instant>,
     ) -> Result<(Submission<'static>, Result<u64, Error>), Error> {
-        if !(1..=self.capacity()).contains(&rows) {
-            return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
-        }
-        self.core.keeps_states(self.bucket, rows)?;
-        if let Some(there) = self.elsewhere {
-            there.stream.admit(&self.core.device)?; // once more: it may capture by now
-        }
+        self.may_submit(rows)?;
         let from = match self.elsewhere.take() {
             None => Source::Staging,
             Some(there) if self.core.device.is_calling_thread(there.stream) => {

@@ -324,6 +324,20 @@ static void with_state(trefoil_model model, trefoil_device device)
         OK(trefoil_engine_reset_states(engine));
     }
     OK(trefoil_release(engine));
+
+    /* rows that an engine with state does not take leave the batch as it was */
+    trefoil_batch batch = 0;
+    trefoil_ticket ticket = 0;
+    const size_t two = 2;
+    options.batch_sizes = &two, options.batch_size_count = 1;
+    OK(trefoil_engine_build(recurrent, &options, &engine));
+    OK(trefoil_acquire(engine, &batch));
+    for (size_t row = 0; row < two; row++)
+        OK(trefoil_batch_write_port(batch, row, 0, TREFOIL_DTYPE_I64, &shifts[0], sizeof shifts[0]));
+    EXPECT(trefoil_submit(batch, 1, &ticket), INVALID_ARGUMENT, "one of the batch sizes, [2]");
+    OK(trefoil_submit(batch, 2, &ticket));
+    OK(trefoil_release(ticket));
+    OK(trefoil_release(engine));
     OK(trefoil_release(recurrent));
 }
 
