@@ -394,3 +394,34 @@ fn operands_that_do_not_fit_are_told() {
         ),
     ]);
 }
+
+/// ONNX has no element for such an index.
+#[test]
+fn known_indices_are_within_their_axis() {
+    let at = |index: i64, operator: &str, more: &[&str]| {
+        let inputs = [&["x", "at"], more].concat();
+        let indices = match operator {
+            "GatherND" | "ScatterND" => {
+                vec![vector("flat", &[index]), vector("to", &[1, 1]), node("Reshape", &["flat", "to"], &["at"], &[])]
+            }
+            _ => vec![vector("at", &[index])],
+        };
+        let rest = vec![vector("update", &[7]), node("Cast", &["update"], &["u"], &[whole("to", i64::from(FLOAT))])];
+        let of = node(operator, &inputs, &["y"], &[]);
+        file(&[indices, rest, vec![of, x(), output("y")]].concat(), &[])
+    };
+    let operators: [(&str, &[&str]); 5] = [
+        ("Gather", &[]),
+        ("GatherElements", &[]),
+        ("GatherND", &[]),
+        ("ScatterElements", &["u"]),
+        ("ScatterND", &["u"]),
+    ];
+    for (operator, more) in operators {
+        expect(vec![
+            ("index 2 of an axis of 2: expected one from -2 to below 2", at(2, operator, more)),
+            ("index -3 of an axis of 2", at(-3, operator, more)),
+        ]);
+        [-2, 1].into_iter().for_each(|index| expect_a_graph(at(index, operator, more)));
+    }
+}

@@ -24,9 +24,32 @@ fn index(c: &mut Context<'_>, at: ValueId) -> Outcome<ValueId> {
     }
 }
 
+/// Refuses known indices beyond these sizes, of which each index has the next one in turn. Others count as the nearest
+/// valid ones where they are beyond.
+fn within(c: &Context<'_>, at: ValueId, sizes: &[usize]) -> Outcome<()> {
+    let Some(known) = c.known(at)?.and_then(|known| known.to_i64s()) else { return Ok(()) };
+    let is_beyond = |(index, size): &(&i64, &usize)| !(-(**size as i64)..**size as i64).contains(*index);
+    match known.iter().zip(sizes.iter().cycle()).find(is_beyond) {
+        None => Ok(()),
+        Some((index, size)) => {
+            Err(format!("index {index} of an axis of {size}: expected one from -{size} to below {size}"))
+        }
+    }
+}
+
+/// The same for indices whose last axis has one for each axis of `x` from `first` on.
+fn within_each(c: &Context<'_>, x: ValueId, at: ValueId, first: usize) -> Outcome<()> {
+    let (dims, axes) = (c.dims(x), c.dims(at).last().copied().unwrap_or(0));
+    match dims.get(first..first.saturating_add(axes)) {
+        Some(sizes) => within(c, at, sizes),
+        None => Ok(()), // which is refused for itself
+    }
+}
+
 fn gather(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
+    within(c, at, &[c.dims(x)[axis]])?;
     let at = index(c, at)?;
     c.op(Op::Gather(axis), &[x, at])
 }
@@ -34,6 +57,7 @@ fn gather(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 fn gather_elements(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
+    within(c, at, &[c.dims(x)[axis]])?;
     let at = index(c, at)?;
     c.op(Op::GatherElements(axis), &[x, at])
 }
@@ -41,6 +65,7 @@ fn gather_elements(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 fn gather_nd(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let batch = c.size("batch_dims")?.unwrap_or(0);
+    within_each(c, x, at, batch)?;
     let at = index(c, at)?;
     c.op(Op::GatherNd(batch), &[x, at])
 }
@@ -59,12 +84,14 @@ fn reduction(c: &Call<'_, '_>) -> Outcome<Scatter> {
 fn scatter_elements(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at, from) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
+    within(c, at, &[c.dims(x)[axis]])?;
     let (at, how) = (index(c, at)?, reduction(c)?);
     c.op(Op::ScatterElements(axis, how), &[x, at, from])
 }
 
 fn scatter_nd(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at, from) = (c.x(0)?, c.x(1)?, c.x(2)?);
+    within_each(c, x, at, 0)?;
     let (at, how) = (index(c, at)?, reduction(c)?);
     c.op(Op::ScatterNd(how), &[x, at, from])
 }
