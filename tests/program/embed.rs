@@ -172,6 +172,7 @@ fn long_texts_are_cut_before_their_end() {
     expect_code(&output, 0);
     let vectors = vectors(&json_lines(&output));
     assert_eq!(vectors[0], vectors[1]);
+    assert!(stderr(&output).contains("one text is longer than 4 tokens and is cut"), "{}", stderr(&output));
     let long = lines(&folder, &["cats ".repeat(100).as_str()]);
     expect_code(&run(&["embed", path(&folder), &long, "--device", "cpu"]), 0);
 }

@@ -80,6 +80,7 @@ pub fn run(args: &EmbedArgs) -> Result<Outcome> {
     let folder = models::find(Some(&args.model))?;
     let source = Source::collect(&folder, &args.inputs)?;
     let model = args.open(&folder, &source)?;
+    warn_of_cuts(&model, &source)?;
     let device = setup::open_device(args.device)?;
     let ring = Ring::new(args.batch.map_or(Sizes::Default, Sizes::UpTo), args.kernels);
     let engine = setup::build_engine(&model, &device, &ring)?;
@@ -139,6 +140,21 @@ pub fn open_for(folder: &std::path::Path, asked: &Embedding, texts: &Texts) -> R
         return Ok(longest);
     }
     open(&asked.clone().sequence(sequence))
+}
+
+/// Says how many texts have more tokens than a row, whose ends are not read.
+fn warn_of_cuts(model: &Model, source: &Source) -> Result<()> {
+    let Source::Texts(texts) = source else { return Ok(()) };
+    let most = match model.packing() {
+        Some(packing) => packing.longest,
+        None => tokens_of(model)?,
+    };
+    match texts.longer_than(most) {
+        0 => {}
+        1 => log::warn!("one text is longer than {most} tokens and is cut"),
+        cut => log::warn!("{cut} of {} texts are longer than {most} tokens and are cut", texts.len()),
+    }
+    Ok(())
 }
 
 /// The number of tokens in a row.

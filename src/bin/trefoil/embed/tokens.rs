@@ -45,8 +45,15 @@ impl Texts {
         let path = model.join("tokenizer.json");
         ensure!(path.exists(), "{} is not there: texts need the model's tokenizer", path.display());
         let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
-        let mut tokenizer =
-            Tokenizer::from_bytes(files::read("read the tokenizer", &path, MOST_BYTES)?).map_err(told)?;
+        let text = files::read("read the tokenizer", &path, MOST_BYTES)?;
+        let fields = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+        let missing = missing_tokens(&fields);
+        ensure!(
+            missing.is_empty(),
+            "{}: its template names {missing:?}, which its `special_tokens` lack",
+            path.display()
+        );
+        let mut tokenizer = Tokenizer::from_bytes(text).map_err(told)?;
         let padding = match tokenizer.get_padding() {
             Some(padding) => padding.pad_id,
             None => padding_beside(model, &tokenizer)?.unwrap_or(0),
@@ -68,6 +75,11 @@ impl Texts {
     /// The number of tokens of the longest text.
     pub fn longest(&self) -> usize {
         self.tokens.iter().map(Encoding::len).max().unwrap_or(1).max(1)
+    }
+
+    /// The number of texts with more tokens than so many.
+    pub fn longer_than(&self, most: usize) -> usize {
+        self.tokens.iter().filter(|text| text.len() > most).count()
     }
 
     /// Writes a text to the ports of a row; a text that is too long is cut, but keeps the tokens that end it.
@@ -149,6 +161,18 @@ fn encoded(tokenizer: &Tokenizer, lines: &[Line]) -> Result<Vec<Encoding>> {
     })
 }
 
+/// The special tokens that templates of a `tokenizer.json` name and do not have, at which the tokenizer would panic.
+fn missing_tokens(tokenizer: &Value) -> Vec<&str> {
+    fn of_template(template: &Value) -> Vec<&str> {
+        let pieces = ["single", "pair"].iter().filter_map(|part| template[part].as_array()).flatten();
+        let named = pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str());
+        named.filter(|name| template["special_tokens"].get(name).is_none()).collect()
+    }
+    let processor = &tokenizer["post_processor"];
+    let all = processor["processors"].as_array().map_or(std::slice::from_ref(processor), |all| &all[..]);
+    all.iter().flat_map(of_template).collect()
+}
+
 /// The padding token, by the `tokenizer_config.json` in a model's folder.
 fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
     let path = model.join("tokenizer_config.json");
@@ -160,4 +184,25 @@ fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
     let token = &config["pad_token"];
     let name = token.as_str().or_else(|| token["content"].as_str());
     Ok(name.and_then(|name| tokenizer.token_to_id(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_has_the_tokens_that_it_names() {
+        let piece = |name: &str| serde_json::json!({ "SpecialToken": { "id": name, "type_id": 0 } });
+        let template = serde_json::json!({
+            "type": "TemplateProcessing",
+            "single": [piece("[CLS]"), { "Sequence": { "id": "A", "type_id": 0 } }, piece("[SEP]")],
+            "pair": [],
+            "special_tokens": { "[SEP]": { "id": "[SEP]", "ids": [1], "tokens": ["[SEP]"] } },
+        });
+        assert_eq!(missing_tokens(&serde_json::json!({ "post_processor": template })), ["[CLS]"]);
+        let sequence =
+            serde_json::json!({ "post_processor": { "type": "Sequence", "processors": [template, template] } });
+        assert_eq!(missing_tokens(&sequence), ["[CLS]", "[CLS]"]);
+        assert!(missing_tokens(&serde_json::json!({ "post_processor": null })).is_empty());
+    }
 }
