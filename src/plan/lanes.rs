@@ -6,12 +6,14 @@
 //! other chains are taken in the order of their first steps: a chain goes to the first lane whose last step has to end
 //! before the chain anyway, or else to a new lane. So lanes never make a step wait for one that it does not depend on.
 
+use std::collections::{BTreeSet, HashMap};
+
 use super::{Family, Place, Plan, Step, TensorId};
 
 /// Gives every step its lane, lane 0 unless there are to be `several`, and the steps of other lanes that it waits for,
 /// without those that have ended anyway. Returns the resulting order.
 pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
-    let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
+    let sources = sources(plan);
     let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
     let mut order = LaneOrder::default();
     let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
@@ -52,16 +54,24 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     lane_of
 }
 
-/// The steps that write what a step reads, and those that read the state that it overwrites, by index.
-fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
-    let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.holder(input) == plan.holder(id));
-    let place = |id: &TensorId| plan.tensors[id.0].place;
-    let states: Vec<Place> = step.outputs.iter().map(place).filter(|place| matches!(place, Place::State(_))).collect();
-    let is_source = |(_, other): &(usize, &Step)| {
-        other.outputs.iter().copied().any(reads)
-            || (!states.is_empty() && other.inputs.iter().any(|id| states.contains(&place(id))))
+/// For each step, in ascending order, the steps that write what it reads, and those that read the state that it
+/// overwrites.
+fn sources(plan: &Plan) -> Vec<Vec<usize>> {
+    let state = |id: &TensorId| match plan.tensors[id.0].place {
+        Place::State(number) => Some(number),
+        _ => None,
     };
-    plan.steps.iter().enumerate().filter(is_source).map(|(index, _)| index).collect()
+    let (mut writers, mut readers) = (HashMap::<TensorId, Vec<usize>>::new(), HashMap::<usize, Vec<usize>>::new());
+    for (index, step) in plan.steps.iter().enumerate() {
+        step.outputs.iter().for_each(|&id| writers.entry(plan.holder(id)).or_default().push(index));
+        step.inputs.iter().filter_map(state).for_each(|number| readers.entry(number).or_default().push(index));
+    }
+    let of_step = |step: &Step| {
+        let written = step.inputs.iter().filter_map(|&id| writers.get(&plan.holder(id)));
+        let read = step.outputs.iter().filter_map(state).filter_map(|number| readers.get(&number));
+        written.chain(read).flatten().copied().collect::<BTreeSet<usize>>().into_iter().collect()
+    };
+    plan.steps.iter().map(of_step).collect()
 }
 
 /// The steps in chains, the longest chain first.
