@@ -59,8 +59,22 @@ extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_values_f16(cons
 
 // ---- softmax ---------------------------------------------------------------------------------------------------
 
-TREFOIL_DEVICE GlobalLogits logits_of_row(const EmitArgs &args) {
-  return {static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels};
+// A row's logits in global memory, which nobody writes during the launch.
+template <typename In> struct GlobalLogits {
+  const In *logits;
+  __device__ __forceinline__ float operator[](uint32_t channel) const { return as_float(__ldg(logits + channel)); }
+};
+
+template <typename In> TREFOIL_DEVICE GlobalLogits<In> logits_of_row(const EmitArgs &args) {
+  return {static_cast<const In *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels};
+}
+
+template <typename In> TREFOIL_DEVICE void emit_softmax(const EmitArgs &args) {
+  __shared__ float shared[kWarps];
+  const GlobalLogits<In> logits = logits_of_row<In>(args);
+  float *target = reinterpret_cast<float *>(args.y + blockIdx.x * args.row_pitch_bytes);
+  const Softmax softmax = Softmax::of(logits, args.channels, shared);
+  for (uint32_t c = threadIdx.x; c < args.channels; c += kThreads) target[c] = softmax(logits[c]);
 }
 
 // Purpose    y[i][c] = exp(x[i][c] - max) / sum over c of exp(x[i][c] - max).
@@ -72,14 +86,24 @@ TREFOIL_DEVICE GlobalLogits logits_of_row(const EmitArgs &args) {
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax(const __grid_constant__ EmitArgs args) {
-  __shared__ float shared[kWarps];
-  const GlobalLogits logits = logits_of_row(args);
-  float *target = reinterpret_cast<float *>(args.y + blockIdx.x * args.row_pitch_bytes);
-  const Softmax softmax = Softmax::of(logits, args.channels, shared);
-  for (uint32_t c = threadIdx.x; c < args.channels; c += kThreads) target[c] = softmax(logits[c]);
+  emit_softmax<float>(args);
+}
+
+// As sm80_emit_softmax with x in halves, 2-byte aligned.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax_f16(const __grid_constant__ EmitArgs args) {
+  emit_softmax<__half>(args);
 }
 
 // ---- top k -----------------------------------------------------------------------------------------------------
+
+template <typename In> TREFOIL_DEVICE void emit_top_k_of_row(const EmitArgs &args) {
+  __shared__ float shared[kWarps];
+  __shared__ uint64_t shared_keys[kWarps];
+  const GlobalLogits<In> logits = logits_of_row<In>(args);
+  const Softmax softmax = Softmax::of(logits, args.channels, shared);
+  Ranked *target = reinterpret_cast<Ranked *>(args.y + blockIdx.x * args.row_pitch_bytes);
+  emit_top_k(logits, args.channels, args.top_k, softmax, shared_keys, target);
+}
 
 // Purpose    row i of y = the top_k channels with the largest logits x[i][c], best first, ties by the lower index, each
 //            with its softmax probability.
@@ -91,10 +115,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax(const _
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= top_k <= min(64, channels), channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k(const __grid_constant__ EmitArgs args) {
-  __shared__ float shared[kWarps];
-  __shared__ uint64_t shared_keys[kWarps];
-  const GlobalLogits logits = logits_of_row(args);
-  const Softmax softmax = Softmax::of(logits, args.channels, shared);
-  Ranked *target = reinterpret_cast<Ranked *>(args.y + blockIdx.x * args.row_pitch_bytes);
-  emit_top_k(logits, args.channels, args.top_k, softmax, shared_keys, target);
+  emit_top_k_of_row<float>(args);
+}
+
+// As sm80_emit_top_k with x in halves, 2-byte aligned.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k_f16(const __grid_constant__ EmitArgs args) {
+  emit_top_k_of_row<__half>(args);
 }

@@ -5,12 +5,7 @@
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Where a row's logits are: in global memory, and nobody writes them during the launch; or in shared memory.
-struct GlobalLogits {
-  const float *logits;
-  __device__ __forceinline__ float operator[](uint32_t channel) const { return __ldg(logits + channel); }
-};
-
+// A row's logits in shared memory.
 struct SharedLogits {
   const float *logits;
   __device__ __forceinline__ float operator[](uint32_t channel) const { return logits[channel]; }

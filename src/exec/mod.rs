@@ -309,9 +309,7 @@ pub(crate) fn needs(
 /// The rows that `model` reads and writes, which do not depend on the batch size or the kernels.
 pub(crate) fn rows(model: &Model, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
     match model.network() {
-        Network::Images(images) => {
-            plan::rows::specs(&images.shaped().network, &spec.hardware.limits, (spec.input, spec.output))
-        }
+        Network::Images(images) => plan::rows::specs(&images.shaped().network, (spec.input, spec.output)),
         Network::Values(values) => Ok((values.input().clone(), values.output().clone())),
     }
 }

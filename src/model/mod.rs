@@ -249,7 +249,8 @@ impl Model {
     /// size; [`Error::Unsupported`] for another model, or a module of `sentence-transformers` that is not supported.
     pub fn open_encoder(folder: impl AsRef<Path>, asked: &Embedding) -> Result<Self, Error> {
         let folder = folder.as_ref();
-        encoders::open(folder, asked)?.ok_or_else(|| Error::Unsupported {
+        let opened = if folder.is_file() { None } else { encoders::open(folder, asked)? };
+        opened.ok_or_else(|| Error::Unsupported {
             what: format!("an encoder, or sizes of free dimensions, of {}", folder.display()),
             instead: format!(
                 "open an ONNX file, or a folder of one of {}",
@@ -260,7 +261,7 @@ impl Model {
 
     /// A network of images from a graph with one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of
     /// f32, and one output. The kernels for images compute it: convolutions, batch norms behind them, ReLU, sums,
-    /// pools, concatenations and linear layers. A softmax behind a last linear layer is removed, because
+    /// pools, concatenations and linear layers. A softmax at the end of the graph is removed, because
     /// [`OutputKind`](crate::OutputKind) selects logits or probabilities. There is one label for each class, or none.
     /// [`Model::of_graphs`] takes any other graph.
     ///

@@ -39,7 +39,11 @@ pub(super) fn open(path: &Path, sizes: &Sizes, finds_images: bool) -> Result<Mod
         // kernels for images are in f16
         false => None,
         true => match recognise::network(&values.graph(1)?, &weights) {
-            Ok(found) => Some(found),
+            Ok(found) if found.is_vector()? => Some(found),
+            Ok(_) => {
+                log::info!("{name}: no network of images: its result is an image");
+                None
+            }
             Err(Error::Unsupported { what, .. }) => {
                 log::info!("{name}: no network of images: {what}");
                 None

@@ -29,7 +29,7 @@ pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Erro
     let graph = model::in_bytes(&graph, &shapes, |of| kernels::take_bytes(of, request));
     let shapes = model::infer(&graph)?;
     let Request { limits, batch, input, output, choices, .. } = *request;
-    rows::check(&graph, &shapes, limits.family, output)?;
+    rows::check(&graph, &shapes, output)?;
     let result = shapes[graph.output.0];
     let ends = [rows::input(graph.input, input), rows::output(result, output)];
     let shapes: Vec<Shape> = [&[graph.input], &shapes[..], &[output.of(result)]].concat();

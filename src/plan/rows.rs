@@ -1,6 +1,6 @@
 //! The rows that a program reads and writes. They depend on the graph and the requested formats, not on a plan.
 
-use super::{Family, Limits};
+use super::Family;
 use crate::error::Error;
 use crate::model::images::Network;
 use crate::model::{Op, infer};
@@ -10,13 +10,9 @@ use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 ///
 /// # Errors
 /// [`Error::Graph`] for a graph that is not well-formed; those of [`check`].
-pub(crate) fn specs(
-    graph: &Network,
-    limits: &Limits,
-    (format, kind): (InputFormat, OutputKind),
-) -> Result<(RowSpec, RowSpec), Error> {
+pub(crate) fn specs(graph: &Network, (format, kind): (InputFormat, OutputKind)) -> Result<(RowSpec, RowSpec), Error> {
     let shapes = infer(graph)?;
-    check(graph, &shapes, limits.family, kind)?;
+    check(graph, &shapes, kind)?;
     Ok((input(graph.input, format), output(shapes[graph.output.0], kind)))
 }
 
@@ -48,14 +44,13 @@ pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
 /// Checks that the graph's result can be written as this kind of output.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for classes of a result that is no vector of f32; [`Error::Option`] for a number of top
+/// [`Error::Unsupported`] for classes of a result that is no vector; [`Error::Option`] for a number of top
 /// classes that is zero or too large.
-pub(super) fn check(graph: &Network, shapes: &[Shape], family: Family, kind: OutputKind) -> Result<(), Error> {
+pub(super) fn check(graph: &Network, shapes: &[Shape], kind: OutputKind) -> Result<(), Error> {
     let shape = shapes[graph.output.0];
-    let is_vector = dtype(&graph.nodes[graph.output.0].op, family) == Dtype::F32 && shape.pixels() == 1;
-    if kind != OutputKind::Features && !is_vector {
+    if kind != OutputKind::Features && shape.pixels() != 1 {
         return Err(Error::Unsupported {
-            what: format!("output {kind:?} of a graph that does not end in a linear layer"),
+            what: format!("output {kind:?} of a graph whose result has {} pixels", shape.pixels()),
             instead: "ask for features".into(),
         });
     }

@@ -3,8 +3,11 @@
 use trefoil::graph::Tensor;
 use trefoil::model::Model;
 use trefoil::onnx::{File, Sizes};
+use trefoil::plan::Limits;
 use trefoil::{Device, Engine, Error, InputFormat, OutputKind, Shape, Target, loops};
 
+use super::graphs::{Dim, FLOAT, file, input, node, output};
+use super::write::{attribute, bytes, initializer, int};
 use super::{Folder, data};
 
 /// Images of 20 x 16 as planes, from -1 to 1.
@@ -64,4 +67,31 @@ fn a_network_of_something_else_is_refused_with_its_nodes() {
     let error = Model::open(data("graph.onnx")).unwrap_err();
     assert!(matches!(error, Error::Import { .. } | Error::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("every") || error.to_string().contains("Every"), "{error}");
+}
+
+/// Scores of classes need no linear layer, but they are a vector for each image.
+#[test]
+fn a_classifier_ends_in_a_vector() {
+    let folder = Folder::new();
+    let opened = |nodes: &[Vec<u8>]| {
+        let weights = initializer(FLOAT, &[5, 3, 1, 1], &[bytes(9, [0; 60])]);
+        let image = input("x", FLOAT, &[Dim::Named("N"), Dim::Fixed(3), Dim::Fixed(8), Dim::Fixed(8)]);
+        let conv = node("Conv", &["x", "w"], &["conv"], &[]);
+        let graph = [&[weights, image, conv, output("y")], nodes].concat();
+        Model::open(folder.write("ends.onnx", file(&graph, &[]))).unwrap()
+    };
+    let mean = node("GlobalAveragePool", &["conv"], &["mean"], &[]);
+    let flat = node("Flatten", &["mean"], &["flat"], &[]);
+    let softmax = node("Softmax", &["flat"], &["y"], &[]);
+    let to_y = node("Identity", &["flat"], &["y"], &[]);
+    for end in [to_y, softmax] {
+        let model = opened(&[mean.clone(), flat.clone(), end]);
+        assert!(model.image_network().is_ok() && model.classes() == 5);
+        for output in [OutputKind::Probabilities, OutputKind::TopK(2), OutputKind::Logits] {
+            Engine::builder(&model).batch_sizes(&[4]).output(output).plans_for(&Limits::h200()).unwrap();
+        }
+    }
+    let order = attribute("perm", &[int(20, 7), [0, 2, 3, 1].map(|axis| int(8, axis)).concat()]);
+    let image = opened(&[node("Transpose", &["conv"], &["y"], &[order])]);
+    assert!(image.image_network().is_err() && image.classes() == 0);
 }

@@ -406,7 +406,7 @@ fn known_indices_are_within_their_axis() {
             }
             _ => vec![vector("at", &[index])],
         };
-        let rest = vec![vector("update", &[7]), node("Cast", &["update"], &["u"], &[whole("to", i64::from(FLOAT))])];
+        let rest = vec![vector("update", &[7]), node("Cast", &["update"], &["u"], &[whole("to", FLOAT)])];
         let of = node(operator, &inputs, &["y"], &[]);
         file(&[indices, rest, vec![of, x(), output("y")]].concat(), &[])
     };

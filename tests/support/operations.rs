@@ -986,9 +986,11 @@ pub fn concat() -> Vec<Case> {
     .collect()
 }
 
-/// A classifier with every kind of output; with ties, logits are small whole numbers, many of which are equal.
+/// A classifier with every kind of output, whose logits are those of a linear layer in f32 or means of pixels in the
+/// type of activations; with ties, logits are small whole numbers, many of which are equal.
 struct Outputs {
     classes: usize,
+    is_linear: bool,
     output: OutputKind,
     ties: bool,
     rows: usize,
@@ -996,14 +998,19 @@ struct Outputs {
 
 impl Problem for Outputs {
     fn case(&self) -> Case {
-        let Self { classes, output, ties, rows } = *self;
-        let name = format!("output {output:?} of {classes} classes, ties {ties}, rows {rows}");
+        let Self { classes, is_linear, output, ties, rows } = *self;
+        let of = if is_linear { "classes" } else { "means" };
+        let name = format!("output {output:?} of {classes} {of}, ties {ties}, rows {rows}");
         let mut random = Random::new(&name);
-        let inputs = if ties { 3 } else { 20 };
+        let inputs = match is_linear {
+            true if ties => 3,
+            true => 20,
+            false => classes,
+        };
         let mut g = GraphBuilder::new();
         let image = g.image("image", Shape::new(3, 2, inputs));
         let pooled = g.global_avg_pool("pool", image);
-        let y = g.linear("fc", pooled, classes);
+        let y = if is_linear { g.linear("fc", pooled, classes) } else { pooled };
         let mut case = case(name, g, y, rows);
         if ties {
             let whole = |random: &mut Random| random.between(0, 4) as f64 - 2.0;
@@ -1024,8 +1031,8 @@ pub fn outputs() -> Vec<Case> {
     let mut cases = Vec::new();
     for (classes, rows) in [(1, 1), (2, 3), (10, 2), (100, 5), (1000, 2), (1001, 1)] {
         for output in [Logits, Probabilities, Features, TopK(1), TopK(classes.min(5)), TopK(classes.min(64))] {
-            for ties in [false, true] {
-                cases.push(Outputs { classes, output, ties, rows }.case());
+            for (is_linear, ties) in [(true, false), (true, true), (false, false), (false, true)] {
+                cases.push(Outputs { classes, is_linear, output, ties, rows }.case());
             }
         }
     }

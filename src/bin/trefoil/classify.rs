@@ -68,7 +68,8 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     };
     ensure!(
         labels.is_some() || model.classes() > 0,
-        "{}: it names no classes; `trefoil embed` gives its vectors, and --labels-from-text classifies by CLIP or SigLIP",
+        "{}: it is no network of images with classes; `trefoil run` gives the outputs of any model, `trefoil embed` the \
+         vectors of an encoder, and --labels-from-text classifies by CLIP or SigLIP",
         model.name()
     );
     let device = setup::open_device(args.place.device)?;

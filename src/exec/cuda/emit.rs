@@ -41,7 +41,8 @@ impl Launcher for Emit {
         let StepOp::Emit(output) = *step.op() else { return Err(step.wrong_kernel()) };
         let ((x, _, y), source) = (step.pointers(), step.x());
         let problem = EmitProblem {
-            kind: kind(output, source.dtype)?,
+            kind: kind(output),
+            dtype: source.dtype,
             rows: step.batch(),
             pixels: source.shape.pixels(),
             channels: source.shape.channels,
@@ -60,11 +61,9 @@ impl Launcher for Emit {
 /// The content of a row of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EmitKind {
-    /// The floats of the input.
-    ValuesF32,
-    /// The halves of the input, as floats.
-    ValuesF16,
-    /// Softmax of the input's floats.
+    /// The values of the input, as floats.
+    Values,
+    /// Softmax of the input's values.
     Softmax,
     /// This many pairs of probability and index.
     TopK(usize),
@@ -75,6 +74,8 @@ pub(crate) enum EmitKind {
 pub(crate) struct EmitProblem {
     /// What to write in a row.
     pub(crate) kind: EmitKind,
+    /// The type of the input's values: f32 or f16.
+    pub(crate) dtype: Dtype,
     /// Rows.
     pub(crate) rows: usize,
     /// Pixels of a row; 1 for softmax and top k.
@@ -102,41 +103,46 @@ pub(crate) const MAX_TOP_K: usize = 64;
 const TILE: usize = 1024;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
-/// The kernels.
-pub(super) const ENTRIES: [&str; 4] =
-    ["sm80_emit_values_f32", "sm80_emit_values_f16", "sm80_emit_softmax", "sm80_emit_top_k"];
+/// The kernels: of floats, then of halves.
+pub(super) const ENTRIES: [&str; 6] = [
+    "sm80_emit_values_f32",
+    "sm80_emit_softmax",
+    "sm80_emit_top_k",
+    "sm80_emit_values_f16",
+    "sm80_emit_softmax_f16",
+    "sm80_emit_top_k_f16",
+];
 
-/// The content of rows for an output kind and values of type `dtype`.
-fn kind(output: OutputKind, dtype: Dtype) -> Result<EmitKind, Error> {
-    match (output, dtype) {
-        (OutputKind::Logits | OutputKind::Features, Dtype::F32) => Ok(EmitKind::ValuesF32),
-        (OutputKind::Logits | OutputKind::Features, Dtype::F16) => Ok(EmitKind::ValuesF16),
-        (OutputKind::Probabilities, Dtype::F32) => Ok(EmitKind::Softmax),
-        (OutputKind::TopK(k), Dtype::F32) => Ok(EmitKind::TopK(k)),
-        (_, dtype) => {
-            let takes = "the kernels take f32 values, and f16 ones for logits and features";
-            Err(unsupported(&format!("type of values for {output:?}"), dtype, takes))
-        }
+/// The content of rows for an output kind.
+const fn kind(output: OutputKind) -> EmitKind {
+    match output {
+        OutputKind::Logits | OutputKind::Features => EmitKind::Values,
+        OutputKind::Probabilities => EmitKind::Softmax,
+        OutputKind::TopK(k) => EmitKind::TopK(k),
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<Launch, Error> {
-    let EmitProblem { kind, rows, pixels, channels, stored_channels, row_pitch } = *problem;
+    let EmitProblem { kind, dtype, rows, pixels, channels, stored_channels, row_pitch } = *problem;
+    let of_type = match dtype {
+        Dtype::F32 => &ENTRIES[..3],
+        Dtype::F16 => &ENTRIES[3..],
+        other => return Err(unsupported("type of values", other, "the kernels take f32 and f16")),
+    };
     in_range("channels", channels, 1, stored_channels.saturating_add(1))?;
     // Leaves room for a stride of threads beyond the last value.
     let stored = product("values of a row", &[pixels, stored_channels])?;
     in_range("values of a row", stored as usize, 1, INDEX_LIMIT - THREADS as usize)?;
     let values = pixels * channels;
-    let (entry, x_align, y_align, row_bytes, tiles) = match kind {
-        EmitKind::ValuesF32 => (ENTRIES[0], 4, 4, values * 4, values.div_ceil(TILE)),
-        EmitKind::ValuesF16 => (ENTRIES[1], 2, 4, values * 4, values.div_ceil(TILE)),
-        EmitKind::Softmax => (ENTRIES[2], 4, 4, values * 4, 1),
-        EmitKind::TopK(k) => (ENTRIES[3], 4, 8, k * 8, 1),
+    let (entry, y_align, row_bytes, tiles) = match kind {
+        EmitKind::Values => (of_type[0], 4, values * 4, values.div_ceil(TILE)),
+        EmitKind::Softmax => (of_type[1], 4, values * 4, 1),
+        EmitKind::TopK(k) => (of_type[2], 8, k * 8, 1),
     };
     let top_k = match kind {
         EmitKind::TopK(k) => in_range("k of top k", k, 1, MAX_TOP_K.min(channels) + 1)? as u32,
-        EmitKind::ValuesF32 | EmitKind::ValuesF16 | EmitKind::Softmax => 0,
+        EmitKind::Values | EmitKind::Softmax => 0,
     };
     if matches!(kind, EmitKind::Softmax | EmitKind::TopK(_)) && pixels != 1 {
         return Err(unsupported("softmax over pixels", pixels, "it takes a vector"));
@@ -146,7 +152,7 @@ pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<L
         return Err(unsupported("row pitch", row_pitch, &instead));
     }
     let args = EmitArgs {
-        x: aligned("x", pointers.x, x_align)?,
+        x: aligned("x", pointers.x, dtype.bytes() as u64)?,
         y: aligned("y", pointers.y, y_align as u64)?,
         row_pitch_bytes: row_pitch as u64,
         channels: channels as u32, // all below `stored`
@@ -167,7 +173,15 @@ mod tests {
     const POINTERS: EmitPointers = EmitPointers { x: 0x100, y: 0x200 };
 
     fn problem(kind: EmitKind) -> EmitProblem {
-        EmitProblem { kind, rows: 3, pixels: 1, channels: 1005, stored_channels: 1008, row_pitch: 4096 }
+        EmitProblem {
+            kind,
+            dtype: Dtype::F32,
+            rows: 3,
+            pixels: 1,
+            channels: 1005,
+            stored_channels: 1008,
+            row_pitch: 4096,
+        }
     }
 
     #[test]
@@ -182,8 +196,10 @@ mod tests {
 
     #[test]
     fn features_have_pixels_and_tiles() {
-        let features = EmitProblem { pixels: 49, row_pitch: 49 * 1005 * 4, ..problem(EmitKind::ValuesF16) };
+        let of = problem(EmitKind::Values);
+        let features = EmitProblem { dtype: Dtype::F16, pixels: 49, row_pitch: 49 * 1005 * 4, ..of };
         let launch = launch(&features, &POINTERS).unwrap();
+        assert_eq!(&*launch.entry, "sm80_emit_values_f16");
         assert_eq!(launch.args.read::<EmitArgs>().tiles, 49);
         assert_eq!(launch.grid, [3 * 49, 1, 1]);
     }
@@ -198,20 +214,16 @@ mod tests {
         assert!(launch(&EmitProblem { pixels: 2, ..problem(EmitKind::Softmax) }, &POINTERS).is_err());
         assert!(launch(&EmitProblem { row_pitch: 4016, ..problem(EmitKind::Softmax) }, &POINTERS).is_err());
         assert!(launch(&EmitProblem { rows: 0, ..problem(EmitKind::Softmax) }, &POINTERS).is_err());
-        assert!(launch(&EmitProblem { channels: 1009, ..problem(EmitKind::ValuesF32) }, &POINTERS).is_err());
+        assert!(launch(&EmitProblem { channels: 1009, ..problem(EmitKind::Values) }, &POINTERS).is_err());
     }
 
     #[test]
     fn values_of_a_type_that_no_kernel_writes_out_are_refused() {
-        assert_eq!(kind(OutputKind::Features, Dtype::F16).unwrap(), EmitKind::ValuesF16);
-        assert_eq!(kind(OutputKind::Logits, Dtype::F32).unwrap(), EmitKind::ValuesF32);
-        let refused = [
-            (OutputKind::Logits, Dtype::U8),
-            (OutputKind::Probabilities, Dtype::F16),
-            (OutputKind::TopK(5), Dtype::F16),
-        ];
-        for (output, dtype) in refused {
-            assert!(matches!(kind(output, dtype), Err(Error::Unsupported { .. })), "{output:?} of {dtype}");
+        let of = |dtype, output| launch(&EmitProblem { dtype, ..problem(kind(output)) }, &POINTERS);
+        for output in [OutputKind::Logits, OutputKind::Probabilities, OutputKind::TopK(5), OutputKind::Features] {
+            assert!(matches!(of(Dtype::U8, output), Err(Error::Unsupported { .. })), "{output:?}");
+            let [floats, halves] = [Dtype::F32, Dtype::F16].map(|dtype| of(dtype, output).unwrap().entry);
+            assert_eq!(floats.trim_end_matches("_f32"), halves.trim_end_matches("_f16"), "{output:?}");
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use maps::is_sum;
 
 /// A network of images that computes the same as a graph.
 pub(super) struct Recognised {
-    /// The network, without a softmax behind its last linear layer.
+    /// The network, without a softmax at the end.
     pub network: Network,
     /// Weights that are computed from those of the graph, by new names.
     pub computed: Vec<(String, Tensor)>,
@@ -34,6 +34,14 @@ pub(super) struct Recognised {
 }
 
 impl Recognised {
+    /// Whether the result is one pixel, as that of a classifier is.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] for a network that is not well-formed.
+    pub fn is_vector(&self) -> Result<bool, Error> {
+        Ok(infer(&self.network)?[self.network.output.0].pixels() == 1)
+    }
+
     /// The weights that the network reads: those of the graph and its own, which `weights` may already have from
     /// another size.
     ///
