@@ -69,8 +69,7 @@ template <typename In> TREFOIL_DEVICE GlobalLogits<In> logits_of_row(const EmitA
   return {static_cast<const In *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels};
 }
 
-template <typename In> TREFOIL_DEVICE void emit_softmax(const EmitArgs &args) {
-  __shared__ float shared[kWarps];
+template <typename In> TREFOIL_DEVICE void emit_softmax(const EmitArgs &args, float (&shared)[kWarps]) {
   const GlobalLogits<In> logits = logits_of_row<In>(args);
   float *target = reinterpret_cast<float *>(args.y + blockIdx.x * args.row_pitch_bytes);
   const Softmax softmax = Softmax::of(logits, args.channels, shared);
@@ -86,19 +85,20 @@ template <typename In> TREFOIL_DEVICE void emit_softmax(const EmitArgs &args) {
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax(const __grid_constant__ EmitArgs args) {
-  emit_softmax<float>(args);
+  __shared__ float shared[kWarps];
+  emit_softmax<float>(args, shared);
 }
 
 // As sm80_emit_softmax with x in halves, 2-byte aligned.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax_f16(const __grid_constant__ EmitArgs args) {
-  emit_softmax<__half>(args);
+  __shared__ float shared[kWarps];
+  emit_softmax<__half>(args, shared);
 }
 
 // ---- top k -----------------------------------------------------------------------------------------------------
 
-template <typename In> TREFOIL_DEVICE void emit_top_k_of_row(const EmitArgs &args) {
-  __shared__ float shared[kWarps];
-  __shared__ uint64_t shared_keys[kWarps];
+template <typename In>
+TREFOIL_DEVICE void emit_top_k_of_row(const EmitArgs &args, float (&shared)[kWarps], uint64_t (&shared_keys)[kWarps]) {
   const GlobalLogits<In> logits = logits_of_row<In>(args);
   const Softmax softmax = Softmax::of(logits, args.channels, shared);
   Ranked *target = reinterpret_cast<Ranked *>(args.y + blockIdx.x * args.row_pitch_bytes);
@@ -115,10 +115,14 @@ template <typename In> TREFOIL_DEVICE void emit_top_k_of_row(const EmitArgs &arg
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= top_k <= min(64, channels), channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k(const __grid_constant__ EmitArgs args) {
-  emit_top_k_of_row<float>(args);
+  __shared__ float shared[kWarps];
+  __shared__ uint64_t shared_keys[kWarps];
+  emit_top_k_of_row<float>(args, shared, shared_keys);
 }
 
 // As sm80_emit_top_k with x in halves, 2-byte aligned.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k_f16(const __grid_constant__ EmitArgs args) {
-  emit_top_k_of_row<__half>(args);
+  __shared__ float shared[kWarps];
+  __shared__ uint64_t shared_keys[kWarps];
+  emit_top_k_of_row<__half>(args, shared, shared_keys);
 }
