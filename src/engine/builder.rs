@@ -258,7 +258,8 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Sets the kind of result that consumers read. Default [`OutputKind::Probabilities`].
+    /// Sets the kind of result that consumers read. Default [`OutputKind::Probabilities`]. A network whose result has
+    /// several pixels gives features alone; [`build`](Self::build) refuses the others.
     pub fn output(mut self, kind: OutputKind) -> Self {
         self.options.output = kind;
         self

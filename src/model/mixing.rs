@@ -38,6 +38,8 @@ pub(super) fn mixes<'a>(two: &'a Graph, inputs: &[usize]) -> Option<&'a str> {
 
 /// The operand of [`Op::Recurrent`] that has the lengths of sequences.
 const LENGTHS: usize = 6;
+/// Those that have weights, which all rows read.
+const WEIGHTS: [usize; 3] = [1, 2, 5];
 
 /// A node computes one row from the other.
 struct Mixed;
@@ -152,12 +154,14 @@ impl Rows<'_> {
             (Op::Quantize { .. } | Op::Dequantize { .. }, Some(along)) if is_alone => vec![along],
             (Op::Recurrent(_), Some(along)) => {
                 unmixed(along, |axis| axis == 0)?;
-                // The batch is the second axis of inputs, states and results, and the only one of lengths.
-                let of_rows = |number: usize| Along { axis: usize::from(number != LENGTHS), inner: 1 };
-                let is_kept = operands
-                    .iter()
-                    .enumerate()
-                    .all(|(number, found)| found.is_none_or(|found| found == of_rows(number)));
+                // The batch is the second axis of inputs, states and results, the only one of lengths, and none of weights.
+                let of_rows = |number: usize| match number {
+                    LENGTHS => Some(Along { axis: 0, inner: 1 }),
+                    number if WEIGHTS.contains(&number) => None,
+                    _ => Some(Along { axis: 1, inner: 1 }),
+                };
+                let mut all = operands.iter().enumerate();
+                let is_kept = all.all(|(number, found)| found.is_none() || *found == of_rows(number));
                 if is_kept { vec![along; node.outputs.len()] } else { Vec::new() }
             }
             _ => Vec::new(),

@@ -35,8 +35,8 @@ pub(super) fn open(path: &Path, sizes: &Sizes, finds_images: bool) -> Result<Mod
             .with_f32(&in_f32)
             .map_err(|error| Error::format(&config_path, format!("{what}, and in {}: {error}", path.display())))
     };
+    // Kernels for images are in f16.
     let found = match finds_images && in_f32.is_empty() {
-        // kernels for images are in f16
         false => None,
         true => match recognise::network(&values.graph(1)?, &weights) {
             Ok(found) if found.is_vector()? => Some(found),

@@ -263,14 +263,14 @@ impl Precision {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OutputKind {
-    /// The classifier's sums: f32, one for each class.
+    /// The result, a vector: f32, one for each class.
     Logits,
     /// Softmax of the logits: f32, one for each class.
     #[default]
     Probabilities,
     /// The k most probable classes, best first, ties by the lower index: k x (f32 probability, u32 index).
     TopK(usize),
-    /// The features before the classifier, or the node that the model was cut at: f32, NHWC.
+    /// The features before a last linear layer, or else the result, also of several pixels: f32, NHWC.
     Features,
 }
 

@@ -425,3 +425,19 @@ fn known_indices_are_within_their_axis() {
         [-2, 1].into_iter().for_each(|index| expect_a_graph(at(index, operator, more)));
     }
 }
+
+/// A branch that may not be taken may have such an index.
+#[test]
+fn indices_of_branches_that_may_not_be_taken_are_clamped() {
+    let yields = |name: &str, index: i64| {
+        let at = format!("{name} at");
+        body(name, &[vector(&at, &[index]), node("Gather", &["x", &at], &[name], &[]), output(name)])
+    };
+    let branch =
+        |condition: &str| node("If", &[condition], &["y"], &[yields("then_branch", 0), yields("else_branch", 2)]);
+    let go = input("go", BOOL, &[]);
+    expect_a_graph(file(&[x(), go, branch("go"), output("y")], &[]));
+    let known = |value: i64| vec![scalar("one", value), node("Cast", &["one"], &["go"], &[whole("to", BOOL)])];
+    expect_a_graph(file(&[known(1), vec![x(), branch("go"), output("y")]].concat(), &[]));
+    expect(vec![("index 2 of an axis of 2", file(&[known(0), vec![x(), branch("go"), output("y")]].concat(), &[]))]);
+}

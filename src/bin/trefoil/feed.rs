@@ -6,7 +6,6 @@ use anyhow::Result;
 use clap::Args;
 use trefoil::graph::{Tensor, ValueType};
 use trefoil::model::Model;
-use trefoil::model::images::Op;
 use trefoil::onnx;
 use trefoil::{Device, Engine, OutputKind, Size};
 
@@ -33,7 +32,8 @@ pub struct SizeArgs {
 /// A model and its rows.
 #[derive(Args, Debug)]
 pub struct Feed {
-    /// A model, as for --model of other commands
+    /// A model, as for --model of other commands; an ONNX file has its own inputs and outputs here, also where other
+    /// commands read photos
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// The rows of an input: an array with the input's dimensions, or with the number of rows in front; inputs without
@@ -92,7 +92,7 @@ impl Feed {
     }
 
     /// Builds an engine of the model; returns it with the rows for each set of dimensions, and the largest size that
-    /// has these dimensions. A network of images gives `classes`, or features if it does not end in a classifier.
+    /// has these dimensions. A network of images gives `classes`, or features if its result is no vector.
     pub fn engine(
         &self,
         model: &Model,
@@ -126,10 +126,10 @@ impl Feed {
     }
 }
 
-/// The output of a model: `classes`, or features of a network of images that does not end in a classifier.
+/// The output of a model: `classes`, or features of a network of images whose result is no vector.
 fn output(model: &Model, classes: OutputKind) -> OutputKind {
-    match model.image_network() {
-        Ok(graph) if !matches!(graph.nodes[graph.output.0].op, Op::Linear(_)) => OutputKind::Features,
+    match model.output() {
+        Ok(result) if result.pixels() > 1 => OutputKind::Features,
         _ => classes,
     }
 }

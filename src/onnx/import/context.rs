@@ -55,6 +55,8 @@ pub(in crate::onnx) struct Context<'m> {
     pub counted: HashMap<ValueId, Counted>,
     /// The name of the node that is imported, after those of the functions and bodies around it.
     pub path: String,
+    /// Whether the nodes that are imported belong to a branch that may not be taken.
+    pub may_be_skipped: bool,
     pub(super) budget: Budget,
     /// Whether the problem at which the import ended was recorded.
     pub(super) has_ended: bool,
@@ -91,6 +93,7 @@ impl<'m> Context<'m> {
             stored: HashMap::new(),
             counted: HashMap::new(),
             path: String::new(),
+            may_be_skipped: false,
             budget: Budget::new(files),
             has_ended: false,
             tensors: HashMap::new(),

@@ -19,7 +19,10 @@ fn branch(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
         return c.body(body, Vec::new());
     }
     let (then, otherwise) = (c.graph_attr("then_branch")?, c.graph_attr("else_branch")?);
-    let (then, otherwise) = (c.body(then, Vec::new())?, c.body(otherwise, Vec::new())?);
+    let around = std::mem::replace(&mut c.cx.may_be_skipped, true);
+    let (then, otherwise) = (c.body(then, Vec::new()), c.body(otherwise, Vec::new()));
+    c.cx.may_be_skipped = around;
+    let (then, otherwise) = (then?, otherwise?);
     let condition = c.reshape(condition, &[])?;
     then.into_iter().zip(otherwise).map(|both| select(c, condition, both)).collect()
 }

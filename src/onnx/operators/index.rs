@@ -24,9 +24,15 @@ fn index(c: &mut Context<'_>, at: ValueId) -> Outcome<ValueId> {
     }
 }
 
-/// Refuses known indices beyond these sizes, of which each index has the next one in turn. Others count as the nearest
-/// valid ones where they are beyond.
-fn within(c: &Context<'_>, at: ValueId, sizes: &[usize]) -> Outcome<()> {
+/// The most bytes of indices that are read to be checked: one file may have many nodes that read the same weight.
+const CHECKED_BYTES: usize = 4096;
+
+/// Refuses known indices beyond these sizes, of which each index has the next one in turn. All others are clamped where
+/// they are beyond, and so are those of a branch that may not be taken.
+fn within(c: &Call<'_, '_>, at: ValueId, sizes: &[usize]) -> Outcome<()> {
+    if c.may_be_skipped || c.of(at).bytes() > CHECKED_BYTES {
+        return Ok(());
+    }
     let Some(known) = c.known(at)?.and_then(|known| known.to_i64s()) else { return Ok(()) };
     let is_beyond = |(index, size): &(&i64, &usize)| !(-(**size as i64)..**size as i64).contains(*index);
     match known.iter().zip(sizes.iter().cycle()).find(is_beyond) {
@@ -38,7 +44,7 @@ fn within(c: &Context<'_>, at: ValueId, sizes: &[usize]) -> Outcome<()> {
 }
 
 /// The same for indices whose last axis has one for each axis of `x` from `first` on.
-fn within_each(c: &Context<'_>, x: ValueId, at: ValueId, first: usize) -> Outcome<()> {
+fn within_each(c: &Call<'_, '_>, x: ValueId, at: ValueId, first: usize) -> Outcome<()> {
     let (dims, axes) = (c.dims(x), c.dims(at).last().copied().unwrap_or(0));
     match dims.get(first..first.saturating_add(axes)) {
         Some(sizes) => within(c, at, sizes),

@@ -46,14 +46,13 @@ impl Texts {
         ensure!(path.exists(), "{} is not there: texts need the model's tokenizer", path.display());
         let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
         let text = files::read("read the tokenizer", &path, MOST_BYTES)?;
-        let fields = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
-        let missing = missing_tokens(&fields);
+        let mut tokenizer = Tokenizer::from_bytes(text).map_err(told)?;
+        let missing = missing_pieces(&serde_json::to_value(tokenizer.get_post_processor())?);
         ensure!(
             missing.is_empty(),
-            "{}: its template names {missing:?}, which its `special_tokens` lack",
+            "{}: its template of a text names {missing:?}, which are not there",
             path.display()
         );
-        let mut tokenizer = Tokenizer::from_bytes(text).map_err(told)?;
         let padding = match tokenizer.get_padding() {
             Some(padding) => padding.pad_id,
             None => padding_beside(model, &tokenizer)?.unwrap_or(0),
@@ -161,16 +160,16 @@ fn encoded(tokenizer: &Tokenizer, lines: &[Line]) -> Result<Vec<Encoding>> {
     })
 }
 
-/// The special tokens that templates of a `tokenizer.json` name and do not have, at which the tokenizer would panic.
-fn missing_tokens(tokenizer: &Value) -> Vec<&str> {
-    fn of_template(template: &Value) -> Vec<&str> {
-        let pieces = ["single", "pair"].iter().filter_map(|part| template[part].as_array()).flatten();
-        let named = pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str());
-        named.filter(|name| template["special_tokens"].get(name).is_none()).collect()
-    }
-    let processor = &tokenizer["post_processor"];
-    let all = processor["processors"].as_array().map_or(std::slice::from_ref(processor), |all| &all[..]);
-    all.iter().flat_map(of_template).collect()
+/// What the templates of a post-processor name and do not have, at which the tokenizer would panic: special tokens, and
+/// a second text.
+fn missing_pieces(processor: &Value) -> Vec<String> {
+    let within = processor["processors"].as_array().into_iter().flatten().flat_map(missing_pieces);
+    let is_missing = |piece: &&Value| match piece["SpecialToken"]["id"].as_str() {
+        Some(name) => processor["special_tokens"].get(name).is_none(),
+        None => piece["Sequence"]["id"] != "A",
+    };
+    let name = |piece: &Value| piece["SpecialToken"]["id"].as_str().unwrap_or("a second text").to_owned();
+    within.chain(processor["single"].as_array().into_iter().flatten().filter(is_missing).map(name)).collect()
 }
 
 /// The padding token, by the `tokenizer_config.json` in a model's folder.
@@ -192,17 +191,25 @@ mod tests {
 
     #[test]
     fn a_template_has_the_tokens_that_it_names() {
-        let piece = |name: &str| serde_json::json!({ "SpecialToken": { "id": name, "type_id": 0 } });
+        let missing = |processor: Value| {
+            let fields = serde_json::json!({ "model": { "type": "BPE", "vocab": {}, "merges": [] }, "post_processor": processor });
+            let tokenizer = Tokenizer::from_bytes(fields.to_string()).unwrap();
+            missing_pieces(&serde_json::to_value(tokenizer.get_post_processor()).unwrap())
+        };
+        let piece = |kind: &str, id: &str| serde_json::json!({ kind: { "id": id, "type_id": 0 } });
         let template = serde_json::json!({
             "type": "TemplateProcessing",
-            "single": [piece("[CLS]"), { "Sequence": { "id": "A", "type_id": 0 } }, piece("[SEP]")],
-            "pair": [],
+            "single": [{ "SpecialToken": ["[CLS]", 0] }, piece("Sequence", "A"), piece("SpecialToken", "[SEP]")],
+            "pair": [piece("SpecialToken", "[MASK]")],
             "special_tokens": { "[SEP]": { "id": "[SEP]", "ids": [1], "tokens": ["[SEP]"] } },
         });
-        assert_eq!(missing_tokens(&serde_json::json!({ "post_processor": template })), ["[CLS]"]);
-        let sequence =
-            serde_json::json!({ "post_processor": { "type": "Sequence", "processors": [template, template] } });
-        assert_eq!(missing_tokens(&sequence), ["[CLS]", "[CLS]"]);
-        assert!(missing_tokens(&serde_json::json!({ "post_processor": null })).is_empty());
+        let sequence = |of: &Value| serde_json::json!({ "type": "Sequence", "processors": [of] });
+        assert_eq!(missing(template.clone()), ["[CLS]"]);
+        assert_eq!(missing(sequence(&sequence(&template))), ["[CLS]"]);
+        let of_two = serde_json::json!({
+            "type": "TemplateProcessing", "single": [piece("Sequence", "B")], "pair": [], "special_tokens": {},
+        });
+        assert_eq!(missing(of_two), ["a second text"]);
+        assert!(missing(Value::Null).is_empty());
     }
 }
