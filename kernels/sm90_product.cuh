@@ -567,8 +567,10 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const S
     if constexpr (Tile::kHasStorer) {
       for (int group = 0; group < Tile::kGroups; ++group) {
         for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) barrier_init(shared.ready(group, buffer), 1);
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-          barrier_init(shared.written(group, false, chunk), 4), barrier_init(shared.written(group, true, chunk), 4);
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+          barrier_init(shared.written(group, false, chunk), 4);
+          barrier_init(shared.written(group, true, chunk), 4);
+        }
       }
     }
     fence_barrier_init();
