@@ -113,9 +113,10 @@ impl Model {
     /// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file.
     ///
     /// An ONNX file of one input of f32 images, as planes or pixels, and one output is a network of images if the kernels for
-    /// images compute all of it and the result of an image is a vector. Its labels and the preprocessing are those of the `config.json` beside it; without one
-    /// there are no labels, and bytes become numbers from 0 to 1. Any other file is a model of values: the rows of its
-    /// engines have the file's inputs and outputs as ports. [`Model::open_at`] gives sizes to free dimensions.
+    /// images compute all of it and the result of an image is a vector. Its labels and the preprocessing are those of the
+    /// `config.json` beside it; without one there are no labels, and bytes become numbers from 0 to 1. Any other file is a
+    /// model of values: the rows of its engines have the file's inputs and outputs as ports. [`Model::open_at`] gives sizes
+    /// to free dimensions, and [`Model::open_values`] opens any file as a model of values.
     ///
     /// The configuration of a `.safetensors` file is in its own header, under `config` (the text of a `config.json`) or
     /// key by key (`architecture`, `num_classes`, `input_size`, …); without one, it is the `config.json` beside the

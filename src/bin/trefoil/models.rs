@@ -25,17 +25,21 @@ pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
 
 /// Opens the requested model, or the default one, at these sizes; also returns its path.
 pub fn open_at(wanted: Option<&Path>, sizes: &Sizes) -> Result<(Model, PathBuf)> {
-    opened(find(wanted)?, |path| if sizes.is_empty() { Model::open(path) } else { Model::open_at(path, sizes) })
+    opened(find(wanted)?, |path| of_sizes(path, sizes))
 }
 
 /// Opens the requested model at these sizes, an ONNX file as a model of values, whichever kind it is; also returns its
 /// path.
 pub fn open_values(wanted: &Path, sizes: &Sizes) -> Result<(Model, PathBuf)> {
-    let path = find(Some(wanted))?;
-    match is_onnx(&path) {
-        true => opened(path, |path| Model::open_values(path, sizes)),
-        false => open_at(Some(wanted), sizes),
-    }
+    opened(find(Some(wanted))?, |path| match is_onnx(path) {
+        true => Model::open_values(path, sizes),
+        false => of_sizes(path, sizes),
+    })
+}
+
+/// The model at these sizes, or at its own where there are none.
+fn of_sizes(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
+    if sizes.is_empty() { Model::open(path) } else { Model::open_at(path, sizes) }
 }
 
 fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Result<(Model, PathBuf)> {

@@ -3,7 +3,7 @@
 use super::Operator::One;
 use super::{Outcome, Table};
 use crate::graph::{Binary, Expr, Op, Scatter, ValueId};
-use crate::onnx::import::{Call, Context, number};
+use crate::onnx::import::{Call, number};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[
@@ -15,14 +15,6 @@ pub(super) const TABLE: Table = &[
     ("ScatterND", One(scatter_nd)),
     ("TensorScatter", One(tensor_scatter)),
 ];
-
-/// The indices as i64.
-fn index(c: &mut Context<'_>, at: ValueId) -> Outcome<ValueId> {
-    match c.dtype(at) {
-        Dtype::I32 | Dtype::I64 => Ok(at),
-        _ => c.cast(at, Dtype::I64),
-    }
-}
 
 /// The most bytes of indices that are read to be checked: one file may have many nodes that read the same weight.
 const CHECKED_BYTES: usize = 4096;
@@ -43,36 +35,40 @@ fn within(c: &Call<'_, '_>, at: ValueId, sizes: &[usize]) -> Outcome<()> {
     }
 }
 
-/// The same for indices whose last axis has one for each axis of `x` from `first` on.
-fn within_each(c: &Call<'_, '_>, x: ValueId, at: ValueId, first: usize) -> Outcome<()> {
-    let (dims, axes) = (c.dims(x), c.dims(at).last().copied().unwrap_or(0));
-    match dims.get(first..first.saturating_add(axes)) {
-        Some(sizes) => within(c, at, sizes),
-        None => Ok(()), // which is refused for itself
+/// Indices as i32 or i64, of axes of these sizes as for [`within`].
+fn index(c: &mut Call<'_, '_>, at: ValueId, sizes: &[usize]) -> Outcome<ValueId> {
+    within(c, at, sizes)?;
+    match c.dtype(at) {
+        Dtype::I32 | Dtype::I64 => Ok(at),
+        _ => c.cast(at, Dtype::I64),
     }
+}
+
+/// The sizes of the axes of `x` from `first` on that the last axis of indices has one index for each of; none where `x`
+/// has too few, which is refused for itself.
+fn indexed(c: &Call<'_, '_>, x: ValueId, at: ValueId, first: usize) -> Vec<usize> {
+    let axes = c.dims(at).last().copied().unwrap_or(0);
+    c.dims(x).get(first..first.saturating_add(axes)).unwrap_or_default().to_vec()
 }
 
 fn gather(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
-    within(c, at, &[c.dims(x)[axis]])?;
-    let at = index(c, at)?;
+    let at = index(c, at, &[c.dims(x)[axis]])?;
     c.op(Op::Gather(axis), &[x, at])
 }
 
 fn gather_elements(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
-    within(c, at, &[c.dims(x)[axis]])?;
-    let at = index(c, at)?;
+    let at = index(c, at, &[c.dims(x)[axis]])?;
     c.op(Op::GatherElements(axis), &[x, at])
 }
 
 fn gather_nd(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at) = (c.x(0)?, c.x(1)?);
     let batch = c.size("batch_dims")?.unwrap_or(0);
-    within_each(c, x, at, batch)?;
-    let at = index(c, at)?;
+    let at = index(c, at, &indexed(c, x, at, batch))?;
     c.op(Op::GatherNd(batch), &[x, at])
 }
 
@@ -90,15 +86,13 @@ fn reduction(c: &Call<'_, '_>) -> Outcome<Scatter> {
 fn scatter_elements(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at, from) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let axis = c.axis_attr("axis", 0, c.rank(x))?;
-    within(c, at, &[c.dims(x)[axis]])?;
-    let (at, how) = (index(c, at)?, reduction(c)?);
+    let (at, how) = (index(c, at, &[c.dims(x)[axis]])?, reduction(c)?);
     c.op(Op::ScatterElements(axis, how), &[x, at, from])
 }
 
 fn scatter_nd(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, at, from) = (c.x(0)?, c.x(1)?, c.x(2)?);
-    within_each(c, x, at, 0)?;
-    let (at, how) = (index(c, at)?, reduction(c)?);
+    let (at, how) = (index(c, at, &indexed(c, x, at, 0))?, reduction(c)?);
     c.op(Op::ScatterNd(how), &[x, at, from])
 }
 

@@ -192,7 +192,8 @@ mod tests {
     #[test]
     fn a_template_has_the_tokens_that_it_names() {
         let missing = |processor: Value| {
-            let fields = serde_json::json!({ "model": { "type": "BPE", "vocab": {}, "merges": [] }, "post_processor": processor });
+            let model = serde_json::json!({ "type": "BPE", "vocab": {}, "merges": [] });
+            let fields = serde_json::json!({ "model": model, "post_processor": processor });
             let tokenizer = Tokenizer::from_bytes(fields.to_string()).unwrap();
             missing_pieces(&serde_json::to_value(tokenizer.get_post_processor()).unwrap())
         };
