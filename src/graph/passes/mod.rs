@@ -10,8 +10,8 @@ mod views;
 pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
 pub(crate) use self::expand::{expand_but, unrolled};
-pub(crate) use self::parts::{Names, cut, joined, up_to};
-use self::rebuild::Rebuild;
+pub(crate) use self::parts::{Names, computing, cut, joined, up_to};
+use self::rebuild::{Rebuild, needed};
 use super::value::Graph;
 
 /// The graph without operations that do nothing, and with transposes moved towards the outputs until they meet
@@ -43,7 +43,7 @@ pub fn simplify(graph: &Graph) -> Graph {
         }
         rebuild.add(node)
     });
-    Rebuild::new(&rewritten).needed()
+    needed(&rewritten, &rewritten.inputs, &rewritten.outputs)
 }
 
 #[cfg(test)]

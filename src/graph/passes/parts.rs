@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::rebuild::Rebuild;
+use super::rebuild::needed;
 use crate::error::Error;
 use crate::graph::value::{Constant, Graph, Node, NodeId, Origin, Port, Value, ValueId};
 
@@ -102,8 +102,13 @@ pub(crate) fn joined(
 
 /// The part of the graph that computes the values of a node.
 pub(crate) fn up_to(graph: &Graph, node: NodeId) -> Graph {
-    let outputs = written(&graph.nodes[node.0]);
-    Rebuild::new(&Graph { outputs, ..graph.clone() }).needed()
+    needed(graph, &graph.inputs, &written(&graph.nodes[node.0]))
+}
+
+/// The graph without inputs that computes these values, which depend on none.
+pub(crate) fn computing(graph: &Graph, constants: &[ValueId]) -> Graph {
+    let port = |(number, &value): (usize, &ValueId)| Port { name: format!("constant {number}"), value };
+    needed(graph, &[], &constants.iter().enumerate().map(port).collect::<Vec<_>>())
 }
 
 /// The graph cut in two behind a node: all nodes up to this one, and all others. The outputs of the first graph are the
@@ -130,7 +135,7 @@ pub(crate) fn cut(graph: &Graph, node: NodeId) -> [Graph; 2] {
         false => port,
     });
     let ports: Vec<Port> = inputs.chain(computed).filter(|p| read.contains(&p.value) && is_before(p.value)).collect();
-    let first = Rebuild::new(&Graph { outputs: ports.clone(), ..graph.clone() }).needed();
+    let first = needed(graph, &graph.inputs, &ports);
 
     let mut second = Graph { inputs: ports, outputs: graph.outputs.clone(), ..Graph::default() };
     second.values.clone_from(&graph.values);
@@ -146,7 +151,8 @@ pub(crate) fn cut(graph: &Graph, node: NodeId) -> [Graph; 2] {
     for (index, port) in second.inputs.iter().enumerate() {
         second.values[port.value.0].origin = Origin::Input(index);
     }
-    [first, Rebuild::new(&second).needed()]
+    let second = needed(&second, &second.inputs, &second.outputs);
+    [first, second]
 }
 
 /// A port for each value that a node writes.

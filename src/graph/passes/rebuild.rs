@@ -61,38 +61,7 @@ impl<'a> Rebuild<'a> {
                 self.graph.values[new.0].quantization = from.values[old.0].quantization.clone();
             }
         }
-        renumbered(self.graph, from, |old| stands_for[old.0].expect("nodes are in order"))
-    }
-
-    /// The graph without nodes and values that no output needs; inputs stay.
-    pub fn needed(self) -> Graph {
-        let from = self.from;
-        let mut needed = vec![false; from.values.len()];
-        from.inputs.iter().chain(&from.outputs).for_each(|port| needed[port.value.0] = true);
-        for value in from.values.iter().filter_map(|value| value.quantization.as_ref()) {
-            [Some(value.scale), value.zero_point].into_iter().flatten().for_each(|id| needed[id.0] = true);
-        }
-        for node in from.nodes.iter().rev() {
-            if node.outputs.iter().any(|output| needed[output.0]) {
-                node.inputs.iter().flatten().for_each(|input| needed[input.0] = true);
-                node.outputs.iter().for_each(|output| needed[output.0] = true);
-            }
-        }
-        let mut new_ids = vec![ValueId(0); from.values.len()];
-        let mut graph = Graph::default();
-        for (index, value) in from.values.iter().enumerate().filter(|(index, _)| needed[*index]) {
-            new_ids[index] = ValueId(graph.values.len());
-            graph.values.push(value.clone());
-        }
-        let new_id = |id: ValueId| new_ids[id.0];
-        for node in from.nodes.iter().filter(|node| needed[node.outputs[0].0]) {
-            let id = NodeId(graph.nodes.len());
-            let inputs = node.inputs.iter().map(|input| input.map(new_id)).collect();
-            let outputs: Vec<ValueId> = node.outputs.iter().copied().map(new_id).collect();
-            outputs.iter().enumerate().for_each(|(i, output)| graph.values[output.0].origin = Origin::Node(id, i));
-            graph.nodes.push(Node { inputs, outputs, ..node.clone() });
-        }
-        renumbered(graph, from, new_id)
+        renumbered(self.graph, &from.inputs, &from.outputs, |old| stands_for[old.0].expect("nodes are in order"))
     }
 
     /// Adds an operation, unless an equal one exists; returns the values that it writes.
@@ -191,13 +160,43 @@ impl<'a> Rebuild<'a> {
     }
 }
 
+/// The graph with these inputs and outputs, without nodes and values that none of them needs.
+pub(super) fn needed(from: &Graph, inputs: &[Port], outputs: &[Port]) -> Graph {
+    let mut needed = vec![false; from.values.len()];
+    inputs.iter().chain(outputs).for_each(|port| needed[port.value.0] = true);
+    for value in from.values.iter().filter_map(|value| value.quantization.as_ref()) {
+        [Some(value.scale), value.zero_point].into_iter().flatten().for_each(|id| needed[id.0] = true);
+    }
+    for node in from.nodes.iter().rev() {
+        if node.outputs.iter().any(|output| needed[output.0]) {
+            node.inputs.iter().flatten().for_each(|input| needed[input.0] = true);
+            node.outputs.iter().for_each(|output| needed[output.0] = true);
+        }
+    }
+    let mut new_ids = vec![ValueId(0); from.values.len()];
+    let mut graph = Graph::default();
+    for (index, value) in from.values.iter().enumerate().filter(|(index, _)| needed[*index]) {
+        new_ids[index] = ValueId(graph.values.len());
+        graph.values.push(value.clone());
+    }
+    let new_id = |id: ValueId| new_ids[id.0];
+    for node in from.nodes.iter().filter(|node| needed[node.outputs[0].0]) {
+        let id = NodeId(graph.nodes.len());
+        let inputs = node.inputs.iter().map(|input| input.map(new_id)).collect();
+        let outputs: Vec<ValueId> = node.outputs.iter().copied().map(new_id).collect();
+        outputs.iter().enumerate().for_each(|(i, output)| graph.values[output.0].origin = Origin::Node(id, i));
+        graph.nodes.push(Node { inputs, outputs, ..node.clone() });
+    }
+    renumbered(graph, inputs, outputs, new_id)
+}
+
 /// The graph with the ports of `from` and the values that quantisations refer to, by their new numbers.
-fn renumbered(mut graph: Graph, from: &Graph, new: impl Fn(ValueId) -> ValueId) -> Graph {
+fn renumbered(mut graph: Graph, inputs: &[Port], outputs: &[Port], new: impl Fn(ValueId) -> ValueId) -> Graph {
     for quantization in graph.values.iter_mut().filter_map(|value| value.quantization.as_mut()) {
         quantization.scale = new(quantization.scale);
         quantization.zero_point = quantization.zero_point.map(&new);
     }
     let ports = |ports: &[Port]| ports.iter().map(|port| Port { value: new(port.value), ..port.clone() }).collect();
-    let (inputs, outputs) = (ports(&from.inputs), ports(&from.outputs));
+    let (inputs, outputs) = (ports(inputs), ports(outputs));
     Graph { inputs, outputs, ..graph }
 }

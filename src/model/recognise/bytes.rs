@@ -130,9 +130,7 @@ pub(super) fn leave_in_floats(graph: &mut Network, asymmetric: &HashMap<String, 
 
 /// Computes constant values.
 pub(super) fn constants_of(graph: &values::Graph, weights: &Weights, ids: &[ValueId]) -> Result<Vec<Tensor>, Error> {
-    let port = |(number, &value): (usize, &ValueId)| values::Port { name: format!("constant {number}"), value };
-    let outputs = ids.iter().enumerate().map(port).collect();
-    let alone = values::simplify(&values::Graph { inputs: Vec::new(), outputs, ..graph.clone() });
+    let alone = values::simplify(&values::computing(graph, ids));
     loops::evaluate(&alone, &mut |name, of| weights.read_as(name, of), &[])
 }
 

@@ -10,7 +10,7 @@ mod top_k;
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::rebuild::{Draft, Rebuild};
+use super::rebuild::{Draft, Rebuild, needed};
 use crate::graph::expr::{Expr, Number};
 use crate::graph::op::{Op, Pad, PadMode, Reduce, ReduceOp};
 use crate::graph::tensor::Tensor;
@@ -59,7 +59,7 @@ pub(crate) fn expand_but(graph: &Graph, kept: &HashSet<String>) -> Graph {
         true => rebuild.add(node),
         false => expanded(rebuild, &node).unwrap_or_else(|| rebuild.add(node)),
     });
-    Rebuild::new(&rewritten).needed()
+    needed(&rewritten, &rewritten.inputs, &rewritten.outputs)
 }
 
 /// The graph in which operations of single steps replace each [`Op::Recurrent`], except in nodes of these names, and in which
@@ -75,7 +75,7 @@ pub(crate) fn unrolled<'g>(graph: &'g Graph, kept: &HashSet<String>) -> Cow<'g, 
         op if is_wide(op, node.inputs.len()) => expanded(rebuild, &node).expect("a concatenation of many operands"),
         _ => rebuild.add(node),
     });
-    Cow::Owned(Rebuild::new(&rewritten).needed())
+    Cow::Owned(needed(&rewritten, &rewritten.inputs, &rewritten.outputs))
 }
 
 /// Whether an operation is a concatenation of so many operands that it becomes concatenations of concatenations: the loop
