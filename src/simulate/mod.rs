@@ -271,7 +271,31 @@ impl SimSpec {
                 in_range("delay", delay, 0.0, MOST_US, "microseconds")?;
             }
         }
-        Ok(())
+        self.check_duration()
+    }
+
+    /// An error if the simulated time may be longer than the simulated clock counts.
+    fn check_duration(&self) -> Result<(), Error> {
+        let largest = self.largest() as f64;
+        let copy = |(row, alone): (f64, f64)| 1e-3 * row * largest / alone.min(self.duplex_gbps) + self.copy_overhead_us;
+        let copies: f64 = self.pitches().into_iter().zip([self.h2d_gbps, self.d2h_gbps]).map(copy).sum();
+        let compute = self.compute_us.iter().fold(0.0, |most: f64, size| most.max(size.1));
+        let batcher = self.batcher.map_or(0.0, |of| of.max_delay_us + 3.0 * of.wake_us + 4.0 * of.jitter_us);
+        let arrival = match self.arrival {
+            Arrival::Closed => 0.0,
+            Arrival::Poisson { images_per_s, .. } | Arrival::Periodic { images_per_s } => 1e6 * largest / images_per_s,
+        };
+        let delays = self.injections.iter().filter_map(|injection| match injection.effect {
+            Effect::DelayUs(delay) => Some(delay),
+            Effect::RefuseCall | Effect::FailRun => None,
+        });
+        let batch = self.fill_us + copies + compute + batcher + arrival;
+        let most = ((MOST_DURATION_US - delays.sum::<f64>()) / batch).floor() - FEW_BATCHES;
+        if self.batches as f64 <= most {
+            return Ok(());
+        }
+        let expected = format!("at most {}: with these times, more may take over 100 days", most.max(0.0));
+        Err(Error::option("batches", self.batches, expected))
     }
 
     fn check_sizes(&self) -> Result<(), Error> {
@@ -326,6 +350,11 @@ impl SimBatcher {
 
 /// The longest time of a single operation: an hour, in microseconds.
 const MOST_US: f64 = 3.6e9;
+/// The longest simulated time by the means of random times: 100 days, in microseconds. The clock counts 213 days of
+/// picoseconds.
+const MOST_DURATION_US: f64 = 100.0 * 24.0 * MOST_US;
+/// A random time is at most 37 times its mean.
+const FEW_BATCHES: f64 = 37.0;
 
 fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str) -> Result<(), Error> {
     if (least..=most).contains(&value) {

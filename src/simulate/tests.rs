@@ -102,7 +102,8 @@ fn threads_hear_of_a_fault() {
 
 #[test]
 fn more_than_the_memory_there_is_is_refused_with_the_batch_that_fits() {
-    let spec = SimSpec { producers: 1024, staging: 1027, results: 4108, ..SimSpec::new(vec![(1 << 40, 1e3)]) };
+    let many = SimSpec { producers: 1024, staging: 1027, results: 4108, ..SimSpec::new(vec![(1 << 40, 1e3)]) };
+    let spec = SimSpec { input_bytes_per_row: 1, batches: 100, ..many };
     let error = simulate(&spec).unwrap_err();
     let Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch: Some(fitting), .. } = error else {
         panic!("{error}")
@@ -124,10 +125,22 @@ fn more_than_the_memory_there_is_is_refused_with_the_batch_that_fits() {
         SimSpec { staging: 1 << 50, ..SimSpec::new(vec![(1, 1e3)]) },
         SimSpec { producers: 1 << 50, ahead: 0, ..SimSpec::new(vec![(1, 1e3)]) },
         SimSpec { slots: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
-        SimSpec { batches: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
+        SimSpec { batches: 1 << 36, compute_us: vec![(1, 1.0)], ..SimSpec::new(Vec::new()) },
         with_batcher(1 << 40, 1),
         with_batcher(usize::MAX, 1 << 16),
     ] {
         assert!(matches!(simulate(&spec), Err(Error::OutOfMemory { .. })), "{spec:?}");
     }
+}
+
+/// The clock counts 213 days. A batch here takes an hour.
+#[test]
+fn more_time_than_the_clock_counts_is_refused_with_the_batches_that_fit() {
+    let spec = SimSpec { batches: 2_500, ..SimSpec::new(vec![(1, MOST_US)]) };
+    let told = spec.check().unwrap_err().to_string();
+    assert!(told.contains("at most 2362"), "{told}");
+    let fits = SimSpec { batches: 2_362, ..spec };
+    assert!(simulate(&fits).unwrap().images_per_s < 1.0 / 3_599.0);
+    let slow = Arrival::Poisson { images_per_s: 1e-3, seed: 1 };
+    assert!(SimSpec { arrival: slow, batches: 8_640, ..SimSpec::new(vec![(1, 1.0)]) }.check().is_err());
 }
