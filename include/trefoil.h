@@ -3,7 +3,7 @@
  * scripts/header.sh writes this file from src/ffi/; do not edit it.
  *
  * The way of a batch: trefoil_acquire() lends a batch of page-locked memory. Any number of threads write its rows, at the
- * addresses that trefoil_batch_row() gives. trefoil_submit() enqueues upload, forward pass and download, and returns at
+ * addresses that trefoil_batch_row() gives. trefoil_submit() enqueues upload, compute and download, and returns at
  * once. trefoil_wait() blocks until this submission is done; trefoil_on_ready() registers a callback instead. The program
  * reads the result in place, at the addresses that trefoil_output_row() gives. trefoil_release() frees the memory for a
  * later batch. Single rows from many threads go through a batcher instead.
@@ -25,7 +25,7 @@
  * none of its results. No function throws, and none aborts unless malloc() fails.
  *
  * Structs begin with `size`, which the program sets to sizeof the struct. For all other members of options, 0 is the
- * default. Structs grow at their end, and programs compiled with an older header keep working.
+ * default, unless the comment of the member says otherwise. Structs grow at their end, and programs compiled with an older header keep working.
  *
  * The library cannot check that the pointers given to it are valid, and how a program uses the pointers that it gives
  * out: do not write rows of a batch after trefoil_submit() or trefoil_release(), and do not read rows of an output after
@@ -64,7 +64,7 @@ enum trefoil_status
     TREFOIL_STATUS_WRONG_KIND = 11,
     /* The handle was released, or consumed by a call such as trefoil_submit(). */
     TREFOIL_STATUS_RELEASED = 12,
-    /* Another thread is in a call that consumes the object, such as trefoil_wait(). */
+    /* Another thread is in a call that consumes or changes the object, or waits for it, such as trefoil_wait_for(). */
     TREFOIL_STATUS_BUSY = 13,
     /* A pointer that must not be null is null. */
     TREFOIL_STATUS_NULL_POINTER = 14,
@@ -103,7 +103,7 @@ enum trefoil_status
     TREFOIL_STATUS_TIMEOUT = 40,
     /* A row's deadline passed in the queue; it was not computed. */
     TREFOIL_STATUS_DEADLINE = 41,
-    /* A batcher that does not wait for free rows has no free row. */
+    /* No row of the batcher is free, and its option is TREFOIL_WHEN_FULL_REJECT. */
     TREFOIL_STATUS_FULL = 42,
     /* The engine or batcher was closed. */
     TREFOIL_STATUS_CLOSED = 43,
@@ -185,7 +185,10 @@ typedef uint32_t trefoil_dtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* How the rows that a producer writes are laid out. */
+/*
+ How the rows that a producer writes are laid out, for a network of images. A model of values ignores the option: its
+ rows hold its inputs.
+ */
 enum trefoil_input
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -208,7 +211,10 @@ typedef uint32_t trefoil_input;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* The result for each row. */
+/*
+ What a row of a network of images gives. All but FEATURES need a result that is a vector; the build returns
+ UNSUPPORTED for any other. A model of values ignores the option: its rows hold its outputs.
+ */
 enum trefoil_result
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -216,14 +222,17 @@ enum trefoil_result
  {
     /* Softmax of the logits: a float for each class. */
     TREFOIL_RESULT_PROBABILITIES = 0,
-    /* The classifier's sums: a float for each class. */
+    /* The network's result, without a softmax at its end: a float for each class. */
     TREFOIL_RESULT_LOGITS = 1,
     /*
-     The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the value
-     before the index.
+     The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the
+     probability before the index.
      */
     TREFOIL_RESULT_TOP_K = 2,
-    /* The features before the classifier: floats. */
+    /*
+     Floats, channels innermost: what the last layer reads, if it is a linear layer; otherwise, and for a model of
+     trefoil_model_cut(), the network's result.
+     */
     TREFOIL_RESULT_FEATURES = 3,
 };
 #ifndef __cplusplus
@@ -234,7 +243,7 @@ typedef uint32_t trefoil_result;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/* What trefoil_batcher_submit() and trefoil_batcher_row() do when no row is free. */
+/* What trefoil_batcher_submit(), trefoil_batcher_submit_rows() and trefoil_batcher_row() do when no row is free. */
 enum trefoil_when_full
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -242,9 +251,9 @@ enum trefoil_when_full
  {
     /* They wait for a free row. */
     TREFOIL_WHEN_FULL_WAIT = 0,
-    /* They wait for `full_limit_ns`, then fail with TIMEOUT. */
+    /* They wait for a free row for at most `full_limit_ns`; past that the row fails with TIMEOUT. */
     TREFOIL_WHEN_FULL_WAIT_FOR = 1,
-    /* They fail at once with FULL. */
+    /* They do not wait: the row fails with FULL. */
     TREFOIL_WHEN_FULL_REJECT = 2,
 };
 #ifndef __cplusplus
@@ -363,7 +372,7 @@ typedef uint64_t trefoil_model;
 typedef struct trefoil_model_info {
     /* sizeof(trefoil_model_info), set by the caller. */
     size_t size;
-    /* The architecture's name. */
+    /* The architecture's name, or an ONNX file's name without `.onnx`. */
     char name[96];
     /* Height of its input in pixels. */
     uint32_t height;
@@ -371,7 +380,7 @@ typedef struct trefoil_model_info {
     uint32_t width;
     /* Channels of its input. */
     uint32_t channels;
-    /* Preprocessing resizes a picture so that its shorter side has this many pixels, and then crops its centre. */
+    /* Preprocessing resizes an image so that its shorter side has this many pixels, and then crops its centre. */
     uint32_t resize;
     /* Length of the result, or its channels if it is not a vector. */
     size_t classes;
@@ -379,12 +388,16 @@ typedef struct trefoil_model_info {
 
 /*
  A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name. A
- dimension without a name here has the size that the model was opened at.
+ dimension that is not named has the size that the model has; in a request to an engine, fleet or batcher, that of
+ the engine's first size.
  */
 typedef struct trefoil_size {
     /* sizeof(trefoil_size). */
     size_t size;
-    /* Rows of a batch. */
+    /*
+     Rows of a batch, at least 1: among the `sizes` of an engine, so many are computed together; in
+     trefoil_acquire_for(), the batch has to hold so many; in trefoil_row_options, 1. trefoil_model_at() ignores it.
+     */
     size_t batch;
     /* Names of dimensions, `count` of them. */
     const char *const *names;
@@ -394,7 +407,10 @@ typedef struct trefoil_size {
     size_t count;
 } trefoil_size;
 
-/* The options of an engine. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`. */
+/*
+ The options of an engine. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
+ Only TREFOIL_RESULT_TOP_K needs a second member, `top_k`.
+ */
 typedef struct trefoil_engine_options {
     /* sizeof(trefoil_engine_options). */
     size_t size;
@@ -402,26 +418,32 @@ typedef struct trefoil_engine_options {
     trefoil_device device;
     /*
      The largest batch. For a GPU the engine also has a captured graph for each smaller power of two. Default: 32 on
-     a GPU, 8 on a CPU.
+     a GPU, 8 on a CPU; 1 for a model with state, and for a model of values whose rows hold whole inputs.
      */
     size_t batch;
     /* Exactly these batch sizes, instead of `batch`. */
     const size_t *batch_sizes;
     /* How many they are. */
     size_t batch_size_count;
-    /* Slots: batches that are on the device at the same time. Default 3; with 1 nothing overlaps. */
+    /*
+     Slots: batches that are on the device at the same time. Default 3; with several compute streams, the smallest
+     multiple of their number that exceeds it by two or more. With 1 slot nothing overlaps except copies.
+     */
     size_t slots;
-    /* Staging buffers. Default: slots + 3. Recommended: producers + slots. */
+    /* Staging buffers. Default: slots + 3; for each engine of a fleet, 2 x slots + 3. Recommended: producers + slots. */
     size_t staging;
-    /* Result buffers. Default 4 x staging. */
+    /* Result buffers. Default: 4 x staging; for each engine of a fleet, 4 x staging x devices. */
     size_t results;
     /* The format of the rows that producers write: a trefoil_input. */
     uint32_t input;
     /* The kind of result that consumers read: a trefoil_result. */
     uint32_t result;
-    /* The number of classes in a result of TREFOIL_RESULT_TOP_K. */
+    /*
+     For TREFOIL_RESULT_TOP_K the number of classes in a result, 1 to 64, and no more than the model has; for any
+     other result 0. The build returns INVALID_ARGUMENT for any other number.
+     */
     size_t top_k;
-    /* How long trefoil_acquire() waits for a free batch. Default 10 s. */
+    /* How long trefoil_acquire() waits for a free batch. Default 10 s; the shortest limit is 1. */
     uint64_t acquire_limit_ns;
     /* 1: this engine's streams have priority over streams of normal priority. */
     uint32_t high_priority;
@@ -442,7 +464,7 @@ typedef struct trefoil_engine_options {
     const struct trefoil_size *const *sizes;
     /* How many they are. */
     size_t size_count;
-    /* What layers are computed in: a trefoil_precision. */
+    /* The type in which layers read their operands: a trefoil_precision. */
     uint32_t precision;
     /* Zero. */
     uint32_t reserved;
@@ -453,22 +475,26 @@ typedef uint64_t trefoil_engine;
 
 /*
  Shape, type and size of an engine's input rows or output rows. If rows have several ports, shape and type are those
- of the first one; trefoil_port describes each port.
+ of the first one; trefoil_port describes each port. If that port does not have three dimensions, `height` and
+ `width` are 1, and `channels` is the number of its elements.
  */
 typedef struct trefoil_tensor {
     /* sizeof(trefoil_tensor), set by the caller. */
     size_t size;
     /* Element type: a trefoil_dtype. */
     uint32_t dtype;
-    /* Rows of pixels. */
+    /* Height in pixels. */
     uint32_t height;
-    /* Pixels in a row. */
+    /* Width in pixels. */
     uint32_t width;
-    /* Values in a pixel. */
+    /* Values of a pixel. */
     uint32_t channels;
-    /* Bytes of one row of a batch, without padding. */
+    /* Bytes of one row, from its first port to the end of its last. */
     size_t row_bytes;
-    /* Distance of two rows of a batch in bytes. */
+    /*
+     From the beginning of one row of a batch to that of the next, in bytes: a multiple of 256. The first row begins
+     at an address that is a multiple of 256.
+     */
     size_t row_pitch;
 } trefoil_tensor;
 
@@ -523,7 +549,7 @@ typedef struct trefoil_port {
     size_t elements;
     /* Bytes in all. */
     size_t bytes;
-    /* The offset of the port in a row, in bytes. */
+    /* The offset of the port in a row, in bytes: a multiple of 16. */
     size_t offset;
 } trefoil_port;
 
@@ -554,7 +580,10 @@ typedef struct trefoil_scored_class {
 typedef struct trefoil_batcher_options {
     /* sizeof(trefoil_batcher_options). */
     size_t size;
-    /* How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms. */
+    /*
+     How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms; the
+     shortest delay is 1.
+     */
     uint64_t max_delay_ns;
     /* Rows of page-locked memory. Default: as many as may be in flight, and four batches more. */
     size_t rows;
@@ -564,7 +593,7 @@ typedef struct trefoil_batcher_options {
     uint32_t when_full;
     /* Zero. */
     uint32_t reserved;
-    /* The limit of TREFOIL_WHEN_FULL_WAIT_FOR. */
+    /* The limit of TREFOIL_WHEN_FULL_WAIT_FOR; 0 is a limit too. */
     uint64_t full_limit_ns;
 } trefoil_batcher_options;
 
@@ -622,9 +651,9 @@ typedef struct trefoil_batch_info {
     size_t size;
     /* The number of rows that fit. */
     size_t capacity;
-    /* Bytes of one row, without padding. */
+    /* Bytes of one row, from its first port to the end of its last. */
     size_t row_bytes;
-    /* Distance of two rows in bytes. */
+    /* From the beginning of one row to that of the next, in bytes: a multiple of 256. */
     size_t row_pitch;
     /* How many ports a row has. */
     size_t ports;
@@ -636,11 +665,14 @@ typedef struct trefoil_device_rows {
     size_t size;
     /* Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host. */
     const void *address;
-    /* From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap. */
+    /*
+     From the beginning of one row to that of the next, in bytes. Default: `row_bytes` of trefoil_batch_get_info(),
+     no gap.
+     */
     size_t row_pitch;
     /*
-     A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream; on
-     the CPU null, which is the calling thread.
+     A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream;
+     on the CPU null, which is the calling thread.
      */
     void *stream;
 } trefoil_device_rows;
@@ -658,7 +690,7 @@ typedef struct trefoil_device_output_info {
     size_t rows;
     /* Bytes of a row. */
     size_t row_bytes;
-    /* From the beginning of one row to that of the next. */
+    /* From the beginning of one row to that of the next, in bytes: a multiple of 256. */
     size_t row_pitch;
     /*
      The CUevent behind the result. The program may wait for it and query it until the output is released, and must
@@ -685,7 +717,10 @@ typedef struct trefoil_fleet_stats {
     uint64_t batches;
     /* Rows of these batches. */
     uint64_t rows;
-    /* Batches that ran here because another device, or this one before its engine was built again, did not answer them. */
+    /*
+     Batches that ran here because another device, or this one before its engine was built again, did not answer
+     them.
+     */
     uint64_t run_again;
     /* How often its engine was built again after a fault. */
     uint64_t rebuilt;
@@ -696,8 +731,8 @@ typedef struct trefoil_fleet_stats {
     /* 1 if its engine is being built again now, or will be. */
     uint32_t rebuilding;
     /*
-     How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class. REQUEST if
-     there was none.
+     How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class.
+     REQUEST if there was none.
      */
     uint32_t fault_class;
     /* Zero. */
@@ -718,28 +753,31 @@ trefoil_status trefoil_check_abi(uint32_t major, uint32_t minor);
 const char *trefoil_version(void);
 
 /*
- The message of the last failed call on this thread, in English; empty if none has failed. The text lives until the
- next call on this thread fails.
+ The message of the last failed call on this thread, in English; empty if none has failed. NOT_READY is no failure:
+ it leaves the message of the last one. The text lives until the next call on this thread fails.
  */
 const char *trefoil_last_error(void);
 
-/* How far the last failure on this thread reaches. */
+/* How far the last failure on this thread reaches; REQUEST if none has failed. NOT_READY is no failure. */
 trefoil_fault_class trefoil_last_error_class(void);
 
 /* The name of a status, such as `TREFOIL_STATUS_TIMEOUT`; `unknown status` for another number. Lives for ever. */
 const char *trefoil_status_name(int32_t status);
 
 /*
- Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
- and batches, tickets and outputs outlive the engine they came from.
+ Releases any handle; it names nothing afterwards. Does not wait for work in flight: work that is submitted is
+ finished, and batches, tickets and outputs outlive the engine or fleet that they came from. The handle of a device,
+ a model or a fleet may be released at any time: engines keep what they use, and a fleet's batches and tickets are
+ used as before.
 
- A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
- memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
- also of calls that wait for room; those committed are computed. A device output's memory is used for later batches when
- all is done that trefoil_device_output_read_on() was told of.
+ A batch or row that is released is not computed. A ticket that is released abandons its result. An output's memory
+ is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows, also of
+ calls that wait for a free row; those committed are computed. A device output's memory is used for later batches
+ when all is done that trefoil_device_output_read_on() was told of.
 
- The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
- once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
+ The last release of an engine's objects, which are the engine itself, its batches, tickets, outputs, device outputs,
+ batchers and rows, frees the engine's memory once no work is in flight on it. The driver may then wait until the GPU
+ is idle, also of the work of other engines: make that call where such a wait does no harm.
  */
 trefoil_status trefoil_release(uint64_t handle);
 
@@ -753,7 +791,7 @@ trefoil_status trefoil_release(uint64_t handle);
 trefoil_status trefoil_device_open(const char *target, trefoil_device *device);
 
 /*
- Opens the CPU with a number of compute threads.
+ Opens the CPU with a number of compute threads, 1 to 1024.
 
  Pointers:
  `device` can be written or is null.
@@ -775,23 +813,23 @@ trefoil_status trefoil_device_get_info(trefoil_device device, struct trefoil_dev
 trefoil_status trefoil_device_health(trefoil_device device);
 
 /*
- Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network. A path
- is any bytes on Unix, and UTF-8 elsewhere.
+ Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network.
+ A path is any bytes on Unix, and UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null, `model` can be written or is null.
  */
-trefoil_status trefoil_model_open(const char *path,
-                                  trefoil_model *model);
+trefoil_status trefoil_model_open(const char *path, trefoil_model *model);
 
 /*
- Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
- values. The first dimension of the inputs may stay free: it is the batch. Of a folder with safetensors the names are
- `height` and `width`, or `sequence` of an encoder of texts.
+ Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as
+ many values. One free dimension of each input may stay without a size, and is the batch: the one whose name contains
+ `batch`, or else that of the first axis. Of a folder with safetensors the names are `height` and `width`, or, of an
+ encoder of texts, `sequence`, or `tokens` and `rows` for packed texts.
 
  Pointers:
- `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
- null or has `count` numbers; `model` can be written or is null.
+ `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values`
+ is null or has `count` numbers; `model` can be written or is null.
  */
 trefoil_status trefoil_model_open_at(const char *path,
                                      const char *const *names,
@@ -816,8 +854,9 @@ trefoil_status trefoil_model_cut(trefoil_model model, const char *node, trefoil_
 trefoil_status trefoil_model_get_info(trefoil_model model, struct trefoil_model_info *info);
 
 /*
- Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. `length` is null, or gets the
- bytes of the whole label without NUL.
+ Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. The label of class 3 is
+ `class 3` if the model has no labels. `length` is null, or gets the bytes of the whole label without NUL. A model of
+ values has no classes: then the call returns INVALID_ARGUMENT.
 
  Pointers:
  `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
@@ -829,7 +868,8 @@ trefoil_status trefoil_model_label(trefoil_model model, size_t index, char *text
  `length` is null, or gets the bytes of the whole text without NUL. An argument error if there is none.
 
  Pointers:
- `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+ `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is
+ null.
  */
 trefoil_status trefoil_model_metadata(trefoil_model model,
                                       const char *key,
@@ -842,8 +882,8 @@ trefoil_status trefoil_model_metadata(trefoil_model model,
  handle may be released afterwards.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it says, the
- latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it
+ says, the latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
  */
 trefoil_status trefoil_engine_build(trefoil_model model,
                                     const struct trefoil_engine_options *options,
@@ -901,9 +941,12 @@ trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_healt
 
 /*
  Closes an engine to new work and waits, up to `limit_ns`, until the device has finished the work in flight. With
- `abort`, tickets are answered with CLOSED instead of their results. Then the call waits until the callbacks of the
- engine's tickets have returned, including those of its batchers' rows; a call from within a callback does not wait.
- The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
+ `abort`, tickets are answered with CLOSED instead of their results. Then the call waits, up to the same limit, until
+ the callbacks of the engine's tickets have returned, including those of its batchers' rows; a call from within a
+ callback does not wait. The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
+
+ Past the limit the call returns TIMEOUT, and after a fault FAULT. Then the engine is closed to new work all the
+ same, and callbacks may still run. A second call waits again; one with `abort` overrules an earlier one without.
  */
 trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint64_t limit_ns);
 
@@ -981,10 +1024,10 @@ trefoil_status trefoil_acquire_within(trefoil_engine engine, uint64_t limit_ns, 
 trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
 
 /*
- The address of row `index` of a batch, in page-locked memory. `bytes` is null, or gets the length of the row, which
- is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch` bytes apart. Several
- threads may write the rows until the batch is submitted or released. The library cannot detect a write after that,
- or beyond the end of the row; it may damage another batch.
+ The address of row `index` of a batch, in page-locked memory: a multiple of 256. `bytes` is null, or gets the length
+ of the row, which is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch`
+ bytes apart. Several threads may write the rows until the batch is submitted or released. The library cannot detect
+ a write after that, or beyond the end of the row; it may damage another batch.
 
  Pointers:
  `row` can be written or is null, and so is `bytes`.
@@ -993,8 +1036,9 @@ trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row, 
 
 /*
  The address of a port of row `index` of a batch, by the port's number; the same rules hold as for
- trefoil_batch_row(). `dtype` is a trefoil_dtype, the type of the elements that the program writes; if the port has
- elements of another type, the call fails. `bytes` is null, or gets the length of the port.
+ trefoil_batch_row(). The address is a multiple of 16. `dtype` is a trefoil_dtype, the type of the elements that the
+ program writes; if the port has elements of another type, the call fails. `bytes` is null, or gets the length of the
+ port.
 
  Pointers:
  `elements` can be written or is null, and so is `bytes`.
@@ -1007,8 +1051,9 @@ trefoil_status trefoil_batch_port(trefoil_batch batch,
                                   size_t *bytes);
 
 /*
- Submits the first `rows` rows: upload, forward pass, download. Returns at once; it never waits for the device. Only
- those rows are uploaded, and the smallest batch size that holds them runs.
+ Submits the first `rows` rows: upload, compute, download. Returns at once, and never waits for the device; only
+ with a fleet's batch, after a fault, it may wait for another device, see trefoil_fleet_build(). Only those rows are
+ uploaded, and the smallest batch size that holds them runs.
 
  The call consumes the batch's handle, and its rows must not be written any more. Only if the status is
  INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, the batch stays as it was.
@@ -1038,8 +1083,8 @@ trefoil_status trefoil_wait_for(trefoil_ticket ticket, uint64_t limit_ns, trefoi
 
 /*
  OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
- otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows again,
- for which it waits. Never blocks, and the ticket stays valid.
+ otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows
+ again, for which it waits. BUSY while another thread waits for the ticket. Never blocks, and the ticket stays valid.
  */
 trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 
@@ -1051,9 +1096,9 @@ trefoil_status trefoil_is_ready(trefoil_ticket ticket);
  One thread of the library, `trefoil-callback`, runs all callbacks one after the other, never within a call of the
  program. A callback may run before this call returns. The library holds no lock meanwhile, and its other threads
  continue. A callback may make any call of this interface, but no call waits there: trefoil_wait() returns
- IN_CALLBACK if the result is not there, and every limit is 0. A callback may take a lock, but not one that a thread
- holds while it waits in this library. Later callbacks wait until it returns, so it should be short. It must not
- throw or jump out.
+ IN_CALLBACK if the result is not there, and every limit is 0. For calls after a fault in a fleet see
+ trefoil_fleet_build(). A callback may take a lock, but not one that a thread holds while it waits in this library.
+ Later callbacks wait until it returns, so it should be short. It must not throw or jump out.
 
  `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
  engine, and with a failure after a fault or a close. When trefoil_engine_close(), trefoil_batcher_close() or
@@ -1073,7 +1118,8 @@ trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback
 trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
 
 /*
- The kind of result in the rows of an output: a trefoil_result, an option of its engine.
+ The kind of result in the rows of an output: a trefoil_result, an option of its engine. For a model of values it is
+ TREFOIL_RESULT_FEATURES, whatever the option says.
 
  Pointers:
  `result` can be written or is null.
@@ -1081,9 +1127,9 @@ trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
 trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
 
 /*
- The address of row `index` of an output, in page-locked memory. For a network of images the row is floats, or
- trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads may read the row
- until the output is released. `bytes` is null, or gets the length of the row.
+ The address of row `index` of an output, in page-locked memory: a multiple of 256. For a network of images the row
+ is floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads
+ may read the row until the output is released. `bytes` is null, or gets the length of the row.
 
  Pointers:
  `row` can be written or is null, and so is `bytes`.
@@ -1092,8 +1138,9 @@ trefoil_status trefoil_output_row(trefoil_output output, size_t index, const voi
 
 /*
  The address of a port of row `index` of an output, by the port's number; the same rules hold as for
- trefoil_output_row(). `dtype` is a trefoil_dtype, the type of the elements that the program reads; if the port has
- elements of another type, the call fails. `bytes` is null, or gets the length of the port.
+ trefoil_output_row(). The address is a multiple of 16. `dtype` is a trefoil_dtype, the type of the elements that the
+ program reads; if the port has elements of another type, the call fails. `bytes` is null, or gets the length of the
+ port.
 
  Pointers:
  `elements` can be written or is null, and so is `bytes`.
@@ -1106,8 +1153,8 @@ trefoil_status trefoil_output_port(trefoil_output output,
                                    size_t *bytes);
 
 /*
- Copies rows of an output, `count` from row `first` on, to `values`, without padding; `bytes` is their length, `count`
- times `row_bytes` of trefoil_engine_output().
+ Copies rows of an output, `count` from row `first` on, to `values`, one behind the other without gaps. `bytes` is
+ the sum of the lengths that trefoil_output_row() gives for these rows.
 
  Pointers:
  `bytes` bytes can be written at `values`, or it is null, which is an error.
@@ -1117,8 +1164,9 @@ trefoil_status trefoil_output_copy(trefoil_output output, size_t first, size_t c
 /*
  The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets the number of
  values written. The call allocates nothing. An engine built for TREFOIL_RESULT_TOP_K gives at most `top_k` values.
- Returns OUTPUT if a value of the row is not finite, if a probability is not within 0 to 1, or if the model has no
- such class.
+ For a model of values the values are the elements of the first port, numbered in the order in which they lie; the
+ call returns INVALID_ARGUMENT if they are not of TREFOIL_DTYPE_F32. Returns OUTPUT if a value of the row is not
+ finite, if a probability is not within 0 to 1, or if the model has no such class.
 
  Pointers:
  `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.
@@ -1141,16 +1189,22 @@ trefoil_status trefoil_batcher_build(trefoil_engine engine,
                                      trefoil_batcher *batcher);
 
 /*
- Submits one row: copies `bytes` bytes at `pixels` into page-locked memory, and commits the row. The ticket is used
- as one of trefoil_submit(); its output has one row.
+ Submits one row: copies `bytes` bytes at `row` into page-locked memory, and commits the row. `bytes` is one row:
+ `row_bytes` of trefoil_engine_input(), or of a row of the size in `at`. The ticket is used as one of
+ trefoil_submit(); its output has one row.
+
+ If no row of page-locked memory is free, the call waits as `when_full` of the batcher says: past its limit it
+ returns TIMEOUT, with TREFOIL_WHEN_FULL_REJECT at once FULL, and past the row's deadline DEADLINE. A call that waits
+ returns CLOSED if the batcher is closed or released. In a callback the call does not wait: it returns FULL or
+ TIMEOUT.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
- null or can be read; `ticket` can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row`
+ is null or can be read; `ticket` can be written or is null.
  */
 trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
                                       const struct trefoil_row_options *options,
-                                      const void *pixels,
+                                      const void *row,
                                       size_t bytes,
                                       trefoil_ticket *ticket);
 
@@ -1160,9 +1214,14 @@ trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
  because of a deadline or because no row was free, trefoil_output_row() and other calls for this row return its
  failure; if no row has a result, trefoil_wait() returns the failure of the first row.
 
+ If no row of page-locked memory is free, the call waits for each row as trefoil_batcher_submit() does, and the
+ status is that row's failure; the limit of `when_full` is for each row, the deadline for all together. A call that
+ waits holds the results of its earlier rows. If such calls together hold all result buffers of the engine, rows fail
+ with TIMEOUT: do not submit more rows at once than the batcher has.
+
  Pointers:
- `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
- null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows`
+ is null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
  */
 trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
                                            const struct trefoil_row_options *options,
@@ -1172,19 +1231,21 @@ trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
                                            trefoil_ticket *ticket);
 
 /*
- Lends a row to be written in place. It delays no other row, however long it is held.
+ Lends a row to be written in place. It delays no other row, however long it is held. If no row is free, the call
+ waits, with the statuses of trefoil_batcher_submit().
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
- written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row`
+ can be written or is null.
  */
 trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
                                    const struct trefoil_row_options *options,
                                    trefoil_row *row);
 
 /*
- The address of a row, in page-locked memory. The program may write the row until it is submitted or released. The
- library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the length of the row.
+ The address of a row, in page-locked memory: a multiple of 256. The program may write the row until it is submitted
+ or released. The library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the
+ length of the row.
 
  Pointers:
  `memory` can be written or is null, and so is `bytes`.
@@ -1210,9 +1271,13 @@ trefoil_status trefoil_row_submit(trefoil_row row, trefoil_ticket *ticket);
 
 /*
  Closes a batcher to new rows and waits, up to `limit_ns`, until committed rows have their answers. With `abort`,
- rows still in the queue are answered with CLOSED and not computed. Then the call waits until the callbacks of the
- batcher's tickets have returned; a call from within a callback does not wait. The handle stays valid; submissions
- return CLOSED.
+ rows still in the queue are answered with CLOSED and not computed, and so are those in flight once the device has
+ finished them. Then the call waits, up to the same limit, until the callbacks of the batcher's tickets have
+ returned; a call from within a callback does not wait. The handle stays valid; submissions return CLOSED, also of
+ rows that were lent before. The engine stays open.
+
+ Past the limit the call returns TIMEOUT, and after a fault FAULT. Then the batcher is closed to new rows all the
+ same, and callbacks may still run. A second call waits again; one with `abort` overrules an earlier one without.
  */
 trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, uint64_t limit_ns);
 
@@ -1230,8 +1295,8 @@ trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil
  INVALID_ARGUMENT for a dimension that the model does not have, and for sizes that it cannot have, with the reason.
 
  Pointers:
- `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
- be written or is null.
+ `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized`
+ can be written or is null.
  */
 trefoil_status trefoil_model_at(trefoil_model model, const struct trefoil_size *wanted, trefoil_model *sized);
 
@@ -1242,8 +1307,8 @@ trefoil_status trefoil_model_at(trefoil_model model, const struct trefoil_size *
  example by a mask.
 
  Pointers:
- `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
- null or has `count` numbers; `padded` can be written or is null.
+ `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values`
+ is null or has `count` numbers; `padded` can be written or is null.
  */
 trefoil_status trefoil_model_padded(trefoil_model model,
                                     const char *dim,
@@ -1253,13 +1318,14 @@ trefoil_status trefoil_model_padded(trefoil_model model,
                                     trefoil_model *padded);
 
 /*
- Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows.
- trefoil_batch_get_info() and trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list
- of the sizes, if no size holds them; otherwise as trefoil_acquire_within().
+ Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows, and
+ `batch` of them. Waits up to `limit_ns`, whatever limit the engine was built with. trefoil_batch_get_info() and
+ trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list of the sizes, if no size
+ holds them; otherwise as trefoil_acquire_within().
 
  Pointers:
- `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch` can
- be written or is null.
+ `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch`
+ can be written or is null.
  */
 trefoil_status trefoil_acquire_for(trefoil_engine engine,
                                    const struct trefoil_size *wanted,
@@ -1396,7 +1462,7 @@ trefoil_status trefoil_device_is_unused(trefoil_device device);
 
  The copy, and so the stream, waits until an earlier batch has been read. On the CPU, where the calling thread takes
  the place of the stream, the submission copies the rows before it returns. Returns INVALID_ARGUMENT for a stream of
- another context, a stream that captures a graph, and memory that is not the device's.
+ another context, a stream that captures a graph, memory that is not the device's, and a fleet's batch.
 
  Pointers:
  `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
@@ -1406,7 +1472,8 @@ trefoil_status trefoil_batch_read_from(trefoil_batch batch, const struct trefoil
 
 /*
  Submits the first `rows` rows as trefoil_submit() does, but the result stays on the device. There is no ticket:
- `output` has at once the address at which the result will be. The engine must be built with `device_results`.
+ `output` has at once the address at which the result will be. The engine must be built with `device_results`, and
+ the batch must not be a fleet's; otherwise the call returns INVALID_ARGUMENT.
 
  The call consumes the batch's handle. Only if the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
  INVALID_ARGUMENT, the batch stays as it was.
@@ -1417,7 +1484,7 @@ trefoil_status trefoil_batch_read_from(trefoil_batch batch, const struct trefoil
 trefoil_status trefoil_submit_to_device(trefoil_batch batch, size_t rows, trefoil_device_output *output);
 
 /*
- Gives the address of the result, and its event.
+ Gives the address of the result, and its event. BUSY while another thread waits for the output.
 
  Pointers:
  `info` is null, or has its `size` set and so many bytes.
@@ -1447,14 +1514,17 @@ trefoil_status trefoil_device_output_read_on(trefoil_device_output output, void 
 /* Blocks until the result is there. In a callback it returns IN_CALLBACK if the result is not there. */
 trefoil_status trefoil_device_output_wait(trefoil_device_output output);
 
-/* OK if the result is there, NOT_READY if it is not, or its failure after a fault or a close. Never blocks. */
+/*
+ OK if trefoil_device_output_wait() would return at once, with the result or with a failure; otherwise NOT_READY.
+ BUSY while another thread waits for the output. Never blocks.
+ */
 trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
 
 /*
- Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, the file is a page for
- any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as a whole. The
- engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix, and UTF-8
- elsewhere.
+ Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, in lower case, the file
+ is a page for any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as
+ a whole. The engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix,
+ and UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null.
@@ -1472,8 +1542,9 @@ trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t ca
 
 /*
  Passes every log message of the process up to `level`, a trefoil_log_level, to `callback`; a null callback ends
- that. Without this call nothing is logged. A message that is on its way may still reach the previous callback.
- Returns UNSUPPORTED, and changes nothing, if a Rust program around this library has a logger of its own.
+ that. Without this call nothing is logged. A message that is on its way may still reach the previous callback at any
+ later time, so each callback and its `user` must stay valid until the process ends. Returns UNSUPPORTED, and changes
+ nothing, if a Rust program around this library has a logger of its own.
 
  Pointers:
  `callback` may be called with `user`, from any thread.
@@ -1481,17 +1552,20 @@ trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t ca
 trefoil_status trefoil_log(uint32_t level, trefoil_log_callback callback, void *user);
 
 /*
- Builds the same engine on each of `count` devices, as trefoil_engine_build() builds one; `device` of the options has to be
- 0. A batch goes to the device that has the fewest. If a device fails, the others run its unanswered batches again, and
- their tickets get results as if nothing had happened.
+ Builds the same engine on each of `count` devices, as trefoil_engine_build() builds one; `device` of the options has
+ to be 0. A batch goes to the device that has the fewest. If a device fails, the others run its unanswered batches
+ again, and their tickets get results as if nothing had happened.
 
- With `rebuilds`, a device that fails is opened again and its engine built again, up to so many times for each device, so
- that even a fleet of one device survives a fault. The devices then must not be in contexts of the program's own. A fault of
- class PROCESS is not survived.
+ With `rebuilds`, a device that fails is opened again and its engine built again, up to so many times for each
+ device, so that even a fleet of one device survives a fault. The devices then must not be in contexts of the
+ program's own. A fault of class PROCESS is not survived.
 
- Batches, tickets, callbacks and outputs are used as those of an engine. Tickets of several devices may become ready in any
- order. After a fault a call that hands over a ticket or a batch of the failed device (trefoil_submit(), trefoil_on_ready(),
- the waits) also waits until another device has room for its rows, at most the acquire limit of the options.
+ Batches, tickets, callbacks and outputs are used as those of an engine, with one exception:
+ trefoil_batch_read_from() and trefoil_submit_to_device() refuse a fleet's batch with INVALID_ARGUMENT, because it
+ may run on any device. Tickets of several devices may become ready in any order. After a fault a call that hands
+ over a ticket or a batch of the failed device (trefoil_submit(), trefoil_on_ready(), the waits) also waits until
+ another device has room for its rows, at most the acquire limit of the options. In a callback only trefoil_submit()
+ and trefoil_on_ready() wait so.
 
  Pointers:
  As for trefoil_engine_build(), and `devices` has `count` handles; `fleet` can be written or is null.
@@ -1539,16 +1613,14 @@ trefoil_status trefoil_fleet_acquire_for(trefoil_fleet fleet,
 trefoil_status trefoil_fleet_devices(trefoil_fleet fleet, size_t *count);
 
 /*
- The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When it is
- built again, a new engine takes its place, and the handle stays that of the failed one. Close the fleet, not this engine:
- a closed engine makes the fleet refuse new batches.
+ The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When
+ it is built again, a new engine takes its place, and the handle stays that of the failed one. Close the fleet, not
+ this engine: a closed engine makes the fleet refuse new batches.
 
  Pointers:
  `engine` can be written or is null.
  */
-trefoil_status trefoil_fleet_engine(trefoil_fleet fleet,
-                                    size_t index,
-                                    trefoil_engine *engine);
+trefoil_status trefoil_fleet_engine(trefoil_fleet fleet, size_t index, trefoil_engine *engine);
 
 /*
  What device `index` has done and how it is. Never waits for a device, and does not fail after a fault.
@@ -1559,8 +1631,10 @@ trefoil_status trefoil_fleet_engine(trefoil_fleet fleet,
 trefoil_status trefoil_fleet_get_stats(trefoil_fleet fleet, size_t index, struct trefoil_fleet_stats *stats);
 
 /*
- Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again any
- more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
+ Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again
+ any more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
+ Past the limit the call returns TIMEOUT, and if all devices have failed FAULT; then all engines are closed to new
+ work all the same. A second call waits again.
  */
 trefoil_status trefoil_fleet_close(trefoil_fleet fleet, uint32_t abort, uint64_t limit_ns);
 

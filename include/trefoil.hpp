@@ -13,9 +13,11 @@
 //     encode(text, batch.port<std::int64_t>(0, ids.index)); // throws if its elements are of another type
 //     for (float logit : output.port<float>(0, logits.index)) std::cout << logit << '\n';
 //
-// A call that fails throws trefoil::error. No call between acquire() and the end of an output allocates, unless it
-// throws. Moving an object moves its handle. An object that was moved from, or that a call such as submit() has
-// consumed, is empty, and using it throws. Any number of threads may use a const reference to an engine or batcher.
+// A call that fails throws trefoil::error; batch::row() throws std::out_of_range for a row that the batch does not
+// have, and output::values() std::logic_error for rows of TREFOIL_RESULT_TOP_K. No call between acquire() and the end
+// of an output allocates, unless it throws. Moving an object moves its handle. An object that was moved from, or that a
+// call such as submit() has consumed, is empty, and using it throws. Any number of threads may use a const reference to
+// an engine or batcher.
 
 #ifndef TREFOIL_HPP
 #define TREFOIL_HPP
@@ -146,13 +148,14 @@ struct port : trefoil_port {
     std::size_t index;
 };
 
-/// A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name.
+/// A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name; see
+/// trefoil_size.
 struct sized {
     std::size_t batch = 1;
     std::vector<std::pair<std::string, std::size_t>> dims;
 };
 
-/// Options with `size` set; the members are those of the C structs, and zeros are the defaults.
+/// Options with `size` set; the members are those of the C structs, which say what zeros mean.
 struct engine_options : trefoil_engine_options {
     engine_options() noexcept : trefoil_engine_options{} { size = sizeof(trefoil_engine_options); }
 };
@@ -213,7 +216,7 @@ public:
     /// `auto`, `cpu` or `cuda:N`.
     explicit device(const char *target = "auto") : handle(open(target)) {}
     explicit device(std::uint64_t raw) noexcept : handle(raw) {}
-    /// The CPU with a number of compute threads.
+    /// The CPU with a number of compute threads, 1 to 1024.
     static device cpu(std::size_t threads) {
         trefoil_device raw = 0;
         check(trefoil_device_open_cpu(threads, &raw));
@@ -250,7 +253,8 @@ public:
     explicit model(const char *path) : handle(open(path)) {}
     explicit model(const std::string &path) : model(path.c_str()) {}
     explicit model(std::uint64_t raw) noexcept : handle(raw) {}
-    /// Opens an ONNX file at sizes of its free dimensions, or a folder at a height and width.
+    /// Opens an ONNX file at sizes of its free dimensions, or a folder at `height` and `width`, at `sequence`, or at
+    /// `tokens` and `rows`; see trefoil_model_open_at().
     static model at(const std::string &path, const std::vector<std::pair<std::string, std::size_t>> &sizes) {
         std::vector<const char *> names;
         std::vector<std::size_t> values;
@@ -388,6 +392,7 @@ public:
     void read_on(void *stream) const { check(trefoil_device_output_read_on(get(), stream)); }
     /// Blocks until the result is there.
     void wait() const { check(trefoil_device_output_wait(get())); }
+    /// Whether wait() would return at once, with the result or with a failure. Never blocks.
     bool is_ready() const {
         const trefoil_status status = trefoil_device_output_is_ready(get());
         if (status == TREFOIL_STATUS_NOT_READY) return false;
@@ -417,6 +422,7 @@ public:
         check(status);
         return output(raw);
     }
+    /// Whether wait() would return at once, with the result or with a failure; see trefoil_is_ready(). Never blocks.
     bool is_ready() const {
         const trefoil_status status = trefoil_is_ready(get());
         if (status == TREFOIL_STATUS_NOT_READY) return false;
@@ -479,7 +485,7 @@ public:
         return detail::describe(trefoil_batch_describe_port, get(), index);
     }
     /// Makes the batch take its rows from device memory, on a CUstream that writes them and lives until the batch is
-    /// submitted or destroyed; `row_pitch` is 0 if there are no gaps between rows.
+    /// submitted or destroyed; `row_pitch` is 0 if there are no gaps between rows. Throws for a fleet's batch.
     void read_from(const void *address, void *stream, std::size_t row_pitch = 0) const {
         trefoil_device_rows rows{};
         rows.size = sizeof rows;
@@ -489,6 +495,7 @@ public:
         check(trefoil_batch_read_from(get(), &rows));
     }
     /// Submits the first rows, but the result stays on the device. The engine must be built with `device_results`.
+    /// Throws for a fleet's batch.
     device_output submit_to_device(std::size_t rows) && {
         trefoil_device_output raw = 0;
         const trefoil_status status = trefoil_submit_to_device(get(), rows, &raw);
@@ -496,7 +503,7 @@ public:
         check(status);
         return device_output(raw);
     }
-    /// Submits the first rows. Never waits for the device.
+    /// Submits the first rows. Never waits for the device, except after a fault in a fleet: see trefoil_fleet_build().
     ticket submit(std::size_t rows) && {
         trefoil_ticket raw = 0;
         const trefoil_status status = trefoil_submit(get(), rows, &raw);
@@ -533,7 +540,8 @@ public:
         check(trefoil_acquire_within(get(), detail::nanoseconds(limit), &raw));
         return batch(raw);
     }
-    /// A batch for rows of the dimensions in a size, at the smallest size of the engine that holds them.
+    /// A batch for rows of the dimensions in a size, at the smallest size of the engine that holds them. Waits up to
+    /// `limit`; unlike acquire(), it does not use `acquire_limit_ns` of the options.
     batch acquire_for(const sized &wanted, std::chrono::nanoseconds limit = std::chrono::seconds(10)) const {
         trefoil_batch raw = 0;
         check(trefoil_acquire_for(get(), detail::raw_size(wanted).get(), detail::nanoseconds(limit), &raw));
@@ -636,8 +644,8 @@ private:
     std::size_t capacity_ = 0;
 };
 
-/// The same engine on several devices, used as one; with `rebuilds`, an engine whose device failed is built again, up to so many
-/// times.
+/// The same engine on several devices, used as one; with `rebuilds`, an engine whose device failed is built again, up
+/// to so many times.
 class fleet : public handle {
 public:
     fleet(const model &model, const std::vector<device> &devices, const engine_options &options = {},
@@ -653,6 +661,7 @@ public:
         check(trefoil_fleet_acquire_within(get(), detail::nanoseconds(limit), &raw));
         return batch(raw);
     }
+    /// A batch for rows of the dimensions in a size. Waits up to `limit`, as engine::acquire_for() does.
     batch acquire_for(const sized &wanted, std::chrono::nanoseconds limit = std::chrono::seconds(10)) const {
         trefoil_batch raw = 0;
         check(trefoil_fleet_acquire_for(get(), detail::raw_size(wanted).get(), detail::nanoseconds(limit), &raw));
@@ -733,10 +742,11 @@ public:
 class batcher : public handle {
 public:
     explicit batcher(const engine &engine, const batcher_options &options = {}) : handle(build(engine, options)) {}
-    /// Copies one row into page-locked memory and commits it.
-    ticket submit(const void *pixels, std::size_t bytes, const row_options &options = {}) const {
+    /// Copies one row, of `bytes` bytes, into page-locked memory and commits it. Waits for a free row as `when_full` of
+    /// the options says.
+    ticket submit(const void *row, std::size_t bytes, const row_options &options = {}) const {
         trefoil_ticket raw = 0;
-        check(trefoil_batcher_submit(get(), &options, pixels, bytes, &raw));
+        check(trefoil_batcher_submit(get(), &options, row, bytes, &raw));
         return ticket(raw);
     }
     /// Copies and commits many rows in one call, each of `bytes` bytes. One ticket and one output are for all of them.
@@ -745,7 +755,7 @@ public:
         check(trefoil_batcher_submit_rows(get(), &options, rows.data(), rows.size(), bytes, &raw));
         return ticket(raw);
     }
-    /// Lends a row to be written in place.
+    /// Lends a row to be written in place. Waits for a free row as submit() does.
     trefoil::row row(const row_options &options = {}) const {
         trefoil_row raw = 0;
         check(trefoil_batcher_row(get(), &options, &raw));

@@ -18,7 +18,7 @@
 //!
 //! 1. [`Engine::acquire`] lends a [`Batch`] of page-locked rows.
 //! 2. A producer, which is a thread of the program, writes pixels into the rows.
-//! 3. [`Batch::submit`] enqueues upload, forward pass and download on three streams and returns a [`Ticket`] at once.
+//! 3. [`Batch::submit`] enqueues upload, compute and download on three streams and returns a [`Ticket`] at once.
 //! 4. [`Ticket::wait`] blocks until this submission is done, and waits for nothing else. It returns an [`Output`],
 //!    whose values are read in place.
 //! 5. Dropping the output frees its memory for a later batch.

@@ -208,7 +208,7 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Sets the number of slots: batches that are on the device at the same time. Default 3; with several compute
-    /// streams, the smallest multiple of their number that exceeds it by two or more. With 1 slot nothing overlaps.
+    /// streams, the smallest multiple of their number that exceeds it by two or more. With 1 slot only copies overlap.
     pub fn slots(mut self, slots: usize) -> Self {
         self.options.slots = Some(slots);
         self

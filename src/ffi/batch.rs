@@ -11,6 +11,7 @@ use super::port::typed;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
 use crate::engine::Engine;
+use crate::error::Error;
 use crate::ring::Batch;
 
 /// A batch, and the address of its first row.
@@ -92,10 +93,10 @@ pub(super) fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
     Ok(())
 }
 
-/// The address of row `index` of a batch, in page-locked memory. `bytes` is null, or gets the length of the row, which
-/// is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch` bytes apart. Several
-/// threads may write the rows until the batch is submitted or released. The library cannot detect a write after that,
-/// or beyond the end of the row; it may damage another batch.
+/// The address of row `index` of a batch, in page-locked memory: a multiple of 256. `bytes` is null, or gets the length
+/// of the row, which is `row_bytes` of trefoil_batch_get_info(). The beginnings of neighbouring rows are `row_pitch`
+/// bytes apart. Several threads may write the rows until the batch is submitted or released. The library cannot detect
+/// a write after that, or beyond the end of the row; it may damage another batch.
 ///
 /// # Safety
 /// `row` can be written or is null, and so is `bytes`.
@@ -120,8 +121,9 @@ pub unsafe extern "C" fn trefoil_batch_row(
 }
 
 /// The address of a port of row `index` of a batch, by the port's number; the same rules hold as for
-/// trefoil_batch_row(). `dtype` is a trefoil_dtype, the type of the elements that the program writes; if the port has
-/// elements of another type, the call fails. `bytes` is null, or gets the length of the port.
+/// trefoil_batch_row(). The address is a multiple of 16. `dtype` is a trefoil_dtype, the type of the elements that the
+/// program writes; if the port has elements of another type, the call fails. `bytes` is null, or gets the length of the
+/// port.
 ///
 /// # Safety
 /// `elements` can be written or is null, and so is `bytes`.
@@ -149,8 +151,17 @@ pub unsafe extern "C" fn trefoil_batch_port(
     })
 }
 
-/// Submits the first `rows` rows: upload, forward pass, download. Returns at once; it never waits for the device. Only
-/// those rows are uploaded, and the smallest batch size that holds them runs.
+/// The reason why a batch stays its owner's: only wrong arguments, since submission meets any other failure again.
+pub(super) fn stays(checked: Result<(), Error>) -> Answer {
+    match checked {
+        Err(error @ Error::Option { .. }) => Err(error.into()),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Submits the first `rows` rows: upload, compute, download. Returns at once, and never waits for the device; only
+/// with a fleet's batch, after a fault, it may wait for another device, see trefoil_fleet_build(). Only those rows are
+/// uploaded, and the smallest batch size that holds them runs.
 ///
 /// The call consumes the batch's handle, and its rows must not be written any more. Only if the status is
 /// INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, the batch stays as it was.
@@ -166,7 +177,7 @@ pub unsafe extern "C" fn trefoil_submit(
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(ticket, "ticket")? };
-        let mut taken = take_if(batch, |filling: &Filling| Ok(filling.batch.may_submit(rows)?))?;
+        let mut taken = take_if(batch, |filling: &Filling| stays(filling.batch.may_submit(rows)))?;
         to.set(insert(Flying::Batch(taken.object().batch.submit(rows)?))?);
         Ok(())
     })

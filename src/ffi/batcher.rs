@@ -88,17 +88,23 @@ unsafe fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> An
     Ok(request)
 }
 
-/// Submits one row: copies `bytes` bytes at `pixels` into page-locked memory, and commits the row. The ticket is used
-/// as one of trefoil_submit(); its output has one row.
+/// Submits one row: copies `bytes` bytes at `row` into page-locked memory, and commits the row. `bytes` is one row:
+/// `row_bytes` of trefoil_engine_input(), or of a row of the size in `at`. The ticket is used as one of
+/// trefoil_submit(); its output has one row.
+///
+/// If no row of page-locked memory is free, the call waits as `when_full` of the batcher says: past its limit it
+/// returns TIMEOUT, with TREFOIL_WHEN_FULL_REJECT at once FULL, and past the row's deadline DEADLINE. A call that waits
+/// returns CLOSED if the batcher is closed or released. In a callback the call does not wait: it returns FULL or
+/// TIMEOUT.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
-/// null or can be read; `ticket` can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row`
+/// is null or can be read; `ticket` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_submit(
     batcher: trefoil_batcher,
     options: *const trefoil_row_options,
-    pixels: *const c_void,
+    row: *const c_void,
     bytes: usize,
     ticket: *mut trefoil_ticket,
 ) -> trefoil_status {
@@ -109,8 +115,8 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
         // SAFETY: by the caller.
         let request = unsafe { request(&batcher, &options)? };
         // SAFETY: by the caller.
-        let pixels = unsafe { one_row(request.input(), pixels, bytes)? };
-        to.set(insert(Flying::Row(request.submit(pixels)?))?);
+        let row = unsafe { one_row(request.input(), row, bytes)? };
+        to.set(insert(Flying::Row(request.submit(row)?))?);
         Ok(())
     })
 }
@@ -120,9 +126,14 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
 /// because of a deadline or because no row was free, trefoil_output_row() and other calls for this row return its
 /// failure; if no row has a result, trefoil_wait() returns the failure of the first row.
 ///
+/// If no row of page-locked memory is free, the call waits for each row as trefoil_batcher_submit() does, and the
+/// status is that row's failure; the limit of `when_full` is for each row, the deadline for all together. A call that
+/// waits holds the results of its earlier rows. If such calls together hold all result buffers of the engine, rows fail
+/// with TIMEOUT: do not submit more rows at once than the batcher has.
+///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
-/// null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows`
+/// is null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_submit_rows(
     batcher: trefoil_batcher,
@@ -158,7 +169,7 @@ pub unsafe extern "C" fn trefoil_batcher_submit_rows(
 /// `pixels` is null or can be read.
 unsafe fn one_row<'a>(spec: &RowSpec, pixels: *const c_void, bytes: usize) -> Answer<&'a [u8]> {
     if pixels.is_null() {
-        return Err(Failure::null("pixels"));
+        return Err(Failure::null("row"));
     }
     let expected = spec.row_bytes;
     if bytes != expected {
@@ -168,11 +179,12 @@ unsafe fn one_row<'a>(spec: &RowSpec, pixels: *const c_void, bytes: usize) -> An
     Ok(unsafe { std::slice::from_raw_parts(pixels.cast(), bytes) })
 }
 
-/// Lends a row to be written in place. It delays no other row, however long it is held.
+/// Lends a row to be written in place. It delays no other row, however long it is held. If no row is free, the call
+/// waits, with the statuses of trefoil_batcher_submit().
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
-/// written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row`
+/// can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_row(
     batcher: trefoil_batcher,
@@ -191,8 +203,9 @@ pub unsafe extern "C" fn trefoil_batcher_row(
     })
 }
 
-/// The address of a row, in page-locked memory. The program may write the row until it is submitted or released. The
-/// library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the length of the row.
+/// The address of a row, in page-locked memory: a multiple of 256. The program may write the row until it is submitted
+/// or released. The library cannot detect a write after that; it may damage another row. `bytes` is null, or gets the
+/// length of the row.
 ///
 /// # Safety
 /// `memory` can be written or is null, and so is `bytes`.
@@ -257,9 +270,13 @@ pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefo
 }
 
 /// Closes a batcher to new rows and waits, up to `limit_ns`, until committed rows have their answers. With `abort`,
-/// rows still in the queue are answered with CLOSED and not computed. Then the call waits until the callbacks of the
-/// batcher's tickets have returned; a call from within a callback does not wait. The handle stays valid; submissions
-/// return CLOSED.
+/// rows still in the queue are answered with CLOSED and not computed, and so are those in flight once the device has
+/// finished them. Then the call waits, up to the same limit, until the callbacks of the batcher's tickets have
+/// returned; a call from within a callback does not wait. The handle stays valid; submissions return CLOSED, also of
+/// rows that were lent before. The engine stays open.
+///
+/// Past the limit the call returns TIMEOUT, and after a fault FAULT. Then the batcher is closed to new rows all the
+/// same, and callbacks may still run. A second call waits again; one with `abort` overrules an earlier one without.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {

@@ -24,7 +24,7 @@ pub unsafe extern "C" fn trefoil_device_open(target: *const c_char, device: *mut
     })
 }
 
-/// Opens the CPU with a number of compute threads.
+/// Opens the CPU with a number of compute threads, 1 to 1024.
 ///
 /// # Safety
 /// `device` can be written or is null.

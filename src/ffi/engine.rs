@@ -21,8 +21,8 @@ use crate::tensor::{InputFormat, OutputKind, Precision};
 /// handle may be released afterwards.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it says, the
-/// latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it
+/// says, the latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_engine_build(
     model: trefoil_model,
@@ -266,9 +266,12 @@ pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *
 }
 
 /// Closes an engine to new work and waits, up to `limit_ns`, until the device has finished the work in flight. With
-/// `abort`, tickets are answered with CLOSED instead of their results. Then the call waits until the callbacks of the
-/// engine's tickets have returned, including those of its batchers' rows; a call from within a callback does not wait.
-/// The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
+/// `abort`, tickets are answered with CLOSED instead of their results. Then the call waits, up to the same limit, until
+/// the callbacks of the engine's tickets have returned, including those of its batchers' rows; a call from within a
+/// callback does not wait. The handle stays valid; trefoil_acquire() and trefoil_submit() return CLOSED.
+///
+/// Past the limit the call returns TIMEOUT, and after a fault FAULT. Then the engine is closed to new work all the
+/// same, and callbacks may still run. A second call waits again; one with `abort` overrules an earlier one without.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_close(engine: trefoil_engine, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {

@@ -14,17 +14,20 @@ use crate::device::Device;
 use crate::engine::Fleet;
 use crate::model::Model;
 
-/// Builds the same engine on each of `count` devices, as trefoil_engine_build() builds one; `device` of the options has to be
-/// 0. A batch goes to the device that has the fewest. If a device fails, the others run its unanswered batches again, and
-/// their tickets get results as if nothing had happened.
+/// Builds the same engine on each of `count` devices, as trefoil_engine_build() builds one; `device` of the options has
+/// to be 0. A batch goes to the device that has the fewest. If a device fails, the others run its unanswered batches
+/// again, and their tickets get results as if nothing had happened.
 ///
-/// With `rebuilds`, a device that fails is opened again and its engine built again, up to so many times for each device, so
-/// that even a fleet of one device survives a fault. The devices then must not be in contexts of the program's own. A fault of
-/// class PROCESS is not survived.
+/// With `rebuilds`, a device that fails is opened again and its engine built again, up to so many times for each
+/// device, so that even a fleet of one device survives a fault. The devices then must not be in contexts of the
+/// program's own. A fault of class PROCESS is not survived.
 ///
-/// Batches, tickets, callbacks and outputs are used as those of an engine. Tickets of several devices may become ready in any
-/// order. After a fault a call that hands over a ticket or a batch of the failed device (trefoil_submit(), trefoil_on_ready(),
-/// the waits) also waits until another device has room for its rows, at most the acquire limit of the options.
+/// Batches, tickets, callbacks and outputs are used as those of an engine, with one exception:
+/// trefoil_batch_read_from() and trefoil_submit_to_device() refuse a fleet's batch with INVALID_ARGUMENT, because it
+/// may run on any device. Tickets of several devices may become ready in any order. After a fault a call that hands
+/// over a ticket or a batch of the failed device (trefoil_submit(), trefoil_on_ready(), the waits) also waits until
+/// another device has room for its rows, at most the acquire limit of the options. In a callback only trefoil_submit()
+/// and trefoil_on_ready() wait so.
 ///
 /// # Safety
 /// As for trefoil_engine_build(), and `devices` has `count` handles; `fleet` can be written or is null.
@@ -117,9 +120,9 @@ pub unsafe extern "C" fn trefoil_fleet_devices(fleet: trefoil_fleet, count: *mut
     })
 }
 
-/// The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When it is
-/// built again, a new engine takes its place, and the handle stays that of the failed one. Close the fleet, not this engine:
-/// a closed engine makes the fleet refuse new batches.
+/// The engine that device `index` has now, under a handle of its own: for its ports, health, trace, or a batcher. When
+/// it is built again, a new engine takes its place, and the handle stays that of the failed one. Close the fleet, not
+/// this engine: a closed engine makes the fleet refuse new batches.
 ///
 /// # Safety
 /// `engine` can be written or is null.
@@ -173,8 +176,10 @@ pub unsafe extern "C" fn trefoil_fleet_get_stats(
     })
 }
 
-/// Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again any
-/// more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
+/// Closes all engines, as trefoil_engine_close() closes one; `limit_ns` is for all together. No engine is built again
+/// any more. If the call returns OK, the callbacks of the fleet's tickets have returned, also of engines that failed.
+/// Past the limit the call returns TIMEOUT, and if all devices have failed FAULT; then all engines are closed to new
+/// work all the same. A second call waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_fleet_close(fleet: trefoil_fleet, abort: u32, limit_ns: u64) -> trefoil_status {
     guard(|| {

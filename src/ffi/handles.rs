@@ -37,16 +37,19 @@ pub type trefoil_device_output = u64;
 /// The same engine on several devices.
 pub type trefoil_fleet = u64;
 
-/// Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
-/// and batches, tickets and outputs outlive the engine they came from.
+/// Releases any handle; it names nothing afterwards. Does not wait for work in flight: work that is submitted is
+/// finished, and batches, tickets and outputs outlive the engine or fleet that they came from. The handle of a device,
+/// a model or a fleet may be released at any time: engines keep what they use, and a fleet's batches and tickets are
+/// used as before.
 ///
-/// A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
-/// memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
-/// also of calls that wait for room; those committed are computed. A device output's memory is used for later batches when
-/// all is done that trefoil_device_output_read_on() was told of.
+/// A batch or row that is released is not computed. A ticket that is released abandons its result. An output's memory
+/// is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows, also of
+/// calls that wait for a free row; those committed are computed. A device output's memory is used for later batches
+/// when all is done that trefoil_device_output_read_on() was told of.
 ///
-/// The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
-/// once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
+/// The last release of an engine's objects, which are the engine itself, its batches, tickets, outputs, device outputs,
+/// batchers and rows, frees the engine's memory once no work is in flight on it. The driver may then wait until the GPU
+/// is idle, also of the work of other engines: make that call where such a wait does no harm.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
     guard(|| {
@@ -255,7 +258,7 @@ impl<T> HandleState<T> {
         match &self.content {
             _ if generation > self.generation || generation == 0 => invalid(handle),
             Content::Busy if generation == self.generation => {
-                let what = format!("another thread is in a call that consumes {handle:#x}");
+                let what = format!("another thread is in a call that consumes or changes {handle:#x}, or waits for it");
                 Failure::new(trefoil_status::Busy, what)
             }
             // The next generation of an empty place was never given out.

@@ -67,7 +67,8 @@ pub(super) fn dtype_of(number: u32) -> Answer<Dtype> {
     found.ok_or_else(|| Failure::argument(format!("dtype is {number}: expected a trefoil_dtype")))
 }
 
-/// How the rows that a producer writes are laid out.
+/// How the rows that a producer writes are laid out, for a network of images. A model of values ignores the option: its
+/// rows hold its inputs.
 #[repr(u32)]
 pub enum trefoil_input {
     /// Bytes 0-255, channels innermost, as decoders give them; normalised on the device.
@@ -80,28 +81,30 @@ pub enum trefoil_input {
     F32Nhwc = 3,
 }
 
-/// The result for each row.
+/// What a row of a network of images gives. All but FEATURES need a result that is a vector; the build returns
+/// UNSUPPORTED for any other. A model of values ignores the option: its rows hold its outputs.
 #[repr(u32)]
 pub enum trefoil_result {
     /// Softmax of the logits: a float for each class.
     Probabilities = 0,
-    /// The classifier's sums: a float for each class.
+    /// The network's result, without a softmax at its end: a float for each class.
     Logits = 1,
-    /// The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the value
-    /// before the index.
+    /// The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the
+    /// probability before the index.
     TopK = 2,
-    /// The features before the classifier: floats.
+    /// Floats, channels innermost: what the last layer reads, if it is a linear layer; otherwise, and for a model of
+    /// trefoil_model_cut(), the network's result.
     Features = 3,
 }
 
-/// What trefoil_batcher_submit() and trefoil_batcher_row() do when no row is free.
+/// What trefoil_batcher_submit(), trefoil_batcher_submit_rows() and trefoil_batcher_row() do when no row is free.
 #[repr(u32)]
 pub enum trefoil_when_full {
     /// They wait for a free row.
     Wait = 0,
-    /// They wait for `full_limit_ns`, then fail with TIMEOUT.
+    /// They wait for a free row for at most `full_limit_ns`; past that the row fails with TIMEOUT.
     WaitFor = 1,
-    /// They fail at once with FULL.
+    /// They do not wait: the row fails with FULL.
     Reject = 2,
 }
 
@@ -142,7 +145,8 @@ pub struct trefoil_scored_class {
 }
 
 /// Shape, type and size of an engine's input rows or output rows. If rows have several ports, shape and type are those
-/// of the first one; trefoil_port describes each port.
+/// of the first one; trefoil_port describes each port. If that port does not have three dimensions, `height` and
+/// `width` are 1, and `channels` is the number of its elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_tensor {
@@ -150,15 +154,16 @@ pub struct trefoil_tensor {
     pub size: usize,
     /// Element type: a trefoil_dtype.
     pub dtype: u32,
-    /// Rows of pixels.
+    /// Height in pixels.
     pub height: u32,
-    /// Pixels in a row.
+    /// Width in pixels.
     pub width: u32,
-    /// Values in a pixel.
+    /// Values of a pixel.
     pub channels: u32,
-    /// Bytes of one row of a batch, without padding.
+    /// Bytes of one row, from its first port to the end of its last.
     pub row_bytes: usize,
-    /// Distance of two rows of a batch in bytes.
+    /// From the beginning of one row of a batch to that of the next, in bytes: a multiple of 256. The first row begins
+    /// at an address that is a multiple of 256.
     pub row_pitch: usize,
 }
 
@@ -182,18 +187,20 @@ pub struct trefoil_port {
     pub elements: usize,
     /// Bytes in all.
     pub bytes: usize,
-    /// The offset of the port in a row, in bytes.
+    /// The offset of the port in a row, in bytes: a multiple of 16.
     pub offset: usize,
 }
 
 /// A size of an engine, or of a request: the number of rows in a batch, and sizes of free dimensions by name. A
-/// dimension without a name here has the size that the model was opened at.
+/// dimension that is not named has the size that the model has; in a request to an engine, fleet or batcher, that of
+/// the engine's first size.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_size {
     /// sizeof(trefoil_size).
     pub size: usize,
-    /// Rows of a batch.
+    /// Rows of a batch, at least 1: among the `sizes` of an engine, so many are computed together; in
+    /// trefoil_acquire_for(), the batch has to hold so many; in trefoil_row_options, 1. trefoil_model_at() ignores it.
     pub batch: usize,
     /// Names of dimensions, `count` of them.
     pub names: *const *const c_char,
@@ -211,9 +218,9 @@ pub struct trefoil_batch_info {
     pub size: usize,
     /// The number of rows that fit.
     pub capacity: usize,
-    /// Bytes of one row, without padding.
+    /// Bytes of one row, from its first port to the end of its last.
     pub row_bytes: usize,
-    /// Distance of two rows in bytes.
+    /// From the beginning of one row to that of the next, in bytes: a multiple of 256.
     pub row_pitch: usize,
     /// How many ports a row has.
     pub ports: usize,
@@ -252,7 +259,7 @@ pub struct trefoil_device_info {
 pub struct trefoil_model_info {
     /// sizeof(trefoil_model_info), set by the caller.
     pub size: usize,
-    /// The architecture's name.
+    /// The architecture's name, or an ONNX file's name without `.onnx`.
     pub name: [c_char; 96],
     /// Height of its input in pixels.
     pub height: u32,
@@ -260,13 +267,14 @@ pub struct trefoil_model_info {
     pub width: u32,
     /// Channels of its input.
     pub channels: u32,
-    /// Preprocessing resizes a picture so that its shorter side has this many pixels, and then crops its centre.
+    /// Preprocessing resizes an image so that its shorter side has this many pixels, and then crops its centre.
     pub resize: u32,
     /// Length of the result, or its channels if it is not a vector.
     pub classes: usize,
 }
 
 /// The options of an engine. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
+/// Only TREFOIL_RESULT_TOP_K needs a second member, `top_k`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_engine_options {
@@ -275,25 +283,27 @@ pub struct trefoil_engine_options {
     /// The device. Default: the first GPU, or the CPU if there is no GPU.
     pub device: trefoil_device,
     /// The largest batch. For a GPU the engine also has a captured graph for each smaller power of two. Default: 32 on
-    /// a GPU, 8 on a CPU.
+    /// a GPU, 8 on a CPU; 1 for a model with state, and for a model of values whose rows hold whole inputs.
     pub batch: usize,
     /// Exactly these batch sizes, instead of `batch`.
     pub batch_sizes: *const usize,
     /// How many they are.
     pub batch_size_count: usize,
-    /// Slots: batches that are on the device at the same time. Default 3; with 1 nothing overlaps.
+    /// Slots: batches that are on the device at the same time. Default 3; with several compute streams, the smallest
+    /// multiple of their number that exceeds it by two or more. With 1 slot nothing overlaps except copies.
     pub slots: usize,
-    /// Staging buffers. Default: slots + 3. Recommended: producers + slots.
+    /// Staging buffers. Default: slots + 3; for each engine of a fleet, 2 x slots + 3. Recommended: producers + slots.
     pub staging: usize,
-    /// Result buffers. Default 4 x staging.
+    /// Result buffers. Default: 4 x staging; for each engine of a fleet, 4 x staging x devices.
     pub results: usize,
     /// The format of the rows that producers write: a trefoil_input.
     pub input: u32,
     /// The kind of result that consumers read: a trefoil_result.
     pub result: u32,
-    /// The number of classes in a result of TREFOIL_RESULT_TOP_K.
+    /// For TREFOIL_RESULT_TOP_K the number of classes in a result, 1 to 64, and no more than the model has; for any
+    /// other result 0. The build returns INVALID_ARGUMENT for any other number.
     pub top_k: usize,
-    /// How long trefoil_acquire() waits for a free batch. Default 10 s.
+    /// How long trefoil_acquire() waits for a free batch. Default 10 s; the shortest limit is 1.
     pub acquire_limit_ns: u64,
     /// 1: this engine's streams have priority over streams of normal priority.
     pub high_priority: u32,
@@ -312,7 +322,7 @@ pub struct trefoil_engine_options {
     pub sizes: *const *const trefoil_size,
     /// How many they are.
     pub size_count: usize,
-    /// What layers are computed in: a trefoil_precision.
+    /// The type in which layers read their operands: a trefoil_precision.
     pub precision: u32,
     /// Zero.
     pub reserved: u32,
@@ -326,10 +336,11 @@ pub struct trefoil_device_rows {
     pub size: usize,
     /// Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host.
     pub address: *const c_void,
-    /// From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap.
+    /// From the beginning of one row to that of the next, in bytes. Default: `row_bytes` of trefoil_batch_get_info(),
+    /// no gap.
     pub row_pitch: usize,
-    /// A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream; on
-    /// the CPU null, which is the calling thread.
+    /// A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream;
+    /// on the CPU null, which is the calling thread.
     pub stream: *mut c_void,
 }
 
@@ -345,7 +356,7 @@ pub struct trefoil_device_output_info {
     pub rows: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// From the beginning of one row to that of the next.
+    /// From the beginning of one row to that of the next, in bytes: a multiple of 256.
     pub row_pitch: usize,
     /// The CUevent behind the result. The program may wait for it and query it until the output is released, and must
     /// not record or destroy it. Null on the CPU.
@@ -393,7 +404,8 @@ pub struct trefoil_fleet_stats {
     pub batches: u64,
     /// Rows of these batches.
     pub rows: u64,
-    /// Batches that ran here because another device, or this one before its engine was built again, did not answer them.
+    /// Batches that ran here because another device, or this one before its engine was built again, did not answer
+    /// them.
     pub run_again: u64,
     /// How often its engine was built again after a fault.
     pub rebuilt: u64,
@@ -403,8 +415,8 @@ pub struct trefoil_fleet_stats {
     pub faulted: u32,
     /// 1 if its engine is being built again now, or will be.
     pub rebuilding: u32,
-    /// How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class. REQUEST if
-    /// there was none.
+    /// How far its fault reaches, or else the one after which its engine was last built again: a trefoil_fault_class.
+    /// REQUEST if there was none.
     pub fault_class: u32,
     /// Zero.
     pub reserved: u32,
@@ -416,7 +428,8 @@ pub struct trefoil_fleet_stats {
 pub struct trefoil_batcher_options {
     /// sizeof(trefoil_batcher_options).
     pub size: usize,
-    /// How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms.
+    /// How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms; the
+    /// shortest delay is 1.
     pub max_delay_ns: u64,
     /// Rows of page-locked memory. Default: as many as may be in flight, and four batches more.
     pub rows: usize,
@@ -426,7 +439,7 @@ pub struct trefoil_batcher_options {
     pub when_full: u32,
     /// Zero.
     pub reserved: u32,
-    /// The limit of TREFOIL_WHEN_FULL_WAIT_FOR.
+    /// The limit of TREFOIL_WHEN_FULL_WAIT_FOR; 0 is a limit too.
     pub full_limit_ns: u64,
 }
 

@@ -65,8 +65,9 @@ impl Log for ToTarget {
 }
 
 /// Passes every log message of the process up to `level`, a trefoil_log_level, to `callback`; a null callback ends
-/// that. Without this call nothing is logged. A message that is on its way may still reach the previous callback.
-/// Returns UNSUPPORTED, and changes nothing, if a Rust program around this library has a logger of its own.
+/// that. Without this call nothing is logged. A message that is on its way may still reach the previous callback at any
+/// later time, so each callback and its `user` must stay valid until the process ends. Returns UNSUPPORTED, and changes
+/// nothing, if a Rust program around this library has a logger of its own.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from any thread.

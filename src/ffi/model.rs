@@ -10,8 +10,8 @@ use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::model::{Model, Network};
 use crate::onnx::Sizes;
 
-/// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network. A path
-/// is any bytes on Unix, and UTF-8 elsewhere.
+/// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network.
+/// A path is any bytes on Unix, and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null, `model` can be written or is null.
@@ -25,13 +25,14 @@ pub unsafe extern "C" fn trefoil_model_open(path: *const c_char, model: *mut tre
     })
 }
 
-/// Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
-/// values. The first dimension of the inputs may stay free: it is the batch. Of a folder with safetensors the names are
-/// `height` and `width`, or `sequence` of an encoder of texts.
+/// Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as
+/// many values. One free dimension of each input may stay without a size, and is the batch: the one whose name contains
+/// `batch`, or else that of the first axis. Of a folder with safetensors the names are `height` and `width`, or, of an
+/// encoder of texts, `sequence`, or `tokens` and `rows` for packed texts.
 ///
 /// # Safety
-/// `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
-/// null or has `count` numbers; `model` can be written or is null.
+/// `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values`
+/// is null or has `count` numbers; `model` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_model_open_at(
     path: *const c_char,
@@ -105,8 +106,9 @@ pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut
     })
 }
 
-/// Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. `length` is null, or gets the
-/// bytes of the whole label without NUL.
+/// Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. The label of class 3 is
+/// `class 3` if the model has no labels. `length` is null, or gets the bytes of the whole label without NUL. A model of
+/// values has no classes: then the call returns INVALID_ARGUMENT.
 ///
 /// # Safety
 /// `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
@@ -131,7 +133,8 @@ pub unsafe extern "C" fn trefoil_model_label(
 /// `length` is null, or gets the bytes of the whole text without NUL. An argument error if there is none.
 ///
 /// # Safety
-/// `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+/// `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is
+/// null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_model_metadata(
     model: trefoil_model,

@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use super::batch::Filling;
+use super::batch::{Filling, stays};
 use super::callback;
 use super::growing;
 use super::handles::{insert, look, take_if, trefoil_batch, trefoil_device, trefoil_device_output, with};
@@ -58,7 +58,7 @@ pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_st
 ///
 /// The copy, and so the stream, waits until an earlier batch has been read. On the CPU, where the calling thread takes
 /// the place of the stream, the submission copies the rows before it returns. Returns INVALID_ARGUMENT for a stream of
-/// another context, a stream that captures a graph, and memory that is not the device's.
+/// another context, a stream that captures a graph, memory that is not the device's, and a fleet's batch.
 ///
 /// # Safety
 /// `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
@@ -88,7 +88,8 @@ pub unsafe extern "C" fn trefoil_batch_read_from(
 }
 
 /// Submits the first `rows` rows as trefoil_submit() does, but the result stays on the device. There is no ticket:
-/// `output` has at once the address at which the result will be. The engine must be built with `device_results`.
+/// `output` has at once the address at which the result will be. The engine must be built with `device_results`, and
+/// the batch must not be a fleet's; otherwise the call returns INVALID_ARGUMENT.
 ///
 /// The call consumes the batch's handle. Only if the status is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
 /// INVALID_ARGUMENT, the batch stays as it was.
@@ -105,15 +106,15 @@ pub unsafe extern "C" fn trefoil_submit_to_device(
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
         let mut taken = take_if(batch, |filling: &Filling| {
-            filling.batch.may_submit(rows)?;
-            Ok(filling.batch.may_stay_on_device()?)
+            stays(filling.batch.may_submit(rows))?;
+            stays(filling.batch.may_stay_on_device())
         })?;
         to.set(insert(taken.object().batch.submit_to_device(rows)?)?);
         Ok(())
     })
 }
 
-/// Gives the address of the result, and its event.
+/// Gives the address of the result, and its event. BUSY while another thread waits for the output.
 ///
 /// # Safety
 /// `info` is null, or has its `size` set and so many bytes.
@@ -201,7 +202,8 @@ pub extern "C" fn trefoil_device_output_wait(output: trefoil_device_output) -> t
     })
 }
 
-/// OK if the result is there, NOT_READY if it is not, or its failure after a fault or a close. Never blocks.
+/// OK if trefoil_device_output_wait() would return at once, with the result or with a failure; otherwise NOT_READY.
+/// BUSY while another thread waits for the output. Never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_device_output_is_ready(output: trefoil_device_output) -> trefoil_status {
     guard(|| match look(output, is_ready)? {

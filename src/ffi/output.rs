@@ -71,7 +71,8 @@ pub unsafe extern "C" fn trefoil_output_rows(output: trefoil_output, rows: *mut 
     })
 }
 
-/// The kind of result in the rows of an output: a trefoil_result, an option of its engine.
+/// The kind of result in the rows of an output: a trefoil_result, an option of its engine. For a model of values it is
+/// TREFOIL_RESULT_FEATURES, whatever the option says.
 ///
 /// # Safety
 /// `result` can be written or is null.
@@ -90,9 +91,9 @@ pub unsafe extern "C" fn trefoil_output_result(output: trefoil_output, result: *
     })
 }
 
-/// The address of row `index` of an output, in page-locked memory. For a network of images the row is floats, or
-/// trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads may read the row
-/// until the output is released. `bytes` is null, or gets the length of the row.
+/// The address of row `index` of an output, in page-locked memory: a multiple of 256. For a network of images the row
+/// is floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K; for any other model it is the ports. Several threads
+/// may read the row until the output is released. `bytes` is null, or gets the length of the row.
 ///
 /// # Safety
 /// `row` can be written or is null, and so is `bytes`.
@@ -115,8 +116,9 @@ pub unsafe extern "C" fn trefoil_output_row(
 }
 
 /// The address of a port of row `index` of an output, by the port's number; the same rules hold as for
-/// trefoil_output_row(). `dtype` is a trefoil_dtype, the type of the elements that the program reads; if the port has
-/// elements of another type, the call fails. `bytes` is null, or gets the length of the port.
+/// trefoil_output_row(). The address is a multiple of 16. `dtype` is a trefoil_dtype, the type of the elements that the
+/// program reads; if the port has elements of another type, the call fails. `bytes` is null, or gets the length of the
+/// port.
 ///
 /// # Safety
 /// `elements` can be written or is null, and so is `bytes`.
@@ -143,8 +145,8 @@ pub unsafe extern "C" fn trefoil_output_port(
     })
 }
 
-/// Copies rows of an output, `count` from row `first` on, to `values`, without padding; `bytes` is their length, `count`
-/// times `row_bytes` of trefoil_engine_output().
+/// Copies rows of an output, `count` from row `first` on, to `values`, one behind the other without gaps. `bytes` is
+/// the sum of the lengths that trefoil_output_row() gives for these rows.
 ///
 /// # Safety
 /// `bytes` bytes can be written at `values`, or it is null, which is an error.
@@ -182,8 +184,9 @@ pub unsafe extern "C" fn trefoil_output_copy(
 
 /// The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets the number of
 /// values written. The call allocates nothing. An engine built for TREFOIL_RESULT_TOP_K gives at most `top_k` values.
-/// Returns OUTPUT if a value of the row is not finite, if a probability is not within 0 to 1, or if the model has no
-/// such class.
+/// For a model of values the values are the elements of the first port, numbered in the order in which they lie; the
+/// call returns INVALID_ARGUMENT if they are not of TREFOIL_DTYPE_F32. Returns OUTPUT if a value of the row is not
+/// finite, if a probability is not within 0 to 1, or if the model has no such class.
 ///
 /// # Safety
 /// `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.

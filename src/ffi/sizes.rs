@@ -40,8 +40,8 @@ pub(super) unsafe fn read(from: *const trefoil_size, name: &str) -> Answer<Size>
 /// INVALID_ARGUMENT for a dimension that the model does not have, and for sizes that it cannot have, with the reason.
 ///
 /// # Safety
-/// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
-/// be written or is null.
+/// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized`
+/// can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_model_at(
     model: trefoil_model,
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn trefoil_model_at(
 /// example by a mask.
 ///
 /// # Safety
-/// `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
-/// null or has `count` numbers; `padded` can be written or is null.
+/// `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values`
+/// is null or has `count` numbers; `padded` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_model_padded(
     model: trefoil_model,
@@ -88,13 +88,14 @@ pub unsafe extern "C" fn trefoil_model_padded(
     })
 }
 
-/// Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows.
-/// trefoil_batch_get_info() and trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list
-/// of the sizes, if no size holds them; otherwise as trefoil_acquire_within().
+/// Lends a batch for rows of the dimensions in `wanted`, at the smallest size of the engine that holds such rows, and
+/// `batch` of them. Waits up to `limit_ns`, whatever limit the engine was built with. trefoil_batch_get_info() and
+/// trefoil_batch_describe_port() describe its rows. Returns INVALID_ARGUMENT, with a list of the sizes, if no size
+/// holds them; otherwise as trefoil_acquire_within().
 ///
 /// # Safety
-/// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch` can
-/// be written or is null.
+/// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch`
+/// can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_acquire_for(
     engine: trefoil_engine,

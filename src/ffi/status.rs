@@ -23,7 +23,7 @@ pub enum trefoil_status {
     WrongKind = 11,
     /// The handle was released, or consumed by a call such as trefoil_submit().
     Released = 12,
-    /// Another thread is in a call that consumes the object, such as trefoil_wait().
+    /// Another thread is in a call that consumes or changes the object, or waits for it, such as trefoil_wait_for().
     Busy = 13,
     /// A pointer that must not be null is null.
     NullPointer = 14,
@@ -59,7 +59,7 @@ pub enum trefoil_status {
     Timeout = 40,
     /// A row's deadline passed in the queue; it was not computed.
     Deadline = 41,
-    /// A batcher that does not wait for free rows has no free row.
+    /// No row of the batcher is free, and its option is TREFOIL_WHEN_FULL_REJECT.
     Full = 42,
     /// The engine or batcher was closed.
     Closed = 43,
@@ -184,15 +184,15 @@ impl From<Error> for Failure {
     }
 }
 
-/// The message of the last failed call on this thread, in English; empty if none has failed. The text lives until the
-/// next call on this thread fails.
+/// The message of the last failed call on this thread, in English; empty if none has failed. NOT_READY is no failure:
+/// it leaves the message of the last one. The text lives until the next call on this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_last_error() -> *const c_char {
     // The string in the cell stays where it is until `tell` replaces it, on this thread.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// How far the last failure on this thread reaches.
+/// How far the last failure on this thread reaches; REQUEST if none has failed. NOT_READY is no failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_last_error_class() -> trefoil_fault_class {
     LAST_CLASS.get()

@@ -122,8 +122,8 @@ pub unsafe extern "C" fn trefoil_wait_for(
 }
 
 /// OK if trefoil_wait() would return at once, with the result or, for example after a fault or a close, with a failure;
-/// otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows again,
-/// for which it waits. Never blocks, and the ticket stays valid.
+/// otherwise NOT_READY. Also OK if a fleet's device has failed and trefoil_wait() will make another one run the rows
+/// again, for which it waits. BUSY while another thread waits for the ticket. Never blocks, and the ticket stays valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
     guard(|| match look(ticket, Flying::is_ready)? {
@@ -139,9 +139,9 @@ pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
 /// One thread of the library, `trefoil-callback`, runs all callbacks one after the other, never within a call of the
 /// program. A callback may run before this call returns. The library holds no lock meanwhile, and its other threads
 /// continue. A callback may make any call of this interface, but no call waits there: trefoil_wait() returns
-/// IN_CALLBACK if the result is not there, and every limit is 0. A callback may take a lock, but not one that a thread
-/// holds while it waits in this library. Later callbacks wait until it returns, so it should be short. It must not
-/// throw or jump out.
+/// IN_CALLBACK if the result is not there, and every limit is 0. For calls after a fault in a fleet see
+/// trefoil_fleet_build(). A callback may take a lock, but not one that a thread holds while it waits in this library.
+/// Later callbacks wait until it returns, so it should be short. It must not throw or jump out.
 ///
 /// `user` must live until its callback has returned. The callback is always called, also after trefoil_release() of the
 /// engine, and with a failure after a fault or a close. When trefoil_engine_close(), trefoil_batcher_close() or

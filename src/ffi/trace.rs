@@ -10,10 +10,10 @@ use crate::engine::Engine;
 use crate::files;
 use crate::trace::Trace;
 
-/// Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, the file is a page for
-/// any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as a whole. The
-/// engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix, and UTF-8
-/// elsewhere.
+/// Writes the timeline of the batches that the recorder remembers. If the path ends in `.html`, in lower case, the file
+/// is a page for any browser; otherwise it is a file for Perfetto and chrome://tracing. An existing file is replaced as
+/// a whole. The engine must be built with `trace_batches`; batches continue meanwhile. The path is any bytes on Unix,
+/// and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null.

@@ -204,7 +204,7 @@ impl Batch {
         unsafe { &mut self.core.staging[staging].buffer.bytes_mut()[..bytes] }
     }
 
-    /// Enqueues upload, forward pass and download of the first `rows` rows. Returns at once: it never waits for the
+    /// Enqueues upload, compute and download of the first `rows` rows. Returns at once: it never waits for the
     /// device, but may wait for other threads that submit.
     ///
     /// Only those rows are uploaded. The smallest batch size that holds them runs.

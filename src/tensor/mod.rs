@@ -128,11 +128,11 @@ impl fmt::Display for Dtype {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Rows of pixels.
+    /// Height in pixels.
     pub height: usize,
-    /// Pixels in a row.
+    /// Width in pixels.
     pub width: usize,
-    /// Values in a pixel.
+    /// Values of a pixel.
     pub channels: usize,
 }
 
@@ -248,7 +248,8 @@ impl Precision {
     }
 }
 
-/// The result that an engine hands out for each row.
+/// What a row of a network of images gives. All kinds but [`OutputKind::Features`] need a result that is a vector. A
+/// model of values ignores the kind: its rows hold its outputs.
 ///
 /// ```
 /// use trefoil::{Device, Engine, OutputKind, Target};
@@ -263,14 +264,15 @@ impl Precision {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OutputKind {
-    /// The result, a vector: f32, one for each class.
+    /// The network's result, without a softmax at its end: f32, one for each class.
     Logits,
     /// Softmax of the logits: f32, one for each class.
     #[default]
     Probabilities,
     /// The k most probable classes, best first, ties by the lower index: k x (f32 probability, u32 index).
     TopK(usize),
-    /// The features before a last linear layer, or else the result, also of several pixels: f32, NHWC.
+    /// What the last layer reads, if it is a linear layer; otherwise, and for a model that was cut, the network's
+    /// result, also of several pixels: f32, NHWC.
     Features,
 }
 

@@ -574,13 +574,13 @@ int main(int argc, char **argv)
     stats.size = sizeof stats;
     EXPECT(trefoil_batcher_get_stats(engine, &stats), WRONG_KIND, NULL);
     EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 3, &ticket), INVALID_ARGUMENT, "expected 784");
-    EXPECT(trefoil_batcher_submit(batcher, NULL, NULL, 784, &ticket), NULL_POINTER, "pixels is null");
+    EXPECT(trefoil_batcher_submit(batcher, NULL, NULL, 784, &ticket), NULL_POINTER, "row is null");
     EXPECT(trefoil_batcher_submit(batcher, &urgent, pixels, 784, &ticket), INVALID_ARGUMENT, "high_priority is 3");
     urgent.high_priority = 1;
     const void *many[] = {pixels, pixels, NULL};
     unsigned char copied[40];
     EXPECT(trefoil_batcher_submit_rows(batcher, NULL, NULL, 2, 784, &ticket), NULL_POINTER, "rows is null");
-    EXPECT(trefoil_batcher_submit_rows(batcher, NULL, many, 3, 784, &ticket), NULL_POINTER, "pixels is null");
+    EXPECT(trefoil_batcher_submit_rows(batcher, NULL, many, 3, 784, &ticket), NULL_POINTER, "row is null");
     EXPECT(trefoil_batcher_submit_rows(batcher, NULL, many, 0, 784, &ticket), INVALID_ARGUMENT, "count is 0");
     EXPECT(trefoil_batcher_submit_rows(batcher, NULL, many, 2, 3, &ticket), INVALID_ARGUMENT, "expected 784");
     EXPECT(trefoil_batcher_submit_rows(batcher, NULL, many, 2, 784, NULL), NULL_POINTER, "ticket is null");
