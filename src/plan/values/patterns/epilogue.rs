@@ -1,7 +1,7 @@
 //! The epilogue of a product in its kernel: biases, an activation, factors, a residual.
 
 use super::expr::{args, size};
-use crate::graph::{Binary, Expr, Graph, Op, Tensor, ValueId, ValueType};
+use crate::graph::{Binary, Expr, Graph, Number, Op, Tensor, Unary, ValueId, ValueType};
 use crate::loops;
 use crate::plan::{Gate, ProductActivation};
 use crate::tensor::Dtype;
@@ -111,8 +111,9 @@ fn with_bias(expr: &Expr, number: usize) -> Expr {
     }
 }
 
-/// The activation that an expression of one number computes, found by its values at samples. The values of any two
-/// activations differ by 1e-4 or more at some samples; evaluated in f32, they are exact to 1e-6 of the number.
+/// The activation that an expression of one number computes, found by its values at samples: the expression has no steps
+/// but those of comparisons, and samples lie on both sides of each of its constants. The values of any two activations
+/// differ by 1e-4 or more at some samples; evaluated in f32, they are exact to 1e-6 of the number.
 fn activation(expr: &Expr) -> Option<ProductActivation> {
     if *expr == Expr::Arg(0) {
         return Some(ProductActivation::None);
@@ -140,8 +141,17 @@ struct Samples {
 }
 
 impl Samples {
+    /// The values of an expression; `None` for one that has steps, which may lie between samples.
     fn of(expr: &Expr) -> Option<Self> {
-        let x: Vec<f32> = (-SAMPLES..=SAMPLES).map(|i| i as f32 / 8.0).chain([-60.0, -30.0, 30.0, 60.0, 1e3]).collect();
+        if has_steps(expr) {
+            return None;
+        }
+        let small = (-SAMPLES..=SAMPLES).map(|i| i as f32 / 8.0);
+        let magnitudes = (-20..=20).flat_map(|power| [1.0, 1.37].map(|of| of * 2_f32.powi(power)));
+        let large = [30.0, 60.0, 1e3, 65_504.0, 1e6, 1e30];
+        let around = constants(expr).into_iter().flat_map(|at| BESIDE.map(|beside| at * beside));
+        let either = magnitudes.chain(large).chain(around).flat_map(|x| [x, -x]);
+        let x: Vec<f32> = small.chain(either).filter(|x| x.is_finite()).collect();
         let of = ValueType::new(Dtype::F32, &[x.len()]);
         let operand = Tensor::of(&of.dims, &x);
         let y = loops::compute(&Op::Map(expr.clone()), &[Some(&operand)], &[of]).ok()?.remove(0);
@@ -163,3 +173,38 @@ impl Samples {
 
 /// The number of samples on either side of 0, eight for each unit.
 const SAMPLES: i32 = 96;
+/// Factors of a number that lead to it and to its neighbourhood.
+const BESIDE: [f32; 3] = [1.0 - 1.0 / 256.0, 1.0, 1.0 + 1.0 / 256.0];
+/// The number of constants whose products and quotients are samples too.
+const MOST_CONSTANTS: usize = 16;
+
+/// Whether an expression rounds, counts, or does anything else that leaves a number as it is at most samples.
+pub(super) fn has_steps(expr: &Expr) -> bool {
+    match expr {
+        Expr::Arg(_) | Expr::Axis(_) | Expr::Const(..) => false,
+        Expr::Cast(dtype, of) => !dtype.is_float() || has_steps(of),
+        Expr::Unary(Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round, _) => true,
+        Expr::Unary(_, of) => has_steps(of),
+        Expr::Binary(Binary::Rem | Binary::Mod | Binary::Equal, _) => true,
+        Expr::Binary(_, of) => of.iter().any(has_steps),
+        Expr::Select(of) => of.iter().any(has_steps),
+    }
+}
+
+/// The numbers in an expression, and their products and quotients: where it may compare its operand with something.
+fn constants(expr: &Expr) -> Vec<f32> {
+    fn add(expr: &Expr, to: &mut Vec<f32>) {
+        match expr {
+            Expr::Const(_, Number::Float(number)) => to.push(*number as f32),
+            Expr::Const(_, Number::Int(_)) | Expr::Arg(_) | Expr::Axis(_) => {}
+            Expr::Cast(_, of) | Expr::Unary(_, of) => add(of, to),
+            Expr::Binary(_, of) => of.iter().for_each(|of| add(of, to)),
+            Expr::Select(of) => of.iter().for_each(|of| add(of, to)),
+        }
+    }
+    let mut all = Vec::new();
+    add(expr, &mut all);
+    let few = all[..all.len().min(MOST_CONSTANTS)].to_vec();
+    all.extend(few.iter().flat_map(|a| few.iter().flat_map(move |b| [a * b, a / b])));
+    all
+}

@@ -1,5 +1,6 @@
 //! Norms of rows in pieces: means, squares and roots. Exporters without an operation for norms write them so.
 
+use super::epilogue::has_steps;
 use super::expr::{args, float, inlined};
 use super::{Context, writer};
 use crate::graph::{Binary, Expr, Graph, Node, NodeId, Op, Reduce, ReduceOp, Tensor, ValueId, ValueType};
@@ -93,11 +94,16 @@ fn divided(context: &Context<'_>, mean: ValueId, deviation: ValueId) -> Option<(
 }
 
 /// The number in an expression of two operands that divides the first by the root of the second plus that number;
-/// `None` for any other expression. It is found by values at samples, within the precision of f32.
+/// `None` for any other expression. It is found by values at samples, within the precision of f32: mean squares of all
+/// magnitudes, so that some are as large as any number in the expression.
 fn epsilon(expr: &Expr) -> Option<f64> {
+    if has_steps(expr) {
+        return None;
+    }
+    let magnitudes: Vec<f32> = (-60..=60).flat_map(|power| [1.0, 1.37].map(|of| of * 2_f32.powi(power))).collect();
     let [deviations, squares]: [Vec<f32>; 2] = [
-        SAMPLES.iter().flat_map(|&deviation| SAMPLES.map(|_| deviation)).chain([1.0]).collect(),
-        SAMPLES.iter().flat_map(|_| SAMPLES.map(f32::abs)).chain([0.0]).collect(),
+        DEVIATIONS.iter().flat_map(|&deviation| magnitudes.iter().map(move |_| deviation)).chain([1.0]).collect(),
+        DEVIATIONS.iter().flat_map(|_| magnitudes.iter().copied()).chain([0.0]).collect(),
     ];
     let of = ValueType::new(Dtype::F32, &[squares.len()]);
     let [x, v] = [&deviations, &squares].map(|samples| Tensor::of(&of.dims, samples));
@@ -111,8 +117,8 @@ fn epsilon(expr: &Expr) -> Option<f64> {
     (is_root && epsilon.is_finite() && epsilon > 0.0).then_some(epsilon)
 }
 
-/// Samples of deviations; without their signs, samples of mean squares.
-const SAMPLES: [f32; 6] = [-30.0, -1.5, -0.01, 0.001, 0.7, 8.0];
+/// Samples of deviations.
+const DEVIATIONS: [f32; 4] = [-30.0, -0.01, 0.7, 8.0];
 
 /// The node that reads the result of `at`, as its only reader, and multiplies it by or adds a constant for each column;
 /// and the constant.

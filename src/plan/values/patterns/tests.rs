@@ -118,6 +118,11 @@ impl Block {
 
     /// A norm as several nodes, as written by exporters without an operation for norms.
     fn norm_in_pieces(&mut self, x: ValueId, is_centred: bool) -> ValueId {
+        self.norm_by(x, is_centred, Expr::arg(0) + number(1e-5))
+    }
+
+    /// The same, with this expression of the mean square under the root.
+    fn norm_by(&mut self, x: ValueId, is_centred: bool, under_root: Expr) -> ValueId {
         let mean = || Op::Reduce(Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true });
         let deviation = match is_centred {
             true => {
@@ -128,7 +133,7 @@ impl Block {
         };
         let squares = self.g.map("squares", Expr::arg(0).binary(Binary::Pow, number(2.0)), &[deviation]);
         let v = self.g.node("variance", mean(), &[squares]);
-        let v = self.g.map("epsilon", Expr::arg(0) + number(1e-5), &[v]);
+        let v = self.g.map("epsilon", under_root, &[v]);
         let v = self.g.map("root", Expr::arg(0).unary(Unary::Sqrt), &[v]);
         let y = self.g.map("divided", Expr::arg(0) / Expr::arg(1), &[deviation, v]);
         let [w, b] = ["w", "b"].map(|name| self.weight(name, &[self.of.width()]));
@@ -267,7 +272,21 @@ fn activations_are_told_apart_whatever_their_pieces_are() {
     let sigmoid = |of: Expr| number(1.0) / (number(1.0) + (-of).unary(Unary::Exp));
     let cubed = x().binary(Binary::Pow, number(3.0));
     let inner = (x() + cubed * number(0.044_715)) * number(0.797_884_56);
+    let relu = || x().binary(Binary::Max, number(0.0));
+    let gelu = || number(0.5) * (x() * (number(1.0) + (x() * number(0.707_106_77)).unary(Unary::Erf)));
+    let above = |bound: f64| number(bound).binary(Binary::Less, x());
     let cases = [
+        // A bound that no number in f32 exceeds is none; any other one is kept, and so is rounding.
+        (relu().binary(Binary::Min, number(f32::MAX.into())), "product+relu"),
+        (relu().binary(Binary::Min, number(1000.0)), "product"),
+        (relu().binary(Binary::Min, number(30_000.0)), "product"),
+        (relu().binary(Binary::Min, number(1.0e9)), "product"),
+        (gelu().binary(Binary::Max, number(-1000.0)).binary(Binary::Min, number(1000.0)), "product"),
+        ((relu() * number(16.0)).unary(Unary::Round) / number(16.0), "product"),
+        (above(0.1).select(x(), number(0.0)), "product"),
+        (above(0.001).select(x(), number(0.0)), "product"),
+        (above(7.0 / 3.0).select(number(7.0) / number(3.0), relu()), "product"),
+        (gelu(), "product+gelu"),
         (x().binary(Binary::Max, number(0.0)), "product+relu"),
         (number(0.5) * (x() * (number(1.0) + (x() * number(0.707_106_77)).unary(Unary::Erf))), "product+gelu"),
         ((x() * number(0.5)) * (inner.unary(Unary::Tanh) + number(1.0)), "product+gelu(tanh)"),
@@ -562,6 +581,25 @@ fn norms_in_pieces_are_norms() {
         });
         let of = found.unwrap();
         assert!((of.epsilon - 1e-5).abs() < 1e-9 && (of.rows, of.columns) == (3 * 197, 192), "{of:?}");
+    }
+}
+
+/// Roots of anything but the mean square and a number are no norms, however small the difference is for usual rows.
+#[test]
+fn bounds_of_a_mean_square_are_kept() {
+    let v = || Expr::arg(0);
+    let kept = [
+        v().binary(Binary::Min, number(31.0)) + number(1e-5),
+        v().binary(Binary::Min, number(1e6)) + number(1e-5),
+        v().binary(Binary::Max, number(1e-5)),
+        (v() + number(1e-5)).binary(Binary::Max, number(1e-3)),
+        (v() * number(4096.0)).unary(Unary::Round) / number(4096.0) + number(1e-5),
+    ];
+    for under_root in kept {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.norm_by(x, false, under_root);
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        assert!(!plan.steps.iter().any(|step| matches!(step.op, StepOp::RowNorm(_))), "{plan}");
     }
 }
 
