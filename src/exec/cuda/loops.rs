@@ -89,7 +89,7 @@ impl Launcher for Loops {
         let StepOp::Loop(of) = step.op() else { return Err(step.wrong_kernel()) };
         let kernel = step.written().kernel(&of.of);
         let operands = kernel.operands.iter().map(|&operand| step.input_address(operand));
-        let addresses: Vec<u64> = operands.chain([step.pointers().2]).collect();
+        let addresses: Vec<u64> = operands.chain([step.output_address(0)]).collect(); // it may read nothing
         let args = argument(&addresses)?;
         Ok(Launch {
             entry: kernel.entry.clone().into(),

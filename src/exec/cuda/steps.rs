@@ -171,7 +171,7 @@ impl Operands<'_> {
     /// Addresses of the step's first input, of its second input if there is one, and of its output.
     pub fn pointers(&self) -> (u64, Option<u64>, u64) {
         let second = self.step.inputs.get(1).map(|&id| self.address(id));
-        (self.address(self.step.inputs[0]), second, self.address(self.step.outputs[0]))
+        (self.address(self.step.inputs[0]), second, self.output_address(0))
     }
 
     /// The number of tensors that the step reads.
