@@ -93,17 +93,18 @@ impl Values {
         if may_be_batched {
             let two = source.graph(&dims, 2)?;
             axes = batch_axes(&one, &two).ok();
-            if let Some(BatchAxes([inputs, _])) = &axes
-                && let Some(node) = mixes(&two, inputs)
-            {
-                let names = names.into_iter().collect::<Vec<_>>().join(", ");
-                return Err(Error::graph(
-                    node,
-                    format!(
-                        "it computes indices along {names} from each other, so that these cannot be rows of a batch: give \
-                         the dimension a size (`--size NAME=N`, `Sizes::dim`)"
-                    ),
-                ));
+            if let Some(BatchAxes([inputs, outputs])) = &axes {
+                let three = source.graph(&dims, 3)?;
+                if let Some(node) = mixes([&one, &two, &three], [inputs, outputs]) {
+                    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                    return Err(Error::graph(
+                        node,
+                        format!(
+                            "it computes indices along {names} from each other, so that these cannot be rows of a batch: \
+                             give the dimension a size (`--size NAME=N`, `Sizes::dim`)"
+                        ),
+                    ));
+                }
             }
         }
         Self::new(source.into(), dims, one, axes)
@@ -288,10 +289,14 @@ impl Values {
                 Op::Contract(of) => (of.sums_first(), &node.inputs[1..]),
                 Op::Conv(_) => (None, &node.inputs[1..]),
                 Op::Recurrent(_) => (Some(false), &node.inputs[1..2]),
+                Op::Map(_) => (None, &node.inputs[..]), // which may add the bias of a layer
                 _ => continue,
             };
             for &id in read.iter().flatten() {
                 let (of, Some(constant)) = (graph.value(id), graph.constant(id)) else { continue };
+                if matches!(node.op, Op::Map(_)) && (of.rank() != 1 || of.dtype != Dtype::F32) {
+                    continue;
+                }
                 let name = name_of(constant, of);
                 if let Constant::Bytes(bytes) = constant {
                     computed.insert(name.clone(), Tensor::from_bytes(of.clone(), bytes));
