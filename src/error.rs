@@ -288,6 +288,7 @@ impl fmt::Display for Message<'_> {
             Error::UnknownArchitecture { path, found, known } => {
                 write!(f, "{}: unknown architecture `{found}`; known: {}", path.display(), known.join(", "))
             }
+            Error::Graph { node, what } if node.is_empty() => write!(f, "{what}"),
             Error::Graph { node, what } => write!(f, "node `{node}`: {what}"),
             Error::Import { path, problems } => write!(f, "{}: {}", path.display(), Problems(problems)),
             Error::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),

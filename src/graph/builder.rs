@@ -137,7 +137,7 @@ impl GraphBuilder {
             self.mistake("", "the graph has no output");
         }
         let Some(((node, first), rest)) = self.mistakes.split_first() else { return Ok(self.graph) };
-        let rest = rest.iter().map(|(node, what)| format!("; node `{node}`: {what}")).collect::<String>();
+        let rest = rest.iter().map(|(node, what)| format!("; {}", Error::graph(node, what))).collect::<String>();
         Err(Error::graph(node, format!("{first}{rest}")))
     }
 

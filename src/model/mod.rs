@@ -251,13 +251,7 @@ impl Model {
     pub fn open_encoder(folder: impl AsRef<Path>, asked: &Embedding) -> Result<Self, Error> {
         let folder = folder.as_ref();
         let opened = if folder.is_file() { None } else { encoders::open(folder, asked)? };
-        opened.ok_or_else(|| Error::Unsupported {
-            what: format!("an encoder, or sizes of free dimensions, of {}", folder.display()),
-            instead: format!(
-                "open an ONNX file, or a folder of one of {}",
-                encoders::known().collect::<Vec<_>>().join(", ")
-            ),
-        })
+        opened.ok_or_else(|| encoders::unknown(folder))
     }
 
     /// A network of images from a graph with one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of

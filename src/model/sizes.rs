@@ -86,7 +86,8 @@ impl Model {
 /// # Errors
 /// [`Error::Option`] with the model's dimensions.
 pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
-    if size.dims().keys().all(|name| own.contains_key(name)) {
+    let unknown: Vec<&str> = size.dims().keys().map(|name| &**name).filter(|name| !own.contains_key(*name)).collect();
+    if unknown.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
@@ -98,7 +99,7 @@ pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
         }
         names => names.join(", "),
     };
-    Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")))
+    Err(Error::option("sizes", unknown.join(", "), format!("sizes of the model's free dimensions: {dims}")))
 }
 
 /// The results of `at` for all of these sizes.

@@ -1,10 +1,11 @@
 //! `trefoil audit`: the nodes of a model whose numbers f16 does not hold.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trefoil::model::Model;
@@ -12,6 +13,7 @@ use trefoil::{Device, Engine, Target, files};
 
 use crate::feed::Feed;
 use crate::ports::{Inputs, short};
+use crate::outputs::is_same;
 use crate::{Outcome, models, out, report};
 
 /// Arguments of `audit`.
@@ -80,8 +82,13 @@ fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
 
 /// The path of the configuration beside a model's file, and its content; empty where there is no such file yet.
 fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
-    ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
+    ensure!(!model_path.is_dir(), "--save is for an ONNX file, and {} is a folder", report::path(model_path));
     let path = model_path.with_file_name("config.json");
+    let others = fs::read_dir(path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")))?;
+    let other = others.flatten().map(|entry| entry.path()).find(|file| models::is_onnx(file) && !is_same(file, model_path));
+    if let Some(other) = other {
+        bail!("--save: {} would read {} too: move one of them to another folder", report::path(&other), report::path(&path));
+    }
     let config = if path.exists() { models::read_config(&path)? } else { Map::new() };
     files::check(&path)?;
     Ok((path, config))

@@ -17,7 +17,7 @@ use trefoil::{CalibrationMethod, Calibrator, Sensitivity, files, image};
 
 use crate::inputs::{Input, Inputs};
 use crate::threads::{join, spawn};
-use crate::{Outcome, models, out, report, setup, stop};
+use crate::{Outcome, cli, models, out, outputs, report, setup, stop};
 
 /// Arguments of `calibrate`.
 #[derive(Args, Debug)]
@@ -107,35 +107,49 @@ const PERCENT: f64 = 99.99;
 const MOST_ERROR: f64 = 0.005;
 
 pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
+    let wrong = |what: &str| Err(cli::wrong(&["calibrate"], what.into()).into());
     match args.precision {
-        Numbers::S8 => run_in_bytes(args),
-        Numbers::E4m3 => {
-            let is_of_bytes = args.method.is_some() || args.percent.is_some() || args.most_error.is_some();
-            ensure!(!is_of_bytes, "--method, --percent and --most-error are for bytes");
-            e4m3::run(args)
+        Numbers::S8 if args.percent.is_some() && args.method != Some(Method::Percentile) => {
+            wrong("--percent is for --method percentile")
         }
+        Numbers::S8 => run_in_bytes(args),
+        Numbers::E4m3 if args.method.is_some() || args.percent.is_some() || args.most_error.is_some() => {
+            wrong("--method, --percent and --most-error are for bytes")
+        }
+        Numbers::E4m3 => e4m3::run(args),
     }
 }
 
 fn run_in_bytes(args: &CalibrateArgs) -> Result<Outcome> {
     let (model, from) = models::open(Some(&args.model))?;
     let config = config_of(&from)?;
-    ensure!(!is_same(&args.out, &from), "{} is the model itself: name another folder", args.out.display());
+    ensure!(
+        model.image_network().is_ok(),
+        "{} is no network of images: --precision e4m3 calibrates encoders",
+        from.display()
+    );
     let inputs = Inputs::collect(&args.inputs);
     ensure!(
         inputs.list.len() >= Calibrator::FEWEST_ROWS,
-        "{} photos: expected {} or more, as varied as what the model will see",
+        "photos: {}; expected {} or more, as varied as what the model will see",
         inputs.list.len(),
         Calibrator::FEWEST_ROWS
     );
-    in_folder(&args.out, || calibrate(args, &model, config, &inputs))
+    in_folder(&from, &args.out, || calibrate(args, &model, config, &inputs))
 }
 
-/// Makes the folder first, so that nothing is computed that could not be kept.
-fn in_folder(out: &Path, calibrate: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+/// Makes the folder first, so that nothing is computed that could not be kept. Of a folder that holds a model, only one
+/// that was calibrated is replaced.
+fn in_folder(model: &Path, out: &Path, calibrate: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    ensure!(!outputs::is_same(out, model), "{} is the model itself: name another folder", out.display());
+    let config = out.join("config.json");
+    if config.exists() || out.join("model.safetensors").exists() {
+        let is_calibrated = models::read_config(&config).is_ok_and(|config| config.contains_key("quantization"));
+        ensure!(is_calibrated, "{} holds a model that was not calibrated: name another folder", out.display());
+    }
     let is_new = !out.exists();
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let calibrated = files::check(out.join("config.json")).map_err(Into::into).and_then(|()| calibrate());
+    let calibrated = files::check(config).map_err(Into::into).and_then(|()| calibrate());
     if calibrated.is_err() && is_new {
         let _ = fs::remove_dir(out); // if nothing is in it
     }
@@ -181,10 +195,6 @@ fn config_of(model: &Path) -> Result<Map<String, Value>> {
     models::read_config(&path).with_context(|| {
         format!("{}: a model to calibrate is a folder with model.safetensors and config.json", path.display())
     })
-}
-
-fn is_same(a: &Path, b: &Path) -> bool {
-    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
 /// Shows all photos to the model, a part of them on each core; returns how many could not be read.

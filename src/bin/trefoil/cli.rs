@@ -39,7 +39,7 @@ Examples:
   trefoil classify photos/ --top 3
   trefoil trace --batch 64 --html trace.html
 
-The first Ctrl-C ends a run early, with a report of what was done; the second one quits.
+In classify, embed, calibrate, bench and trace the first Ctrl-C ends the run early, and the second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR, COLUMNS.
 Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, \
 130 interrupted."
@@ -140,6 +140,13 @@ impl Place {
     pub fn open(&self) -> Result<(Model, PathBuf)> {
         let dim = |sizes: Sizes, (name, size): &(String, usize)| sizes.dim(name, *size);
         models::open_at(self.model.as_deref(), &self.sizes.iter().fold(Sizes::new(), dim))
+    }
+
+    /// Opens the model at its sizes, if it is a network of images; also says where it was.
+    pub fn open_images(&self) -> Result<(Model, PathBuf)> {
+        let (model, path) = self.open()?;
+        models::check_images(&model, &path)?;
+        Ok((model, path))
     }
 }
 

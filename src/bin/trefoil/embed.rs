@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use trefoil::model::{Embedding, Model, Pooling};
-use trefoil::{Target, files};
+use trefoil::Target;
 
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models, stop};
+use crate::{Outcome, models, outputs, stop};
 use source::Source;
 use stream::stream;
 use tokens::Texts;
@@ -76,8 +76,11 @@ enum Pool {
 }
 
 pub fn run(args: &EmbedArgs) -> Result<Outcome> {
-    args.output.iter().try_for_each(files::check)?; // before the run, which may be long
+    if let Some(path) = &args.output {
+        outputs::check(path, "npy", args.inputs.iter().map(PathBuf::as_path))?; // before the run, which may be long
+    }
     let folder = models::find(Some(&args.model))?;
+    ensure!(folder.is_dir(), "{} is a file, and an encoder is a folder: `trefoil run` runs any file", folder.display());
     let source = Source::collect(&folder, &args.inputs)?;
     let model = args.open(&folder, &source)?;
     warn_of_cuts(&model, &source)?;
@@ -88,7 +91,13 @@ pub fn run(args: &EmbedArgs) -> Result<Outcome> {
     stream(&engine, &model, &source, &mut sink)?;
     let counts = sink.finish()?;
     if stop::requested() {
-        let _ = writeln!(io::stderr(), "interrupted: {} of {} inputs were done", counts.done, source.len());
+        let (done, of) = (counts.done, source.len());
+        let kept = match &args.output {
+            Some(path) if done > 0 => format!("; {} has these", path.display()),
+            Some(path) => format!("; {} was not written", path.display()),
+            None => String::new(),
+        };
+        let _ = writeln!(io::stderr(), "interrupted: {done} of {of} inputs were done{kept}");
     }
     Ok(match (counts.done - counts.failed, counts.failed) {
         (_, 0) => Outcome::AllGood,
@@ -115,8 +124,9 @@ impl EmbedArgs {
         let Source::Texts(texts) = source else {
             let is_of_texts = self.sequence.is_some() || self.packed.is_some();
             ensure!(!is_of_texts, "--sequence and --packed are for texts, and the inputs are photos");
+            ensure!(self.pooling != Some(Pool::Last), "--pooling last is for texts, and the inputs are photos");
             let model = open(&asked)?;
-            model.preprocessing().context("the inputs are photos")?;
+            check_photos(&model, folder)?;
             return Ok(model);
         };
         let model = match self.sequence {
@@ -127,6 +137,16 @@ impl EmbedArgs {
         let longest = tokens_of(&model)?.min(tokens);
         open(&asked.sequence(longest).packed(tokens, texts.most_rows(tokens, longest)))
     }
+}
+
+/// An error for an encoder that reads no photos.
+pub fn check_photos(model: &Model, folder: &std::path::Path) -> Result<()> {
+    ensure!(
+        model.preprocessing().is_ok(),
+        "the inputs are photos, and {} reads none: an encoder of texts takes files with a text on each line",
+        folder.display()
+    );
+    Ok(())
 }
 
 /// Opens the encoder with rows as long as the longest text. Without a mask the padding would change the result: such an

@@ -40,7 +40,7 @@ pub struct Feed {
     /// an array are random
     #[arg(long = "input", value_name = "NAME=FILE.npy", value_parser = named_file)]
     pub inputs: Vec<(String, PathBuf)>,
-    /// Number of rows if no input has a file [default: a batch]
+    /// Number of rows if no input has a file [default: a batch; for audit 1]
     #[arg(long, value_name = "N", value_parser = count::<1_000_000>, conflicts_with = "inputs")]
     pub rows: Option<usize>,
     #[command(flatten)]
@@ -86,6 +86,12 @@ impl SizeArgs {
 }
 
 impl Feed {
+    /// The files that the command reads.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let arrays = self.inputs.iter().chain(&self.at.constants).map(|(_, path)| path);
+        [&self.model].into_iter().chain(arrays).map(PathBuf::as_path)
+    }
+
     /// Opens the model at the sizes of the options, an ONNX file with its own inputs and outputs; also returns its path.
     pub fn open(&self) -> Result<(Model, PathBuf)> {
         models::open_values(&self.model, &self.at.first()?)

@@ -148,8 +148,11 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
     writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
     writeln!(
         out,
-        "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
-        preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
+        "preprocessing: shorter side to {}, {}; centre crop; mean {:?}, std {:?}\n",
+        preprocessing.resize,
+        format!("{:?}", preprocessing.interpolation).to_lowercase(),
+        preprocessing.mean,
+        preprocessing.std
     )?;
     for reason in model.layers_in_floats() {
         writeln!(out, "in floats: {reason}")?;

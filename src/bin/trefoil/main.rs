@@ -34,6 +34,7 @@ mod npz;
 mod onnx_file;
 mod ordered;
 mod out;
+mod outputs;
 mod ports;
 mod random;
 mod report;
@@ -104,7 +105,9 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) if error.is::<clap::Error>() => error.downcast_ref().map_or(USAGE, answer_instead),
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {}", report::message(&format!("{error:#}")));
+            // Files have errors of the library, which name them.
+            let of = if error.is::<io::Error>() { "cannot write the standard output: " } else { "" };
+            let _ = writeln!(io::stderr(), "error: {of}{}", report::message(&format!("{error:#}")));
             1
         }
     };

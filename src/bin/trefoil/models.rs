@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 use trefoil::model::Model;
 use trefoil::onnx::Sizes;
@@ -37,6 +37,17 @@ pub fn open_values(wanted: &Path, sizes: &Sizes) -> Result<(Model, PathBuf)> {
     })
 }
 
+/// An error for a model of values.
+pub fn check_images(model: &Model, path: &Path) -> Result<()> {
+    ensure!(
+        model.image_network().is_ok(),
+        "{} is a model of values, and this command measures networks of images: `trefoil run MODEL --repeat N` measures any \
+         model",
+        path.display()
+    );
+    Ok(())
+}
+
 /// The model at these sizes, or at its own where there are none.
 fn of_sizes(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     if sizes.is_empty() { Model::open(path) } else { Model::open_at(path, sizes) }
@@ -44,8 +55,12 @@ fn of_sizes(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
 
 fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Result<(Model, PathBuf)> {
     let model = open(&path).map_err(|error| {
-        let is_size = matches!(&error, Error::Option { option: "sizes", .. });
-        anyhow::Error::from(error).context(if is_size { "--size NAME=N" } else { "cannot use the model" })
+        let of = match &error {
+            Error::Option { option: "sizes", .. } => "--size NAME=N",
+            Error::Option { option: "constants", .. } => "--constant NAME=FILE.npy",
+            _ => "cannot use the model",
+        };
+        anyhow::Error::from(error).context(of)
     })?;
     log::info!("model {} from {}", model.name(), path.display());
     Ok((model, path))
@@ -134,7 +149,7 @@ fn in_path(path: &Path) -> Result<Option<PathBuf>> {
     match &models[..] {
         [] => Ok(None),
         [only] => Ok(Some(only.clone())),
-        _ => bail!("{} holds several models: choose one of {} by --model", path.display(), list(&models)),
+        _ => bail!("{} holds several models: name one of {}", path.display(), list(&models)),
     }
 }
 
@@ -143,6 +158,12 @@ fn in_path(path: &Path) -> Result<Option<PathBuf>> {
 fn is_model(path: &Path) -> bool {
     let is_named = MODEL_FILES.iter().any(|extension| path.extension() == Some(OsStr::new(extension)));
     path.join(WEIGHTS_FILE).is_file() || path.is_file() && is_named
+}
+
+/// Whether a file lies beside the weights of a model.
+pub fn is_part(file: &Path) -> bool {
+    file.with_file_name(WEIGHTS_FILE).is_file()
+        && file.extension().is_some_and(|found| found == "json" || found == "safetensors")
 }
 
 fn no_model(path: &Path) -> String {

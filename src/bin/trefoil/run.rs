@@ -14,7 +14,7 @@ use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::table::Column::{Figure, Text};
 use crate::table::Table;
-use crate::{Outcome, npy, npz, out, report, setup};
+use crate::{Outcome, npy, npz, out, outputs, report, setup};
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -49,7 +49,9 @@ pub struct RunArgs {
 }
 
 pub fn run(args: &RunArgs) -> Result<Outcome> {
-    args.output.iter().try_for_each(files::check)?; // before the run, which may be long
+    if let Some(path) = &args.output {
+        outputs::check(path, "npz", args.feed.files())?; // before the run, which may be long
+    }
     let (model, path) = args.feed.open()?;
     let device = setup::open_device(args.device)?;
     if args.check_finite {
@@ -100,9 +102,13 @@ fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()
     let began = Instant::now();
     stream(engine, rows, |output| results.add(output))?;
     (1..args.repeat).try_for_each(|_| stream(engine, rows, |_| {}))?;
-    print_rows(rows, args.repeat, began.elapsed())?;
+    let took = began.elapsed();
+    if let Some(path) = &args.output {
+        write(path, &results)?; // before all that may fail
+    }
+    print_rows(rows, args.repeat, took)?;
     match &args.output {
-        Some(path) => write(path, &results),
+        Some(path) => tell(path, &results),
         None => print(&results),
     }
 }
@@ -126,7 +132,11 @@ fn write(path: &Path, results: &Results) -> Result<()> {
         (format!("{}.npy", port.name), npy::write(port.dtype, &dims, bytes))
     };
     let archive = npz::write(&results.ports.iter().map(file).collect::<Vec<_>>())?;
-    files::write(path, archive)?;
+    Ok(files::write(path, archive)?)
+}
+
+/// Prints what the archive has.
+fn tell(path: &Path, results: &Results) -> Result<()> {
     let names: Vec<&str> = results.ports.iter().map(|(port, _)| &*port.name).collect();
     let said = format!("output  {} in {}", names.join(", "), path.display());
     writeln!(out::stdout(), "{}", report::message(&said))?;

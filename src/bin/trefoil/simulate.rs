@@ -63,6 +63,9 @@ struct Engine {
 }
 
 pub fn run(args: &SimulateArgs) -> Result<Outcome> {
+    if args.rate.is_some() && matches!(args.arrival, SimArrival::Closed) {
+        return Err(cli::wrong(&["simulate"], "--rate is for --arrival poisson and --arrival periodic".into()).into());
+    }
     let spec = spec(args);
     spec.check().map_err(|error| usage(&error))?;
     let figures = Figures::of(&spec, &simulate(&spec)?);

@@ -16,7 +16,7 @@ use trefoil::{Engine, Error, OutputKind, Ticket, Trace, files};
 use crate::cli::{MAX_BATCH, MAX_THREADS, Place, SlotsArgs, count, seconds};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::run_all;
-use crate::{Outcome, out, report, stop, throughput};
+use crate::{Outcome, out, outputs, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
@@ -182,8 +182,11 @@ impl<'a> Files<'a> {
         Self { perfetto: args.out.as_deref().or_else(default), html: args.html.as_deref() }
     }
 
-    fn check(&self) -> Result<(), Error> {
-        [self.perfetto, self.html].into_iter().flatten().try_for_each(files::check)
+    fn check(&self) -> Result<()> {
+        let files = [(self.perfetto, "json"), (self.html, "html")];
+        files.into_iter().filter_map(|(path, ending)| Some((path?, ending))).try_for_each(|(path, ending)| {
+            outputs::check(path, ending, None)
+        })
     }
 
     fn write(&self, trace: &Trace) -> Result<(), Error> {

@@ -35,5 +35,5 @@ mod whisper;
 
 #[cfg(test)]
 pub(crate) use open::network;
-pub(super) use open::{is_one, known, open};
+pub(super) use open::{is_one, known, open, unknown};
 pub use options::{Embedding, Pooling, Tower};

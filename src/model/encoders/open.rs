@@ -22,6 +22,22 @@ pub(in crate::model) fn known() -> impl Iterator<Item = String> {
     FAMILIES.into_iter().chain(TOWERS).map(str::to_owned).chain(timm)
 }
 
+/// The error for a path where [`open`] finds no encoder.
+pub(in crate::model) fn unknown(path: &Path) -> Error {
+    let named = |settings: Settings| {
+        let name = |key| Some(format!("its config.json has the {key} `{}`", settings.get(key)?.as_str()?));
+        ["model_type", "architecture"].into_iter().find_map(name)
+    };
+    let why = match Settings::open(&path.join("config.json")) {
+        Ok(settings) => named(settings).unwrap_or_else(|| "its config.json has no model_type and no architecture".into()),
+        Err(_) => "it is no folder with a config.json".into(),
+    };
+    Error::Unsupported {
+        what: format!("{} as an encoder ({why})", path.display()),
+        instead: format!("open an ONNX file, or a folder of one of {}", known().collect::<Vec<_>>().join(", ")),
+    }
+}
+
 /// The encoder in a folder; `None` if its model is of no supported family.
 ///
 /// # Errors

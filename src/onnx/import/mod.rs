@@ -53,12 +53,13 @@ impl File {
         let mut cx = Context::new(self);
         let frame = Frame { opsets: &model.opsets, attributes: HashMap::new(), depth: 0 };
         let mut scope = Scope { names: HashMap::new(), outer: None, frame: &frame };
-        for tensor in &model.graph.initializers {
+        let read = model.graph.names_read();
+        for tensor in model.graph.initializers.iter().filter(|tensor| read.contains(&tensor.name[..])) {
             let fail = |what| Error::graph(&tensor.name, what);
             scope.names.insert(&tensor.name, cx.initializer(tensor).map_err(fail)?.into());
         }
         for input in &model.graph.inputs {
-            if sizes.value(&input.name).is_some() || !scope.names.contains_key(input.name.as_str()) {
+            if sizes.value(&input.name).is_some() || self.initializer(&input.name).is_none() {
                 let value = bind(&mut cx, input, sizes)?;
                 scope.names.insert(&input.name, value.into());
             }
@@ -106,18 +107,32 @@ impl File {
             .filter(|name| sizes.get(name).is_none())
             .map(|name| format!("`{name}`"))
             .collect();
+        let (mut dims_known, mut inputs_known) = (Vec::new(), Vec::new());
+        for input in &self.model().graph.inputs {
+            dims_known.extend(dims(input).unwrap_or_default().into_iter().filter_map(Result::err));
+            inputs_known.push(input.name.clone());
+        }
+        let unknown = |names: &mut dyn Iterator<Item = &String>, known: &[String]| {
+            names.filter(|name| !known.contains(name)).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        };
+        let of_dims = unknown(&mut sizes.dims().keys(), &dims_known);
         if !missing.is_empty() {
-            let expected = format!("a size for each free dimension, also {}", missing.join(", "));
+            let also = if of_dims.is_empty() { String::new() } else { format!("; the model has no {of_dims}") };
+            let expected = format!("a size for each free dimension, also {}{also}", missing.join(", "));
             return Err(Error::option("sizes", "incomplete", expected));
         }
-        let (mut known, mut told) = (HashSet::new(), Vec::new());
-        for input in &self.model().graph.inputs {
-            let free = dims(input).unwrap_or_default().into_iter().filter_map(Result::err);
-            told.extend(free.chain([input.name.clone()]).filter(|name| known.insert(name.clone())));
+        if !of_dims.is_empty() {
+            let mut seen = HashSet::new();
+            dims_known.retain(|name| seen.insert(name.clone()));
+            let expected = match &dims_known[..] {
+                [] => "none: the model has no free dimension".to_owned(),
+                known => format!("the model's free dimensions: {}", known.join(", ")),
+            };
+            return Err(Error::option("sizes", of_dims, expected));
         }
-        match sizes.names().find(|name| !known.contains(*name)) {
-            None => Ok(()),
-            Some(name) => Err(Error::option("sizes", name, format!("one of the model's {}", told.join(", ")))),
+        match unknown(&mut sizes.constants(), &inputs_known) {
+            none if none.is_empty() => Ok(()),
+            names => Err(Error::option("constants", names, format!("the model's inputs: {}", inputs_known.join(", ")))),
         }
     }
 
@@ -146,7 +161,7 @@ fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueI
     let ValueType::Tensor { dtype: Some(stored), .. } = &input.kind else {
         return Err(fail("that is not a tensor, or has no type in the file"));
     };
-    let dtype = dtype_of(*stored).ok_or_else(|| fail(&format!("of {stored}, which no graph has")))?;
+    let dtype = dtype_of(*stored).ok_or_else(|| fail(&format!("of {stored}, which is not supported")))?;
     let bound = sizes.value(&input.name);
     let expected = dims(input);
     if let Some(bound) = bound {
@@ -156,7 +171,7 @@ fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueI
                 && dims.iter().zip(&of.dims).all(|(dim, size)| !matches!(dim, Ok(dim) if dim != size))
         };
         if of.dtype != dtype || !expected.as_ref().is_none_or(fits) {
-            return Err(Error::option("sizes", format!("{of} for `{}`", input.name), "the type in the model"));
+            return Err(Error::option("constants", format!("{of} for `{}`", input.name), "the type in the model"));
         }
     }
     let value = match bound {

@@ -63,4 +63,9 @@ impl Sizes {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.dims.keys().chain(self.constants.keys()).map(String::as_str)
     }
+
+    /// The names of the inputs that have a value.
+    pub(super) fn constants(&self) -> impl Iterator<Item = &String> {
+        self.constants.keys()
+    }
 }

@@ -15,7 +15,7 @@ use trefoil::{Batcher, BatcherBuilder, BatcherStats, Device, Engine, Waiting};
 use super::args::{BatcherArgs, ClientsArgs};
 use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
-use super::record::Record;
+use super::record::{Record, ensure_some};
 use super::sources::Images;
 use crate::cli::{Kernels, SlotsArgs};
 use crate::setup::{self, Ring, Sizes};
@@ -88,7 +88,7 @@ struct Row {
 }
 
 pub fn run(args: &ClientsArgs) -> Result<Outcome> {
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let defaults = if small { &CPU_THREADS[..] } else { &GPU_THREADS };
@@ -117,6 +117,7 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
         record.note(&format!("{count} threads"));
     }
     bar.finish_and_clear();
+    ensure_some(&rows, "a number of threads")?;
     let ring = served.ring_figure();
     let figures = Figures { upload: true, includes: INCLUDES, ring, p99_bound_seconds, rows };
     record.finish(&args.report, &figures, |out| print(&figures, out), |about| plot(&figures, about).svg())?;

@@ -69,7 +69,8 @@ fn starts(args: &ColdArgs) -> Result<Outcome> {
     writeln!(out, "{:<34} {:>9.2} ms", "to the first result", 1e3 * median.seconds)?;
     writeln!(
         out,
-        "above driver and context            {:>9.2} ms ({:.2} to {:.2})",
+        "{:<34} {:>9.2} ms ({:.2} to {:.2})",
+        "above driver and context",
         1e3 * median.above_driver(),
         1e3 * least,
         1e3 * most
@@ -103,7 +104,9 @@ fn start(args: &ColdArgs) -> Result<Start> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let done = command.args(["--since", &since.to_string()]).output().context("cannot start this program")?;
     if !done.status.success() {
-        bail!("a start failed:\n{}", String::from_utf8_lossy(&done.stderr).trim());
+        let told = String::from_utf8_lossy(&done.stderr);
+        let last = told.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or(told.trim());
+        bail!("a start failed: {last}");
     }
     serde_json::from_slice(&done.stdout).context("a start printed something else")
 }
@@ -120,7 +123,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
         phases.push((name.to_owned(), (now - last).saturating_sub(of_inner).as_secs_f64()));
         last = now;
     };
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     lap("model's header and graph", &[]);
     let device = setup::open_device(args.place.device)?;
     lap("rest of the device", device.opening());

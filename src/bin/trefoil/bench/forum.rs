@@ -2,7 +2,7 @@
 //! used.
 //!
 //! The first five come from a question that is asked again and again: when many threads serve one GPU, which part of a
-//! batch's upload, forward pass and download has to be under the lock? In trefoil all three are one submission, which
+//! batch's upload, compute and download has to be under the lock? In trefoil all three are one submission, which
 //! never waits; before it a thread can acquire page-locked memory and copy its pixels there.
 
 use std::io::{self, Write};
@@ -71,7 +71,7 @@ struct Side {
 }
 
 pub fn run(args: &ForumArgs) -> Result<Outcome> {
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { CPU_BATCH } else { GPU_BATCH });

@@ -4,13 +4,13 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
 use trefoil::{Device, files};
 
 use super::args::ReportArgs;
-use crate::out;
+use crate::{out, outputs};
 use crate::setup;
 use crate::smi::{query, said, visible};
 use crate::stop;
@@ -55,6 +55,12 @@ struct GpuState {
     clocks_held_by: Option<String>,
 }
 
+/// An error if Ctrl-C came before anything was measured.
+pub fn ensure_some<T>(measured: &[T], what: &str) -> Result<()> {
+    ensure!(!measured.is_empty() || !stop::requested(), "interrupted before {what} was over: nothing was measured");
+    Ok(())
+}
+
 impl Record {
     /// Starts a record; fails at once if a file that is asked for cannot be written.
     pub fn start(
@@ -64,7 +70,9 @@ impl Record {
         options: Value,
         args: &ReportArgs,
     ) -> Result<Self> {
-        [&args.record, &args.plot].into_iter().flatten().try_for_each(files::check)?;
+        for (path, ending) in [(&args.record, "json"), (&args.plot, "svg")] {
+            path.iter().try_for_each(|path| outputs::check(path, ending, None))?;
+        }
         let info = device.info();
         let id = info.target.strip_prefix("cuda:").map(visible);
         let mut record = Self {

@@ -17,7 +17,7 @@ use super::arrivals::Arrivals;
 use super::clients::{RingFigure, Served, batch_of, since};
 use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
-use super::record::Record;
+use super::record::{Record, ensure_some};
 use crate::random::Random;
 use crate::table::Column::{Figure, Word};
 use crate::table::Table;
@@ -82,7 +82,7 @@ struct Server<'a> {
 }
 
 pub fn run(args: &ServerArgs) -> Result<Outcome> {
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let seconds = args.seconds.unwrap_or(if small { 1.0 } else { 5.0 });
@@ -108,6 +108,7 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
         Ok(step)
     })?;
     bar.finish_and_clear();
+    ensure_some(&ladder, "a rate")?;
     let kept = ladder.iter().filter(|step| step.within_limit).map(|step| step.images_per_second);
     let best = kept.max_by(f64::total_cmp);
     let figures = Figures {
@@ -120,7 +121,7 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
         ladder,
     };
     record.finish(&args.report, &figures, |out| print(&figures, out), |about| plot(&figures, about).svg())?;
-    Ok(Outcome::AllGood)
+    Ok(if best.is_some() { Outcome::AllGood } else { Outcome::SomeFailed })
 }
 
 /// Bisects between the highest rate that kept the limit and the lowest that did not; the highest of all is tried first.

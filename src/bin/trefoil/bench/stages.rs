@@ -63,7 +63,7 @@ struct Bench<'a> {
 }
 
 pub fn run(args: &StagesArgs) -> Result<Outcome> {
-    let (model, path) = args.place.open()?;
+    let (model, path) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let defaults = if setup::is_cpu(&device) { &CPU_BATCHES[..] } else { &GPU_BATCHES };
     let batches = if args.batch.is_empty() { defaults } else { &args.batch };

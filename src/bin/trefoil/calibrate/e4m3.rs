@@ -10,15 +10,14 @@ use serde_json::{Map, Value, json};
 use trefoil::model::{Embedding, Model, Tower};
 use trefoil::{Device, Engine, files};
 
-use super::{CalibrateArgs, config_of, in_folder, is_same};
+use super::{CalibrateArgs, config_of, in_folder};
 use crate::embed::source::Source;
-use crate::embed::{open_for, stream};
+use crate::embed::{check_photos, open_for, stream};
 use crate::{Outcome, models, out, report, setup, stop};
 
 pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
     let folder = models::find(Some(&args.model))?;
     let config = config_of(&folder)?;
-    ensure!(!is_same(&args.out, &folder), "{} is the model itself: name another folder", args.out.display());
     ensure!(!config.contains_key("quantization"), "{} is calibrated already", folder.display());
     let source = Source::collect(&folder, &args.inputs)?;
     ensure!(source.len() > 0, "no photo was found");
@@ -27,7 +26,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
     let reads_photos = |tower| open(&asked.clone().tower(tower)).map(|model| model.preprocessing().is_ok());
     ensure!(
         reads_photos(Tower::Images)? == reads_photos(Tower::Texts)?,
-        "{} has an encoder of images and one of texts: expected one of either",
+        "{} has an encoder of images and one of texts: expected a model with one encoder",
         folder.display()
     );
     let model = match &source {
@@ -35,9 +34,9 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
         Source::Photos(_) => open(&asked)?,
     };
     if let Source::Photos(_) = &source {
-        model.preprocessing().context("the inputs are photos")?;
+        check_photos(&model, &folder)?;
     }
-    in_folder(&args.out, || calibrate(args, &folder, &model, config, &source))
+    in_folder(&folder, &args.out, || calibrate(args, &folder, &model, config, &source))
 }
 
 fn calibrate(

@@ -80,11 +80,14 @@ fn read(labels: &str) -> Result<Vec<String>> {
             .with_context(|| format!("{}: expected text in UTF-8", path.display()))?;
         of(&mut text.strip_prefix('\u{feff}').unwrap_or(&text).lines()) // the byte order mark is no part of a label
     } else {
+        let may_be_path = !labels.contains(',') && (labels.contains('/') || labels.ends_with(".txt")) || path.is_dir();
+        ensure!(!may_be_path, "--labels-from-text: no file {labels}; several texts are separated by commas");
         of(&mut labels.split(','))
     };
     ensure!(!all.is_empty(), "--labels-from-text: there are no labels in {}", path.display());
     if let Some(empty) = all.iter().position(String::is_empty) {
-        anyhow::bail!("--labels-from-text: label {} is empty", empty + 1);
+        let of = if path.is_file() { "line" } else { "label" };
+        anyhow::bail!("--labels-from-text {labels}: {of} {} is empty", empty + 1);
     }
     Ok(all)
 }

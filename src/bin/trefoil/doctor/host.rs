@@ -93,6 +93,7 @@ pub fn no_gpu(error: &Error, ordinal: usize, wanted: bool) -> Check {
         Error::NoDevice { .. } if hidden => {
             "look at CUDA_VISIBLE_DEVICES, which is set; without a GPU everything runs on the CPU"
         }
+        Error::NoDevice { .. } if cards.is_empty() && wanted => "make a GPU available to this machine or container",
         Error::NoDevice { .. } if cards.is_empty() => {
             "nothing, if no GPU is wanted: everything runs on the CPU; otherwise make a GPU available to this machine or container"
         }

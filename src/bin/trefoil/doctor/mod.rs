@@ -164,6 +164,7 @@ fn ends_the_process(error: Option<&Error>) -> bool {
 fn weights(model: Option<&Path>) -> Check {
     match models::open(model) {
         Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), report::path(&path))),
-        Err(error) => Check::warn("weights", format!("{error:#}"), "name another by --model or TREFOIL_WEIGHTS"),
+        Err(error) if model.is_some() => Check::bad("weights", format!("{error:#}"), "name another by --model"),
+        Err(error) => Check::warn("weights", format!("{error:#}"), "name one by --model or TREFOIL_WEIGHTS"),
     }
 }

@@ -71,9 +71,11 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Writes the file, if there is one.
+    /// Writes the file, if there is one and an input was done: else the old file stays.
     pub fn finish(self) -> Result<Counts> {
-        if let Some((path, values)) = self.file {
+        if let Some((path, values)) = self.file
+            && self.counts.done > 0
+        {
             let dims = [self.counts.done, self.width];
             files::write(path, npy::write(Dtype::F32, &dims, bytemuck::cast_slice(&values)))?;
         }

@@ -19,7 +19,7 @@ use super::args::{OverloadArgs, Policy};
 use super::clients::{RingFigure, Served, batch_of, batcher_of, since};
 use super::latencies::Latencies;
 use super::load::median;
-use super::record::Record;
+use super::record::{Record, ensure_some};
 use crate::{Outcome, report, setup, stop};
 use account::{Account, Counts, Fairness, Told};
 use ask::Mix;
@@ -104,7 +104,7 @@ impl Times {
 }
 
 pub fn run(args: &OverloadArgs) -> Result<Outcome> {
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let seconds = args.seconds.unwrap_or(if small { 10.0 } else { 60.0 });
@@ -124,6 +124,7 @@ pub fn run(args: &OverloadArgs) -> Result<Outcome> {
     let mix = Mix { most_rows: args.request_rows, batch_seconds: batch as f64 / served.ring_images_per_second };
     let overload = Overload { args, served: &served, mix, seconds, rows, threads };
     let mut measured = overload.rows(|run| record.note(run))?;
+    ensure_some(&measured, "a run")?;
     compare(&mut measured);
     let failed = failed(&measured, rows, args.least);
     let figures = Figures {

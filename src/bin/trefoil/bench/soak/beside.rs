@@ -46,7 +46,7 @@ impl<'a> Beside<'a> {
     }
 
     fn answer(&self, size: usize) -> Result<Vec<u8>> {
-        let (model, _) = self.place.open()?;
+        let (model, _) = self.place.open_images()?;
         let device = setup::open_device(self.place.device)?;
         let ring = Ring { slots: 2, ..Ring::new(Sizes::Exactly(vec![size]), self.place.kernels) };
         let engine = setup::engine_builder(&model, &device, &ring).build()?;

@@ -17,7 +17,7 @@ use trefoil::Device;
 use super::args::SoakArgs;
 use super::clients::{Served, batch_of};
 use super::latencies::{Counted, Latencies};
-use super::record::Record;
+use super::record::{Record, ensure_some};
 use crate::threads::{join, spawn};
 use crate::vitals::Vitals;
 use crate::{Outcome, report, setup, stop};
@@ -62,7 +62,7 @@ const INCLUDES: &str = "single images through the batcher and whole batches thro
                         time, bit for bit";
 
 pub fn run(args: &SoakArgs) -> Result<Outcome> {
-    let (model, _) = args.place.open()?;
+    let (model, _) = args.place.open_images()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let threads = args.threads.unwrap_or(if small { CPU_THREADS } else { GPU_THREADS });
@@ -77,6 +77,7 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     let (latencies, is_over) = (Latencies::new(), AtomicBool::new(false));
     let soak = Soak { args, device: &device, served: &served, latencies, is_over };
     let rows = soak.run(threads)?;
+    ensure_some(&rows, "a period")?;
     record.note("soaked");
     let grown = flat::grown(&rows);
     let figures = Figures { upload: true, includes: INCLUDES, flat: grown.is_empty(), grown, rows };
