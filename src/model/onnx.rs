@@ -1,5 +1,6 @@
 //! ONNX files as models.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::{MOST_OF_A_NAME, Model, Preprocessing};
 use crate::error::{Error, printable};
 use crate::files::Source;
 use crate::graph as values;
-use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
+use crate::onnx::{DataType, Dim, File, Sizes, Tensor, ValueType, dtype_of};
 use crate::tensor::{Dims, Dtype};
 
 /// The model in an ONNX file: a network of images if it is one and `finds_images`, else a model of values. A
@@ -100,19 +101,63 @@ fn batch_dims(file: &File, sizes: &Sizes) -> Vec<String> {
     names
 }
 
-/// The initializers of the file's graph, at their places in the file. Those that are not stored in one piece are read
-/// now; texts are left out.
+/// The initializers of the file's graph, at their places in the file. Those that values do not have as the file stores
+/// them are converted now, or left out if no node reads them; texts are left out.
 fn weights(file: &File) -> Result<Weights, Error> {
-    let mut places = Vec::new();
-    for tensor in &file.model().graph.initializers {
+    let graph = &file.model().graph;
+    let (read, mut places, mut converted) = (graph.names_read(), Vec::new(), Converted::new(file));
+    for tensor in &graph.initializers {
         let Some(dtype) = dtype_of(tensor.dtype) else { continue };
         let is_as_stored = dtype != Dtype::Bool && dtype.bytes() * tensor.elems() == tensor.bytes();
         let (source, offset) = match file.place(tensor).filter(|_| is_as_stored) {
             Some((source, offset)) => (source.clone(), offset),
-            None => (Arc::new(Source::Memory(file.elements(tensor)?.bytes().to_vec())), 0),
+            None if read.contains(&tensor.name[..]) => (converted.read(tensor, dtype)?, 0),
+            None => continue,
         };
         let (name, of) = (tensor.name.clone(), values::ValueType::new(dtype, &tensor.dims));
         places.push(Placed { name, of, source, offset });
     }
     Weights::of_places(file.path(), places)
+}
+
+/// Elements of a file's tensors that are converted when the file is opened.
+struct Converted<'f> {
+    file: &'f File,
+    /// The bytes that may still be made.
+    left: u64,
+    /// The elements that were made, by the source and offset of a tensor, its type and its number of elements, for all
+    /// tensors there.
+    known: HashMap<(*const Source, u64, DataType, usize), Arc<Source>>,
+}
+
+/// The most bytes that are made, in addition to a multiple of the files' size: a byte of a file holds four elements of
+/// two bits, or one element of eight bytes.
+const CONVERTED_BYTES: u64 = 256 << 20;
+const CONVERTED_FOR_A_BYTE: u64 = 8;
+
+impl<'f> Converted<'f> {
+    fn new(file: &'f File) -> Self {
+        let left = CONVERTED_BYTES.saturating_add(file.all_bytes().saturating_mul(CONVERTED_FOR_A_BYTE));
+        Self { file, left, known: HashMap::new() }
+    }
+
+    /// The elements of a tensor as elements of this type.
+    fn read(&mut self, tensor: &Tensor, dtype: Dtype) -> Result<Arc<Source>, Error> {
+        let place = self.file.place(tensor);
+        let key = place.map(|(source, offset)| (Arc::as_ptr(source), offset, tensor.dtype, tensor.elems()));
+        if let Some(known) = key.and_then(|key| self.known.get(&key)) {
+            return Ok(known.clone());
+        }
+        let bytes = (dtype.bytes() as u64).saturating_mul(tensor.elems() as u64);
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let what = "tensors that are stored otherwise than values have them are larger than the files by far";
+            Error::format(
+                self.file.path(),
+                format!("{what}, up to `{}` of {bytes} bytes", printable(&tensor.name, MOST_OF_A_NAME)),
+            )
+        })?;
+        let made = Arc::new(Source::Memory(self.file.elements(tensor)?.bytes().to_vec()));
+        self.known.extend(key.map(|key| (key, made.clone())));
+        Ok(made)
+    }
 }

@@ -5,7 +5,7 @@
 //!
 //! The file is long because a quarter of it is the documentation of what is public.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -162,6 +162,15 @@ impl Weights {
         Ok(all)
     }
 
+    /// Whether one of these weights also has this other name and these dimensions.
+    pub(super) fn has_view(&self, name: &str, of: &str, dims: &[usize]) -> bool {
+        let [view, entry] = [name, of].map(|name| self.header.tensors.get(name));
+        view.zip(entry).is_some_and(|(view, entry)| {
+            let place = |entry: &StoredTensor| (entry.source, entry.offset, entry.transposed);
+            view.dims == dims && view.dtype == entry.dtype && place(view) == place(entry)
+        })
+    }
+
     /// These weights, with some matrices also as filters of one tap, under the names that [`filter_of`] gives. A matrix
     /// is given by its name and whether the sum goes over its first axis.
     ///
@@ -266,15 +275,16 @@ impl Weights {
     /// The weights of a file with known places of its tensors.
     pub(super) fn of_places(path: &Path, places: Vec<Placed>) -> Result<Self, Error> {
         let mut all = Self { path: path.to_owned(), sources: Vec::new(), header: Header::default() };
+        let mut numbers = HashMap::new();
         for Placed { name, of, source, offset } in places {
-            let known = all.sources.iter().position(|known| Arc::ptr_eq(known, &source));
-            let (elems, bytes, number) = (of.elems(), of.bytes(), known.unwrap_or(all.sources.len()));
+            let number = *numbers.entry(Arc::as_ptr(&source)).or_insert(all.sources.len());
+            let (elems, bytes) = (of.elems(), of.bytes());
             let dtype = WeightDtype::Element(of.dtype);
             let entry = StoredTensor { dtype, dims: of.dims, elems, source: number, offset, bytes, transposed: false };
             if all.header.tensors.insert(name.clone(), entry).is_some() {
                 return Err(all.error(&name, "one tensor of this name", "two"));
             }
-            if known.is_none() {
+            if number == all.sources.len() {
                 all.sources.push(source);
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::external::{External, ExternalFile};
 use super::model::{ModelFields, ModelProto};
 use super::reader::Reader;
+use super::tensor::Tensor;
 use super::wire::{Place, Span, Wire};
 use crate::error::Error;
 use crate::files::{Opened, Source};
@@ -20,6 +21,8 @@ pub struct File {
     pub(super) bytes: u64,
     pub(super) external: Vec<ExternalFile>,
     model: ModelProto,
+    /// The indices of the graph's initializers, sorted by name.
+    by_name: Vec<usize>,
 }
 
 /// The number of bytes that a model may take, unless [`File::open_within`] sets another limit. Real models
@@ -86,12 +89,27 @@ impl File {
         let place = Place { at: 0, message: "ModelProto", number: 0, name: "" };
         let model = reader.all::<ModelFields>(Span { at: 0, end: bytes }, place)?;
         let external = reader.external.files;
-        Ok(Self { path, source: Arc::new(source), bytes, external, model })
+        let initializers = &model.graph.initializers;
+        let mut by_name: Vec<usize> = (0..initializers.len()).collect();
+        by_name.sort_unstable_by_key(|&index| &initializers[index].name);
+        Ok(Self { path, source: Arc::new(source), bytes, external, model, by_name })
     }
 
     /// The path of the file; `<memory>` if there is none.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The initializer of this name of the model's graph.
+    pub(super) fn initializer(&self, name: &str) -> Option<&Tensor> {
+        let initializers = &self.model.graph.initializers;
+        let found = self.by_name.binary_search_by_key(&name, |&index| &initializers[index].name);
+        found.ok().map(|at| &initializers[self.by_name[at]])
+    }
+
+    /// The bytes of the file and of those that hold its external data.
+    pub(crate) fn all_bytes(&self) -> u64 {
+        self.bytes + self.external.iter().map(|file| file.bytes).sum::<u64>()
     }
 
     /// The model in the file.

@@ -1,5 +1,8 @@
 //! A graph: its nodes, constants, inputs and outputs.
 
+use std::collections::HashSet;
+
+use super::attribute::AttributeValue;
 use super::names;
 use super::node::NodeProto;
 use super::reader::{Message, Reader};
@@ -25,6 +28,24 @@ pub struct GraphProto {
     pub outputs: Vec<ValueInfo>,
     /// Types of other values, as the file claims them.
     pub values: Vec<ValueInfo>,
+}
+
+impl GraphProto {
+    /// The names that its nodes and outputs read, with those that bodies of its nodes read.
+    pub(crate) fn names_read(&self) -> HashSet<&str> {
+        let (mut names, mut graphs) = (HashSet::new(), vec![self]);
+        while let Some(graph) = graphs.pop() {
+            names.extend(graph.outputs.iter().map(|output| output.name.as_str()));
+            for node in &graph.nodes {
+                names.extend(node.inputs.iter().map(String::as_str));
+                graphs.extend(node.attributes.iter().filter_map(|attribute| match &attribute.value {
+                    AttributeValue::Graph(body) => Some(&**body),
+                    _ => None,
+                }));
+            }
+        }
+        names
+    }
 }
 
 impl Message for GraphProto {

@@ -25,6 +25,8 @@ pub(super) struct Reader<'a> {
     pub wire: Wire<'a>,
     pub external: External<'a>,
     depth: usize,
+    /// Whether a field that models have was read.
+    has_begun: bool,
     memory: Memory,
 }
 
@@ -49,7 +51,7 @@ const EXTERNAL_BYTES: usize = 512;
 impl<'a> Reader<'a> {
     /// A reader with a budget of this many bytes.
     pub fn new(wire: Wire<'a>, external: External<'a>, memory_bytes: u64) -> Self {
-        Self { wire, external, depth: 0, memory: Memory { bytes: memory_bytes, left: memory_bytes } }
+        Self { wire, external, depth: 0, has_begun: false, memory: Memory { bytes: memory_bytes, left: memory_bytes } }
     }
 
     /// Reads the message that fills `span`.
@@ -59,8 +61,10 @@ impl<'a> Reader<'a> {
         }
         self.depth += 1;
         let (mut message, mut rest) = (M::default(), span);
-        while let Some(field) = self.wire.next(&mut rest, &M::SCHEMA)? {
+        self.has_begun |= self.depth > 1;
+        while let Some(field) = self.wire.next(&mut rest, &M::SCHEMA).map_err(|e| self.malformed(e))? {
             message.field(field, self)?;
+            self.has_begun |= !field.place.name.is_empty();
         }
         self.depth -= 1;
         message.finish(Place { at: place.at, message: M::SCHEMA.message, number: 0, name: "" }, self)
@@ -215,6 +219,16 @@ impl<'a> Reader<'a> {
             Value::Fixed32(_) => "four bytes",
             Value::Bytes => "bytes with a length",
         };
-        self.fail(field.place, format_args!("expected {expected}, found {found}"))
+        self.malformed(self.fail(field.place, format_args!("expected {expected}, found {found}")))
+    }
+
+    /// The error for a malformed field. Where no field of a model comes before it, the file is of another format.
+    fn malformed(&self, error: Error) -> Error {
+        match error {
+            Error::Format { path, what } if !self.has_begun => {
+                Error::format(&path, format!("not an ONNX file: {what}"))
+            }
+            other => other,
+        }
     }
 }

@@ -103,7 +103,7 @@ fn threads_hear_of_a_fault() {
 #[test]
 fn more_than_the_memory_there_is_is_refused_with_the_batch_that_fits() {
     let many = SimSpec { producers: 1024, staging: 1027, results: 4108, ..SimSpec::new(vec![(1 << 40, 1e3)]) };
-    let spec = SimSpec { input_bytes_per_row: 1, batches: 100, ..many };
+    let spec = SimSpec { input_bytes_per_row: 1, output_bytes_per_row: 1, batches: 100, ..many };
     let error = simulate(&spec).unwrap_err();
     let Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch: Some(fitting), .. } = error else {
         panic!("{error}")

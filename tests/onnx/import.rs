@@ -44,7 +44,7 @@ fn every_problem_is_told_at_once() {
         [
             ("a", "Odd", 18, "f32[2]"),
             ("b", "Reshape", 18, "f32[2], f32[2]"),
-            ("c", "Relu", 18, "nothing"),
+            ("c", "Relu", 18, "`nowhere`"),
             ("d", "Abs", 0, "f32[2]"),
         ]
     );
@@ -71,7 +71,7 @@ fn sizes_are_bound_by_name() {
     let said = |sizes: &Sizes| file.graph(sizes).unwrap_err().to_string();
     assert!(said(&Sizes::new()).contains("`batch`, `x:1`"));
     let all = Sizes::new().dim("batch", 4).dim("x:1", 5);
-    assert!(said(&all.clone().dim("height", 1)).contains("sizes is height: expected one of the model's batch, x:1, x"));
+    assert!(said(&all.clone().dim("height", 1)).contains("sizes is `height`: expected the model's free dimensions: batch, x:1"));
     assert!(said(&all.clone().constant("x", Tensor::of(&[1], &[1_f32]))).contains("f32[1] for `x`"));
     let graph = file.graph(&all).unwrap();
     assert_eq!(graph.value(graph.outputs[0].value).dims, [4, 15]);

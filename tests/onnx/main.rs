@@ -1,6 +1,7 @@
 //! ONNX files: the reader compared with Python's `onnx` and on hostile files; and models made of ONNX files.
 
 mod classifier;
+mod corners;
 mod e4m3;
 mod elements;
 mod external;

@@ -8,7 +8,7 @@ mod maps;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::images::{Conv2d, Network, Node, NodeId, Op, Window};
@@ -59,7 +59,7 @@ impl Recognised {
             }
         }
         computed.retain(|(name, _)| weights.dims(name).is_none());
-        views.retain(|(name, _, dims)| weights.dims(name) != Some(dims));
+        views.retain(|(name, of, dims)| !weights.has_view(name, of, dims));
         match computed.is_empty() && views.is_empty() {
             true => Ok(weights.clone()),
             false => Ok(weights.with(computed)?.with_views(views)?.into()),
@@ -100,12 +100,13 @@ const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 /// weights that cannot be read.
 pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recognised, Error> {
     let mut least: Option<Vec<String>> = None;
+    let named: HashSet<String> = graph.weights().map(|(name, _)| name.to_owned()).collect();
     let (graph, kept) = bytes::without_pairs(graph, weights)?;
     // Operations on planes before the first convolution can also be applied to pixels.
     let ways: [fn(&values::Graph) -> values::Graph; 2] = [values::Graph::clone, of_pixels];
     for read in ways {
         let graph = values::simplify(&read(&graph));
-        match Recogniser::new(&graph, weights, &kept)?.run()? {
+        match Recogniser::new(&graph, weights, &kept, named.clone())?.run()? {
             Ok(network) => return Ok(network),
             Err(refused) if least.as_ref().is_none_or(|least| refused.len() < least.len()) => least = Some(refused),
             Err(_) => {}
@@ -146,6 +147,8 @@ struct Recogniser<'a> {
     readers: Vec<Vec<values::NodeId>>,
     computed: Vec<(String, Tensor)>,
     views: Vec<(String, String, Vec<usize>)>,
+    /// The names of the graph's weights and of those above.
+    taken: HashSet<String>,
     softmax: Option<ValueId>,
     input: Shape,
     /// The bytes of pairs, by the names of the bounds that replace them.
@@ -182,6 +185,7 @@ impl<'a> Recogniser<'a> {
         from: &'a values::Graph,
         weights: &'a Weights,
         kept: &'a HashMap<String, bytes::Kept>,
+        taken: HashSet<String>,
     ) -> Result<Self, Error> {
         let refused =
             |what: String| Error::Unsupported { what, instead: "one input of f32 images and one output".into() };
@@ -214,6 +218,7 @@ impl<'a> Recogniser<'a> {
             readers: from.readers(),
             computed: Vec::new(),
             views: Vec::new(),
+            taken,
             softmax: None,
             input: Shape::new(height, width, channels),
             kept,
@@ -242,15 +247,14 @@ impl<'a> Recogniser<'a> {
         let Some(&output) = self.of_value.get(&self.softmax.unwrap_or(last)).filter(|_| refused.is_empty()) else {
             return Ok(Err(refused));
         };
-        let mut network = Network { nodes: self.nodes, output, input: self.input }.cut(output);
+        let mut network = Network { nodes: std::mem::take(&mut self.nodes), output, input: self.input }.cut(output);
         let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
         let last = network.output.0;
         for (_, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
             // A layer before the last becomes a 1x1 convolution, into which kernels fuse the operations that follow.
             if let Op::Linear(linear) = &node.op {
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
-                let filter = filter_of(&linear.weight, false);
-                self.views.push((filter.clone(), linear.weight.clone(), dims.to_vec()));
+                let filter = self.view(filter_of(&linear.weight, false), linear.weight.clone(), dims.to_vec());
                 let window = Window::square(1, 1, 0);
                 let conv = Conv2d { filter, bias: linear.bias.clone(), ..Conv2d::named(&node.name, dims[0], window) };
                 node.op = Op::Conv2d(conv);
@@ -312,11 +316,12 @@ impl<'a> Recogniser<'a> {
             (values::Op::Contract(of), [_, Some(weight)]) if self.is_constant(*weight) => {
                 let (out_features, weight) = self.linear_weight(node, of, *weight)?;
                 let image = infer(&Network { nodes: self.nodes.clone(), output: x, input: self.input })?[x.0];
-                let name = format!("{weight} (planes)");
-                let shape = vec![out_features, image.channels, image.height, image.width];
-                self.views.push((name.clone(), weight, shape));
+                let planes = [image.channels, image.height, image.width];
+                let name = format!("{weight} (planes of {}x{}x{})", planes[0], planes[1], planes[2]);
+                let shape = [&[out_features], &planes[..]].concat();
+                let filter = self.view(name, weight, shape);
                 let window = Window { size: [image.height, image.width], ..Window::square(1, 1, 0) };
-                let conv = Conv2d { filter: name, ..Conv2d::named(&node.name, out_features, window) };
+                let conv = Conv2d { filter, ..Conv2d::named(&node.name, out_features, window) };
                 Ok(Some(self.push(node, Op::Conv2d(conv), vec![x])))
             }
             _ => Err("it reads an image as planes".into()),
@@ -339,9 +344,31 @@ impl<'a> Recogniser<'a> {
     }
 
     fn keep(&mut self, node: &values::Node, part: &str, tensor: Tensor) -> String {
-        let name = format!("{} ({part})", node.name);
+        let name = self.unused(format!("{} ({part})", node.name));
         self.computed.push((name.clone(), tensor));
         name
+    }
+
+    /// The name of a weight that is also read with other dimensions. Of equal views there is one.
+    fn view(&mut self, name: String, of: String, dims: Vec<usize>) -> String {
+        match self.views.iter().find(|(_, known, shape)| *known == of && *shape == dims) {
+            Some((known, ..)) => known.clone(),
+            None => {
+                let name = self.unused(name);
+                self.views.push((name.clone(), of, dims));
+                name
+            }
+        }
+    }
+
+    /// This name, or one that begins with it, that no other weight has.
+    fn unused(&mut self, name: String) -> String {
+        let mut free = name.clone();
+        let mut others = (2..).map(|number| format!("{name} {number}"));
+        while !self.taken.insert(free.clone()) {
+            free = others.next().expect("there are more numbers than weights");
+        }
+        free
     }
 
     fn tensor(&self, id: ValueId) -> Result<Tensor, Error> {

@@ -111,6 +111,104 @@ fn a_network_of_planes_in_pieces_is_one_of_images() {
     }
 }
 
+/// x times a matrix, `[out, in]`.
+fn linear(g: &mut GraphBuilder, name: &str, x: ValueId, matrix: ValueId) -> ValueId {
+    let rows = Contract { left: vec![0, 2], right: vec![1, 2], result: vec![0, 1] };
+    g.node(name, values::Op::Contract(rows), &[x, matrix])
+}
+
+/// Checks that the network of images in a graph of planes computes what the graph does, also when it is found once more
+/// with the weights that were made for it.
+fn expect_the_same(graph: &values::Graph) {
+    let mut random = Xorshift(4);
+    let weights = Arc::new(random_weights(graph, &mut random));
+    let mut found = network(graph, &weights).unwrap();
+    let Shape { height, width, channels } = found.network.input;
+    let planes = Tensor::of(&[1, channels, height, width], &vec![0.75_f32; channels * height * width]);
+    let expected = loops::evaluate(graph, &mut |name, of| weights.read_as(name, of), &[planes]).unwrap();
+    let all = found.weights(&weights).unwrap();
+    let again = network(graph, &all).unwrap();
+    assert_eq!(again.network, found.network);
+    assert!(Arc::ptr_eq(&{ again }.weights(&all).unwrap(), &all), "no weight is missing");
+    let tensors: Tensors = all.names().map(|name| (name.to_owned(), all.read(name).unwrap().to_f64s())).collect();
+    let pixels = vec![0.75; channels * height * width];
+    let result = &evaluate(&found.network, &tensors, &pixels)[found.network.output.0];
+    for (result, expected) in result.iter().zip(expected[0].to_f64s()) {
+        assert!((result - expected).abs() < 1e-4 * expected.abs().max(1.0), "{result}, {expected}");
+    }
+}
+
+#[test]
+fn two_layers_may_have_one_matrix() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("image", F32, &[1, 3, 6, 6]);
+    let x = conv(&mut g, "stem", x, [8, 3, 3], 1);
+    let mean = Reduce { op: ReduceOp::Mean, axes: vec![2, 3], keep: false };
+    let x = g.node("mean", values::Op::Reduce(mean), &[x]);
+    let matrix = g.weight("matrix", F32, &[8, 8]);
+    let x = linear(&mut g, "first", x, matrix);
+    let x = bounded(&mut g, "relu", x, (Binary::Max, 0.0));
+    let x = linear(&mut g, "second", x, matrix);
+    let x = bounded(&mut g, "relu2", x, (Binary::Max, 0.0));
+    let last = g.weight("last", F32, &[5, 8]);
+    let y = linear(&mut g, "third", x, last);
+    g.output("y", y);
+    expect_the_same(&g.finish().unwrap());
+}
+
+#[test]
+fn layers_of_planes_may_have_one_matrix() {
+    for (channels, stride) in [(3, 2), (12, 4)] {
+        let mut g = GraphBuilder::new();
+        let image = g.input("image", F32, &[1, 3, 8, 8]);
+        let matrix = g.weight("matrix", F32, &[5, 48]);
+        let mut flat = |name: &str, channels: usize, stride: usize| {
+            let filter = g.weight(&format!("{name}.weight"), F32, &[channels, 3, 3, 3]);
+            let pixels = g.node(&format!("{name}.in"), values::Op::Transpose(TO_PIXELS.to_vec()), &[image]);
+            let conv = Conv { window: values::Window::all(2, 3, stride, 1), groups: 1 };
+            let y = g.node(name, values::Op::Conv(conv), &[pixels, filter]);
+            let planes = g.node(&format!("{name}.out"), values::Op::Transpose(TO_PLANES.to_vec()), &[y]);
+            let flat = g.node(&format!("{name}.flat"), values::Op::Reshape(vec![1, 48]), &[planes]);
+            linear(&mut g, &format!("{name}.fc"), flat, matrix)
+        };
+        let (a, b) = (flat("a", 3, 2), flat("b", channels, stride));
+        let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[a, b]);
+        g.output("y", sum);
+        expect_the_same(&g.finish().unwrap());
+    }
+}
+
+#[test]
+fn computed_weights_have_names_of_their_own() {
+    let mut g = GraphBuilder::new();
+    let image = g.input("image", F32, &[1, 3, 6, 6]);
+    let pixels = g.node("in", values::Op::Transpose(TO_PIXELS.to_vec()), &[image]);
+    let filter = g.weight("scale (mean)", F32, &[8, 3, 3, 3]);
+    let window = values::Window::all(2, 3, 1, 1);
+    let x = g.node("stem", values::Op::Conv(Conv { window, groups: 1 }), &[pixels, filter]);
+    let factor = g.weight("scale (offset)", F32, &[8]);
+    let x = g.map("scale", Expr::arg(0) * Expr::arg(1), &[x, factor]);
+    let mean = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: false };
+    let x = g.node("mean", values::Op::Reduce(mean), &[x]);
+    let matrix = g.weight("fc (weight)", F32, &[8, 5]);
+    let y = g.node("fc", values::Op::Contract(Contract::matmul(2, 2)), &[x, matrix]);
+    g.output("y", y);
+    expect_the_same(&g.finish().unwrap());
+}
+
+#[test]
+fn a_cast_that_loses_digits_is_not_left_out() {
+    let mut g = GraphBuilder::new();
+    let x = g.image("image", Shape::new(5, 4, 3));
+    let x = g.conv2d("conv", x, 4, values::Window::square(1, 1, 0));
+    let x = g.map("half", Expr::arg(0).cast(Dtype::F16), &[x]);
+    let x = g.map("whole", Expr::arg(0).cast(F32), &[x]);
+    let x = g.global_avg_pool("mean", x);
+    g.output("y", x);
+    let error = Network::of(&g.finish().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("no kernel computes this expression"), "{error}");
+}
+
 #[test]
 fn everything_that_is_not_of_a_network_of_images_is_told_at_once() {
     let mut g = GraphBuilder::new();

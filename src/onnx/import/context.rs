@@ -83,7 +83,6 @@ const MOST_AXES: usize = 64;
 impl<'m> Context<'m> {
     pub fn new(file: &'m File) -> Self {
         let functions = &file.model().functions;
-        let files = file.bytes + file.external.iter().map(|file| file.bytes).sum::<u64>();
         let key = |function: &'m Function| [&function.domain, &function.name, &function.overload].map(|s| s.as_str());
         Self {
             file,
@@ -94,7 +93,7 @@ impl<'m> Context<'m> {
             counted: HashMap::new(),
             path: String::new(),
             may_be_skipped: false,
-            budget: Budget::new(files),
+            budget: Budget::new(file.all_bytes()),
             has_ended: false,
             tensors: HashMap::new(),
             orders: HashMap::new(),
@@ -149,15 +148,25 @@ impl<'m> Context<'m> {
 
     /// The elements of a value that shapes of other values depend on.
     pub fn ints(&self, value: ValueId, what: &str) -> Outcome<Vec<i64>> {
-        let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
-        let known = self.known(value)?.ok_or_else(unknown)?;
-        known.to_i64s().ok_or_else(|| format!("{what}: expected whole numbers, found {}", self.of(value)))
+        self.known_here(value, what)?
+            .to_i64s()
+            .ok_or_else(|| format!("{what}: expected whole numbers, found {}", self.of(value)))
     }
 
     /// The elements of a value that attributes are made from.
     pub fn floats(&self, value: ValueId, what: &str) -> Outcome<Vec<f64>> {
+        Ok(self.known_here(value, what)?.to_f64s())
+    }
+
+    /// The first element of a value that attributes are made from; `None` if it has no elements.
+    pub fn first(&self, value: ValueId, what: &str) -> Outcome<Option<Number>> {
+        Ok(element(&self.known_here(value, what)?))
+    }
+
+    /// The elements of a value that has to be known now.
+    fn known_here(&self, value: ValueId, what: &str) -> Outcome<Tensor> {
         let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
-        Ok(self.known(value)?.ok_or_else(unknown)?.to_f64s())
+        self.known(value)?.ok_or_else(unknown)
     }
 
     /// Adds a constant.

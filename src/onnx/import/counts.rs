@@ -43,7 +43,7 @@ impl Context<'_> {
             Op::Map(_) | Op::Broadcast(_) => {
                 let to = axis + dims.len() - x.rank();
                 let alone = |id: &ValueId| self.counted.contains_key(id) || self.is_one_along(*id, to, dims.len());
-                inputs.iter().flatten().all(alone).then_some(to)
+                (dims[to] == x.dims[axis] && inputs.iter().flatten().all(alone)).then_some(to)
             }
             Op::Transpose(order) => order.iter().position(|&from| from == axis),
             Op::Reshape(_) => same_axis(&x.dims, axis, dims),

@@ -86,7 +86,7 @@ impl<'m> Scope<'_, 'm> {
                 Some(item) => inputs.push(Some(item.clone())),
                 None if name.is_empty() => inputs.push(None),
                 None => {
-                    self.problem(cx, node, &[], format!("reads `{name}`, which nothing writes"));
+                    self.problem(cx, node, &inputs, format!("reads `{name}`, which nothing writes"));
                     return None;
                 }
             }
@@ -166,14 +166,19 @@ impl<'m> Scope<'_, 'm> {
         }
     }
 
-    /// Records a problem; with the last one that is reported, the import ends.
+    /// Records a problem of a node, of whose inputs the first ones may be given; with the last problem that is reported,
+    /// the import ends.
     fn problem(&self, cx: &mut Context<'m>, node: &NodeProto, inputs: &[Option<Item>], reason: String) {
         if cx.problems.len() == MOST_PROBLEMS || cx.has_ended {
             return;
         }
         cx.has_ended = cx.budget.is_spent();
-        let more = inputs.len().saturating_sub(MOST_OPERANDS);
-        let operands = inputs.iter().take(MOST_OPERANDS).map(|item| described(cx, item));
+        let more = node.inputs.len().saturating_sub(MOST_OPERANDS);
+        let operands =
+            node.inputs.iter().take(MOST_OPERANDS).enumerate().map(|(index, name)| match inputs.get(index) {
+                Some(item) => described(cx, item),
+                None => format!("`{}`", printable(name, MOST_OF_A_NAME)),
+            });
         let operands: Vec<String> = operands.chain((more > 0).then(|| format!("{more} more"))).collect();
         cx.problems.push(Problem {
             node: if cx.path.is_empty() { joined("", node) } else { cx.path.clone() },

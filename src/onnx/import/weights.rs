@@ -21,8 +21,7 @@ impl File {
     /// ```
     pub fn weight(&self, name: &str) -> Result<Tensor, Error> {
         let unknown = || Error::option("weight", name, "the name of an initializer of the model's graph");
-        let found = self.model().graph.initializers.iter().find(|tensor| tensor.name == name).ok_or_else(unknown)?;
-        self.elements(found)
+        self.elements(self.initializer(name).ok_or_else(unknown)?)
     }
 
     /// The elements of a tensor that the file holds: of an initializer, or of an attribute.

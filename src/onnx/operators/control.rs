@@ -160,7 +160,11 @@ fn trips<'m>(
 ) -> Outcome<Trips> {
     let carried = state.len();
     let mut scanned: Vec<Vec<ValueId>> = vec![Vec::new(); body.outputs.len().saturating_sub(carried)];
-    let len = along.first().map_or(0, |&(value, axis, _)| c.dims(value)[axis]);
+    let lens = along.iter().map(|&(value, axis, _)| c.dim(value, axis)).collect::<Outcome<Vec<_>>>()?;
+    if lens.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err(format!("sequences of {lens:?} elements: expected as many of each"));
+    }
+    let len = lens.first().copied().unwrap_or(0);
     if len > TRIPS {
         return Err(format!("a scan of more than {TRIPS} trips, which are unrolled"));
     }

@@ -3,8 +3,8 @@
 use super::Operator::{Items, Many, One};
 use super::cast::{data_type, graph_type};
 use super::{Item, Outcome, Table};
-use crate::graph::{Binary, Expr, Tensor, ValueId};
-use crate::onnx::import::{Call, axis_of, number, size_of_dim};
+use crate::graph::{Binary, Expr, Number, Tensor, ValueId};
+use crate::onnx::import::{Call, axis_of, size_of_dim};
 use crate::onnx::{AttributeValue, DataType};
 use crate::tensor::Dtype;
 
@@ -68,21 +68,38 @@ fn dropout(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
 fn range(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let all = [c.x(0)?, c.x(1)?, c.x(2)?];
     let dtype = c.dtype(all[0]);
-    let mut numbers = [0.0; 3];
+    let mut numbers = [Number::Int(0); 3];
     for (number, (&value, what)) in numbers.iter_mut().zip(all.iter().zip(["the start", "the limit", "the step"])) {
-        *number = *c.floats(value, what)?.first().ok_or("expected numbers")?;
+        *number = c.first(value, what)?.ok_or("expected numbers")?;
     }
-    let [start, limit, delta] = numbers;
-    let count = ((limit - start) / delta).ceil().max(0.0);
-    if !count.is_finite() || count > MOST {
-        return Err(format!("{start} to {limit} by {delta}: expected {MOST} elements at most"));
-    }
+    let count = match numbers {
+        [Number::Int(start), Number::Int(limit), Number::Int(delta)] if delta != 0 => {
+            let [way, step] = [limit - start, delta].map(|way| if delta < 0 { -way } else { way });
+            Some((way.max(0) + step - 1) / step)
+        }
+        [Number::Float(start), Number::Float(limit), Number::Float(delta)] => {
+            Some(((limit - start) / delta).ceil().max(0.0)).filter(|count| count.is_finite()).map(|count| count as i128)
+        }
+        _ => None,
+    };
+    let count = count.filter(|&count| count <= MOST).ok_or_else(|| {
+        let [start, limit, delta] = numbers.map(shown);
+        format!("{start} to {limit} by {delta}: expected {MOST} elements at most")
+    })?;
     let at = c.indices(&[count as usize], 0)?;
-    c.map(number(dtype, start) + Expr::arg(0).cast(dtype) * number(dtype, delta), &[at])
+    let [start, _, delta] = numbers.map(|number| Expr::Const(dtype, number));
+    c.map(start + Expr::arg(0).cast(dtype) * delta, &[at])
+}
+
+fn shown(number: Number) -> String {
+    match number {
+        Number::Float(value) => value.to_string(),
+        Number::Int(value) => value.to_string(),
+    }
 }
 
 /// The most elements of a range.
-const MOST: f64 = 4e9;
+const MOST: i128 = 4_000_000_000;
 
 fn eye_like(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;

@@ -92,10 +92,22 @@ fn reciprocal(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 fn pow(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (base, exponent) = (c.x(0)?, c.x(1)?);
     let (of, by) = (c.dtype(base), c.dtype(exponent));
-    let at = if by.is_float() && !of.is_float() { by } else { of };
+    let at = match (of.is_float(), by.is_float()) {
+        (true, true) => of,
+        (true, false) if is_small(c, exponent)? => of,
+        (false, false) if of == by => of,
+        (false, false) => Dtype::I64,
+        _ => Dtype::F64,
+    };
     let cast = |arg: Expr, from: Dtype, to: Dtype| if from == to { arg } else { arg.cast(to) };
     let power = cast(Expr::arg(0), of, at).binary(Binary::Pow, cast(Expr::arg(1), by, at));
     c.map(cast(power, at, of), &[base, exponent])
+}
+
+/// Whether a value is one known integer that every type of floats has.
+fn is_small(c: &Call<'_, '_>, value: ValueId) -> Outcome<bool> {
+    let known = if c.of(value).elems() == 1 { c.known(value)? } else { None };
+    Ok(known.and_then(|known| known.to_i64s()).is_some_and(|elems| elems[0].unsigned_abs() <= 256))
 }
 
 fn modulo(c: &mut Call<'_, '_>) -> Outcome<ValueId> {

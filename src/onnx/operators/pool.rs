@@ -5,7 +5,7 @@ use super::activation::wide;
 use super::conv::{Sliding, sliding, spatial};
 use super::{Outcome, Table};
 use crate::graph::{Binary, Expr, Number, Op, Pad, PadMode, Pool, PoolOp, ReduceOp, Unary, ValueId, Window};
-use crate::onnx::import::{Call, number};
+use crate::onnx::import::{Call, Context, number};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[
@@ -17,33 +17,78 @@ pub(super) const TABLE: Table = &[
     ("GlobalLpPool", One(global_lp)),
 ];
 
-/// The window, with padding at the end up to the last position, which rounding up adds.
-fn window(c: &Call<'_, '_>, dims: &[usize]) -> Outcome<Window> {
+/// The windows over an operand.
+struct Windows {
+    /// The window, with padding at the end up to the last position, which rounding up adds. It has one position or more.
+    window: Window,
+    /// The spatial axes along which there is no position, so that the result is empty.
+    empty: Vec<usize>,
+}
+
+/// Rounded up, there are ceil((size + padding - reach) / stride) + 1 positions, which are none if the window is longer
+/// than the padded operand by less than two strides.
+fn windows(c: &Call<'_, '_>, dims: &[usize]) -> Outcome<Windows> {
     let Sliding { mut window, ceil } = sliding(c, dims, None)?;
+    let mut empty = Vec::new();
     for (axis, &size) in dims.iter().enumerate().filter(|_| ceil) {
         let (stride, [before, behind]) = (window.stride[axis], window.pad[axis]);
-        let reach = (window.size[axis] - 1) * window.dilation[axis] + 1;
-        let room = (size + before + behind).saturating_sub(reach);
-        let mut places = room.div_ceil(stride) + 1;
-        if (places - 1) * stride >= size + before {
+        let reach = reach(&window, axis);
+        let padded = size + before + behind;
+        let mut places = match padded.checked_sub(reach) {
+            Some(room) => room.div_ceil(stride) + 1,
+            None => 1_usize.checked_sub((reach - padded) / stride).ok_or_else(|| {
+                format!("window along spatial axis {axis}: expected {padded} at most (with padding), found {reach}")
+            })?,
+        };
+        if places > 0 && (places - 1) * stride >= size + before {
             places -= 1; // a window that would begin in the padding behind is left out
+        }
+        if places == 0 {
+            empty.push(axis);
         }
         let needed = places.saturating_sub(1) * stride + reach;
         window.pad[axis][1] = needed.saturating_sub(size + before);
     }
-    Ok(window)
+    Ok(Windows { window, empty })
+}
+
+/// The number of elements from the first tap of a window to the last one.
+fn reach(window: &Window, axis: usize) -> usize {
+    (window.size[axis] - 1) * window.dilation[axis] + 1
+}
+
+/// A window at the same positions without the taps at both ends that are in the padding at every position.
+fn trimmed(mut window: Window, dims: &[usize]) -> Window {
+    for (axis, &size) in dims.iter().enumerate() {
+        let (stride, dilation, [before, behind]) = (window.stride[axis], window.dilation[axis], window.pad[axis]);
+        let Some(room) = (size + before + behind).checked_sub(reach(&window, axis)) else { continue };
+        let last = room / stride * stride;
+        let in_front = before.saturating_sub(last) / dilation;
+        let in_back = window.size[axis].saturating_sub((before + size).div_ceil(dilation)).min(behind / dilation);
+        if in_front + in_back < window.size[axis] {
+            window.size[axis] -= in_front + in_back;
+            window.pad[axis] = [before - in_front * dilation, behind - in_back * dilation];
+        }
+    }
+    window
+}
+
+/// A result of pooling, `[N, spatial…, C]`, as `[N, C, spatial…]`, and empty along some of the spatial axes.
+fn result(c: &mut Context<'_>, y: ValueId, empty: &[usize]) -> Outcome<ValueId> {
+    let y = c.channels_first(y)?;
+    empty.iter().try_fold(y, |y, axis| c.slice(y, axis + 2, 0, 0))
 }
 
 fn max(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     let x = c.x(0)?;
     let dims = spatial(c, x)?;
-    let window = window(c, &dims)?;
+    let Windows { window, empty } = windows(c, &dims)?;
     let inner = c.channels_last(x)?;
-    let pool = Op::Pool(Pool { op: PoolOp::Max, window });
+    let pool = Op::Pool(Pool { op: PoolOp::Max, window: trimmed(window, &dims) });
     let outputs = c.cx.emit(pool, &[Some(inner)], if c.wants(1) { 2 } else { 1 })?;
-    let y = c.channels_first(outputs[0])?;
+    let y = result(c, outputs[0], &empty)?;
     let Some(&at) = outputs.get(1) else { return Ok(vec![y]) };
-    let at = c.channels_first(at)?;
+    let at = result(c, at, &empty)?;
     Ok(vec![y, indices(c, x, at, &dims)?])
 }
 
@@ -64,15 +109,14 @@ fn indices(c: &mut Call<'_, '_>, x: ValueId, mut at: ValueId, dims: &[usize]) ->
 fn average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = spatial(c, x)?;
-    let wanted = window(c, &dims)?;
+    let Windows { mut window, empty } = windows(c, &dims)?;
     let inner = c.channels_last(x)?;
     if !c.flag("count_include_pad") {
-        let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window: wanted }), &[inner])?;
-        return c.channels_first(y);
+        let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window: trimmed(window, &dims) }), &[inner])?;
+        return result(c, y, &empty);
     }
     // Padding that counts is added as zeros; padding that rounding up adds does not count.
     let told = sliding(c, &dims, None)?.window.pad;
-    let mut window = wanted;
     let (mut before, mut after) = (vec![0], vec![0]);
     for (pad, told) in window.pad.iter_mut().zip(&told) {
         let counted = pad[1].min(told[1]);
@@ -84,20 +128,21 @@ fn average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     after.push(0);
     let mode = PadMode::Constant(Number::Float(0.0));
     let padded = c.op(Op::Pad(Pad { before, after, mode }), &[inner])?;
+    let window = trimmed(window, &c.dims(padded)[1..=dims.len()]);
     let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window }), &[padded])?;
-    c.channels_first(y)
+    result(c, y, &empty)
 }
 
 /// (sum |x|^p)^(1/p) over windows.
 fn lp(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dims = spatial(c, x)?;
-    let (window, p) = (window(c, &dims)?, c.int_or("p", 2) as f64);
+    let (Windows { window, empty }, p) = (windows(c, &dims)?, c.int_or("p", 2) as f64);
     let power = wide(c, x, |x, k| x().unary(Unary::Abs).binary(Binary::Pow, k(p)))?;
     let inner = c.channels_last(power)?;
-    let sum = c.op(Op::Pool(Pool { op: PoolOp::Sum, window }), &[inner])?;
+    let sum = c.op(Op::Pool(Pool { op: PoolOp::Sum, window: trimmed(window, &dims) }), &[inner])?;
     let root = wide(c, sum, |x, k| x().binary(Binary::Pow, k(1.0 / p)))?;
-    c.channels_first(root)
+    result(c, root, &empty)
 }
 
 fn global(c: &mut Call<'_, '_>, op: ReduceOp) -> Outcome<ValueId> {

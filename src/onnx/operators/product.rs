@@ -1,5 +1,7 @@
 //! Products of matrices and of tensors.
 
+use std::collections::HashMap;
+
 use super::Operator::One;
 use super::{Outcome, Table};
 use crate::graph::{Contract, Expr, Op, ReduceOp, ValueId};
@@ -18,7 +20,22 @@ pub(super) fn matrices(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Outcome<V
     if c.rank(a) == 0 || c.rank(b) == 0 {
         return Err("expected operands with axes, found a scalar".into());
     }
+    let (left, right) = (c.rank(a) - 1, c.rank(b).saturating_sub(2));
+    same_inner(c, [(a, left), (b, right)])?;
     c.matmul(a, b)
+}
+
+/// Checks that two operands have the same size along the axes that are summed over: no axis of size 1 stands for all.
+fn same_inner(c: &Context<'_>, [(a, left), (b, right)]: [(ValueId, usize); 2]) -> Outcome<()> {
+    let [inner, other] = [c.dim(a, left)?, c.dim(b, right)?];
+    match inner == other {
+        true => Ok(()),
+        false => Err(format!(
+            "expected operands with one inner size, found {inner} of {} and {other} of {}",
+            c.of(a),
+            c.of(b)
+        )),
+    }
 }
 
 /// alpha x A x B + beta x C, where A and B may be transposed.
@@ -38,11 +55,9 @@ fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 /// The product of two matrices, each of which may be transposed.
 pub(super) fn rows_by_columns(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Outcome<ValueId> {
     let labels = |turned, [row, column]: [usize; 2]| if turned { vec![column, row] } else { vec![row, column] };
-    let contract = Contract {
-        left: labels(c.flag("transA"), [0, 2]),
-        right: labels(c.flag("transB"), [2, 1]),
-        result: vec![0, 1],
-    };
+    let (turned_a, turned_b) = (c.flag("transA"), c.flag("transB"));
+    same_inner(c, [(a, usize::from(!turned_a)), (b, usize::from(turned_b))])?;
+    let contract = Contract { left: labels(turned_a, [0, 2]), right: labels(turned_b, [2, 1]), result: vec![0, 1] };
     c.op(Op::Contract(contract), &[a, b])
 }
 
@@ -86,21 +101,25 @@ fn einsum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if terms.len() != all.len() || all.is_empty() {
         return Err(format!("equation: `{equation}` for {} operands", all.len()));
     }
-    let mut operands = Vec::new();
-    for (&value, term) in all.iter().zip(&terms) {
-        let labels = labels(term, c.rank(value))?;
-        operands.push(diagonal(c, value, labels)?);
-    }
-    let result = result_labels(result, &operands)?;
-    let (mut value, mut of) = operands.remove(0);
-    while !operands.is_empty() {
-        let (next, right) = operands.remove(0);
-        let later = |label: &usize| result.contains(label) || operands.iter().any(|(_, labels)| labels.contains(label));
+    let each = all.iter().zip(&terms).map(|(&value, term)| labels(term, c.rank(value)));
+    let each = each.collect::<Outcome<Vec<_>>>()?;
+    let result = result_labels(result, each.concat())?;
+    let last: HashMap<usize, usize> =
+        each.iter().enumerate().flat_map(|(index, labels)| labels.iter().map(move |&label| (label, index))).collect();
+    let mut operands = all.iter().zip(each).enumerate();
+    let (_, (&first, labels)) = operands.next().ok_or("expected operands, found none")?;
+    let (mut value, mut of) = diagonal(c, first, labels)?;
+    for (index, (&next, labels)) in operands {
+        let (next, right) = diagonal(c, next, labels)?;
+        let later = |label: &usize| result.contains(label) || last[label] > index;
         let mut kept = of.clone();
         kept.extend(right.iter().filter(|label| !of.contains(label)));
         kept.retain(later);
+        let summed: Vec<usize> =
+            of.iter().copied().filter(|label| right.contains(label) && !kept.contains(label)).collect();
+        let [left, next] = spread(c, [(value, &of), (next, &right)], &summed)?;
         let contract = Contract { left: of, right, result: kept.clone() };
-        value = c.op(Op::Contract(contract), &[value, next])?;
+        value = c.op(Op::Contract(contract), &[left, next])?;
         of = kept;
     }
     let summed: Vec<usize> = (0..of.len()).filter(|&axis| !result.contains(&of[axis])).collect();
@@ -111,10 +130,32 @@ fn einsum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.transpose(value, &order)
 }
 
-/// The labels of the result. Without a result term, these are all labels that occur once, in alphabetical order, after
-/// those of the ellipsis.
-fn result_labels(result: Option<&str>, operands: &[(ValueId, Vec<usize>)]) -> Outcome<Vec<usize>> {
-    let mut all: Vec<usize> = operands.iter().flat_map(|(_, labels)| labels.iter().copied()).collect();
+/// Two operands, of which those of size 1 along a label that is summed over are broadcast to the other's size.
+fn spread(c: &mut Context<'_>, both: [(ValueId, &[usize]); 2], summed: &[usize]) -> Outcome<[ValueId; 2]> {
+    let old = both.map(|(value, _)| c.dims(value));
+    let mut dims = old.clone();
+    for label in summed {
+        let axes = both.map(|(_, labels)| labels.iter().position(|other| other == label));
+        if let [Some(left), Some(right)] = axes {
+            match (dims[0][left], dims[1][right]) {
+                (1, size) => dims[0][left] = size,
+                (size, 1) => dims[1][right] = size,
+                _ => {}
+            }
+        }
+    }
+    let mut spread = both.map(|(value, _)| value);
+    for (value, (dims, old)) in spread.iter_mut().zip(dims.iter().zip(&old)) {
+        if dims != old {
+            *value = c.broadcast(*value, dims)?;
+        }
+    }
+    Ok(spread)
+}
+
+/// The labels of the result; `all` are those of the operands. Without a result term, the result has all labels that
+/// occur once, in alphabetical order, after those of the ellipsis.
+fn result_labels(result: Option<&str>, mut all: Vec<usize>) -> Outcome<Vec<usize>> {
     all.sort_unstable();
     let is_letter = |label: &usize| *label < 256;
     let mut outer: Vec<usize> = all.iter().copied().filter(|label| !is_letter(label)).collect();
@@ -126,8 +167,8 @@ fn result_labels(result: Option<&str>, operands: &[(ValueId, Vec<usize>)]) -> Ou
             labels(result, letters + dots)
         }
         None => {
-            let once = |label: &usize| is_letter(label) && all.iter().filter(|other| *other == label).count() == 1;
-            Ok(outer.iter().copied().chain(all.iter().copied().filter(once)).collect())
+            let once = all.chunk_by(|a, b| a == b).filter(|equal| equal.len() == 1).flatten().copied();
+            Ok(outer.into_iter().chain(once.filter(is_letter)).collect())
         }
     }
 }

@@ -52,7 +52,7 @@ fn sum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     plain(c, ReduceOp::Sum)
 }
 
-/// The mean; for integers it is the sum divided by the number of elements.
+/// The mean; for integers it is their sum in 64 bits divided by the number of elements.
 fn mean(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let dtype = c.dtype(x);
@@ -61,8 +61,11 @@ fn mean(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     }
     let (axes, keep) = along(c)?;
     let count: usize = axes.iter().map(|&axis| c.dims(x)[axis]).product();
+    let wide = if dtype.is_signed() { Dtype::I64 } else { Dtype::U64 };
+    let x = if dtype.is_integer() { c.cast(x, wide)? } else { x };
     let sum = c.reduce(x, ReduceOp::Sum, &axes, keep)?;
-    c.map(Expr::arg(0) / number(dtype, count as f64), &[sum])
+    let mean = c.map(Expr::arg(0) / number(wide, count as f64), &[sum])?;
+    c.cast(mean, dtype)
 }
 
 fn max(c: &mut Call<'_, '_>) -> Outcome<ValueId> {

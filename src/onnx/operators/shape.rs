@@ -262,10 +262,10 @@ fn pad(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
     let (rank, dtype) = (c.rank(x), c.dtype(x));
     let (pads, value) = match c.version < 11 {
-        true => (c.ints_attr("pads").map(<[i64]>::to_vec), Some(c.float_or("value", 0.0))),
+        true => (c.ints_attr("pads").map(<[i64]>::to_vec), c.float("value").map(Number::Float)),
         false => {
-            let value = c.maybe(2).map(|value| c.floats(value, "the constant")).transpose()?;
-            (c.ints_at(1, "pads")?, value.and_then(|value| value.first().copied()))
+            let value = c.maybe(2).map(|value| c.first(value, "the constant")).transpose()?;
+            (c.ints_at(1, "pads")?, value.flatten())
         }
     };
     let pads = pads.ok_or("expected pads")?;
@@ -277,8 +277,11 @@ fn pad(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         return Err(format!("pads: expected {}, found {}", 2 * axes.len(), pads.len()));
     }
     let mode = match c.text_or("mode", "constant") {
-        "constant" if dtype.is_float() => PadMode::Constant(Number::Float(value.unwrap_or(0.0))),
-        "constant" => PadMode::Constant(Number::Int(value.unwrap_or(0.0) as i128)),
+        "constant" => PadMode::Constant(match (value.unwrap_or(Number::Int(0)), dtype.is_float()) {
+            (Number::Int(value), true) => Number::Float(value as f64),
+            (Number::Float(value), false) => Number::Int(value as i128),
+            (value, _) => value,
+        }),
         "reflect" => PadMode::Reflect,
         "edge" => PadMode::Edge,
         "wrap" => PadMode::Wrap,
@@ -369,7 +372,8 @@ fn trilu(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if rank < 2 {
         return Err(format!("expected two axes or more, found {rank}"));
     }
-    let k = c.int_at(1, "k")?.unwrap_or(0);
+    let [rows, columns] = [rank - 2, rank - 1].map(|axis| c.of(x).dims[axis] as i64);
+    let k = c.int_at(1, "k")?.unwrap_or(0).clamp(-rows, columns);
     let diagonal = Expr::Axis(rank - 2) + Expr::int(Dtype::I64, k.into());
     let kept = match c.int_or("upper", 1) {
         0 => Expr::Axis(rank - 1).binary(Binary::LessEqual, diagonal),
