@@ -6,52 +6,70 @@
 //! other chains are taken in the order of their first steps: a chain goes to the first lane whose last step has to end
 //! before the chain anyway, or else to a new lane. So lanes never make a step wait for one that it does not depend on.
 
-use std::collections::{BTreeSet, HashMap};
+mod chains;
+mod clock;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use self::chains::chains;
+use self::clock::Clock;
 use super::{Family, Place, Plan, Step, TensorId};
 
 /// Gives every step its lane, lane 0 unless there are to be `several`, and the steps of other lanes that it waits for,
 /// without those that have ended anyway. Returns the resulting order.
 pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
-    let sources = sources(plan);
-    let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
-    let mut order = LaneOrder::default();
-    let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
-    for (index, lane) in lane_of.into_iter().enumerate() {
-        let mut before: Vec<usize> = last_of_lane[lane].replace(index).into_iter().collect();
-        // From the last source on: once it is added, the sources that end before it are known to have ended.
-        let mut after: Vec<usize> = Vec::new();
-        for &source in sources[index].iter().rev() {
-            if !before.iter().any(|&known| known == source || order.is_before(source, known)) {
-                before.push(source);
-                after.push(source);
-            }
+    // A CPU runs image by image, each on one thread.
+    let (mut lanes, sources) = match several && plan.limits.family != Family::Cpu {
+        true => {
+            let (clocks, sources) = ((0..plan.steps.len()).map(|step| clocks(plan, step)).collect(), sources(plan));
+            (Lanes::of(chains(clocks, &sources), plan.steps.len()), sources)
         }
-        after.reverse();
-        order.push(&before);
-        (plan.steps[index].lane, plan.steps[index].after) = (lane, after);
+        false => (Lanes::of(Vec::new(), plan.steps.len()), vec![Vec::new(); plan.steps.len()]),
+    };
+    let mut order = LaneOrder::default();
+    for (index, (step, sources)) in plan.steps.iter_mut().zip(&sources).enumerate() {
+        step.lane = lanes.at(index, sources, &order);
+        step.after = order.push(step.lane, sources);
     }
+    order.line_up();
     order
 }
 
-fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
-    let mut lane_of = vec![0; plan.steps.len()];
-    if plan.limits.family == Family::Cpu {
-        return lane_of; // a CPU runs image by image, each on one thread
+/// The choice of lanes, step by step.
+struct Lanes {
+    chains: Vec<Vec<usize>>,
+    /// The chain of each step, and the lane of each chain that has begun.
+    of_step: Vec<usize>,
+    of_chain: Vec<usize>,
+    /// The last step of each lane, from lane 1 on.
+    last: Vec<usize>,
+}
+
+impl Lanes {
+    /// All steps are in lane 0 if there are no chains.
+    fn of(chains: Vec<Vec<usize>>, steps: usize) -> Self {
+        let mut of_step = vec![0; steps];
+        for (number, chain) in chains.iter().enumerate() {
+            chain.iter().for_each(|&step| of_step[step] = number);
+        }
+        Self { of_step, of_chain: vec![0; chains.len().max(1)], last: Vec::new(), chains }
     }
-    let mut order = LaneOrder::default();
-    sources.iter().for_each(|sources| order.push(sources));
-    let mut others = chains(plan, sources).split_off(1);
-    others.sort_unstable();
-    let mut last_of_lane: Vec<usize> = Vec::new(); // the last step of each lane, from lane 1 on
-    for chain in others {
-        let (first, last) = (chain[0], chain[chain.len() - 1]);
-        let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
-        last_of_lane.resize(last_of_lane.len().max(free + 1), last);
-        last_of_lane[free] = last;
-        chain.iter().for_each(|&step| lane_of[step] = free + 1);
+
+    /// The lane of the next step, all steps before which are in `order`.
+    fn at(&mut self, step: usize, sources: &[usize], order: &LaneOrder) -> usize {
+        let chain = self.of_step[step];
+        if chain > 0 && self.chains[chain][0] == step {
+            let (first, ended) = (step, order.ended_with(sources));
+            let is_free = |&last: &usize| last < first && order.has_ended(last, &ended);
+            let free = self.last.iter().position(is_free).unwrap_or(self.last.len());
+            let last = self.chains[chain][self.chains[chain].len() - 1];
+            self.last.resize(self.last.len().max(free + 1), last);
+            self.last[free] = last;
+            self.of_chain[chain] = free + 1;
+        }
+        self.of_chain[chain]
     }
-    lane_of
 }
 
 /// For each step, in ascending order, the steps that write what it reads, and those that read the state that it
@@ -74,32 +92,6 @@ fn sources(plan: &Plan) -> Vec<Vec<usize>> {
     plan.steps.iter().map(of_step).collect()
 }
 
-/// The steps in chains, the longest chain first.
-fn chains(plan: &Plan, sources: &[Vec<usize>]) -> Vec<Vec<usize>> {
-    let clocks: Vec<f64> = (0..plan.steps.len()).map(|step| clocks(plan, step)).collect();
-    let mut left: Vec<usize> = (0..plan.steps.len()).collect();
-    let mut chains = Vec::new();
-    while !left.is_empty() {
-        // For each step the longest chain that ends in it: its clocks, and the step before.
-        let mut longest: Vec<Option<(f64, Option<usize>)>> = vec![None; plan.steps.len()];
-        for &step in &left {
-            let before = sources[step].iter().filter_map(|&source| Some((longest[source]?.0, source)));
-            let before = before.max_by(|a, b| a.0.total_cmp(&b.0));
-            longest[step] = Some((clocks[step] + before.map_or(0.0, |(sum, _)| sum), before.map(|(_, source)| source)));
-        }
-        let sum = |step: usize| longest[step].map_or(0.0, |(sum, _)| sum);
-        let mut chain = Vec::new();
-        let mut end = left.iter().copied().max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
-        while let Some(step) = end {
-            chain.insert(0, step);
-            end = longest[step].and_then(|(_, before)| before);
-        }
-        left.retain(|step| !chain.contains(step));
-        chains.push(chain);
-    }
-    chains
-}
-
 /// Clocks of a step for the choice of lanes: its launch, and its kernel's predicted clocks or those of moving its
 /// bytes.
 fn clocks(plan: &Plan, step: usize) -> f64 {
@@ -112,23 +104,188 @@ fn clocks(plan: &Plan, step: usize) -> f64 {
 /// The order of steps: for any two, whether one ends before the other begins.
 #[derive(Debug, Default)]
 pub(super) struct LaneOrder {
-    /// For each step, whether each earlier step ends before it begins.
-    before: Vec<Vec<bool>>,
+    /// The steps of each lane, ascending.
+    lanes: Vec<Vec<usize>>,
+    steps: Vec<Ordered>,
+    /// The place of each lane's first step on the [line](Self::beside).
+    starts: Vec<usize>,
+}
+
+/// A step in the order.
+#[derive(Debug)]
+struct Ordered {
+    lane: usize,
+    /// The number of steps of its lane before it.
+    number: usize,
+    /// The steps of other lanes that have ended when it begins.
+    ended: Clock,
 }
 
 impl LaneOrder {
-    /// Adds the next step. It begins after the steps `directly` have ended, and so after all that end before those.
-    fn push(&mut self, directly: &[usize]) {
-        let mut before = vec![false; self.before.len()];
-        for &step in directly {
-            before[step] = true;
-            before.iter_mut().zip(&self.before[step]).for_each(|(before, earlier)| *before |= earlier);
+    /// Adds the next step, in a lane. It begins when the lane's last step and its sources have ended. Returns the
+    /// sources that it has to wait for, ascending.
+    fn push(&mut self, lane: usize, sources: &[usize]) -> Vec<usize> {
+        self.lanes.resize(self.lanes.len().max(lane + 1), Vec::new());
+        let mut ended = self.lanes[lane].last().map(|&last| self.steps[last].ended.clone()).unwrap_or_default();
+        let mut after = Vec::new();
+        // From the last source on: once it is added, the sources that end before it are known to have ended.
+        for &source in sources.iter().rev() {
+            if self.steps[source].lane != lane && !self.has_ended(source, &ended) {
+                self.end(source, &mut ended);
+                after.push(source);
+            }
         }
-        self.before.push(before);
+        after.reverse();
+        let number = self.lanes[lane].len();
+        self.lanes[lane].push(self.steps.len());
+        self.steps.push(Ordered { lane, number, ended });
+        after
     }
 
+    /// The steps that have ended when these and all before them have.
+    fn ended_with(&self, steps: &[usize]) -> Clock {
+        let mut ended = Clock::default();
+        steps.iter().for_each(|&step| self.end(step, &mut ended));
+        ended
+    }
+
+    fn end(&self, step: usize, ended: &mut Clock) {
+        let Ordered { lane, number, ended: before } = &self.steps[step];
+        ended.join(before);
+        ended.raise(*lane, number + 1);
+    }
+
+    fn has_ended(&self, step: usize, ended: &Clock) -> bool {
+        ended.of(self.steps[step].lane) > self.steps[step].number
+    }
+
+    /// Puts the lanes one behind the other, once all steps are added.
+    fn line_up(&mut self) {
+        let mut start = 0;
+        for lane in &self.lanes {
+            self.starts.push(start);
+            start += lane.len();
+        }
+    }
+
+    /// The number of steps.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The places of the steps that neither end before all of `steps` begin, nor begin after all of `steps` have ended.
+    /// Places are on a line that has the steps of lane 0 first, then those of lane 1, and so on.
+    pub fn beside(&self, steps: &[usize]) -> Vec<Range<usize>> {
+        let ends = self.ends(steps);
+        let in_lane = |lane: usize| {
+            let from = ends.iter().map(|&[first, _]| self.ended(first, lane)).min();
+            let to = ends.iter().map(|&[_, last]| self.first_after(last, lane)).max();
+            from.unwrap_or(0)..to.unwrap_or(0)
+        };
+        self.line(in_lane)
+    }
+
+    /// The places of `steps` and of all steps between them, which begin after one of `steps` has ended and end before
+    /// another one begins. All steps of one set end before all of another begin, or the other way round, unless a place
+    /// between the one is [beside](Self::beside) the other.
+    pub fn between(&self, steps: &[usize]) -> Vec<Range<usize>> {
+        let ends = self.ends(steps);
+        let in_lane = |lane: usize| {
+            let is_own = |step: usize| usize::from(self.steps[step].lane == lane);
+            match ends.iter().map(|&[_, last]| self.ended(last, lane) + is_own(last)).max().unwrap_or(0) {
+                0 => 0..0,
+                to => {
+                    ends.iter().map(|&[first, _]| self.first_after(first, lane) - is_own(first)).min().unwrap_or(to)..to
+                }
+            }
+        };
+        self.line(in_lane)
+    }
+
+    /// The first and the last of these steps in each lane that has some.
+    fn ends(&self, steps: &[usize]) -> Vec<[usize; 2]> {
+        let mut ends = BTreeMap::<usize, [usize; 2]>::new();
+        for &step in steps {
+            let [first, last] = ends.entry(self.steps[step].lane).or_insert([step; 2]);
+            (*first, *last) = (step.min(*first), step.max(*last));
+        }
+        ends.into_values().collect()
+    }
+
+    /// How many of a lane's steps have ended when `step` begins.
+    fn ended(&self, step: usize, lane: usize) -> usize {
+        let Ordered { lane: own, number, ended } = &self.steps[step];
+        if *own == lane { *number } else { ended.of(lane) }
+    }
+
+    /// The number in a lane of its first step that begins after `step` has ended.
+    fn first_after(&self, step: usize, lane: usize) -> usize {
+        let Ordered { lane: own, number, .. } = self.steps[step];
+        match own == lane {
+            true => number + 1,
+            false => self.lanes[lane].partition_point(|&other| self.ended(other, own) <= number),
+        }
+    }
+
+    /// The ranges of the line that have these numbers in each lane.
+    fn line(&self, in_lane: impl Fn(usize) -> Range<usize>) -> Vec<Range<usize>> {
+        let mut line: Vec<Range<usize>> = Vec::new();
+        for (lane, start) in self.starts.iter().enumerate() {
+            let numbers = in_lane(lane);
+            let places = start + numbers.start..start + numbers.end;
+            match line.last_mut() {
+                _ if places.is_empty() => (),
+                Some(last) if last.end == places.start => last.end = places.end,
+                _ => line.push(places),
+            }
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+impl LaneOrder {
     /// Whether `step` has ended when `other` begins.
     pub fn is_before(&self, step: usize, other: usize) -> bool {
-        self.before[other].get(step).is_some_and(|before| *before)
+        self.ended(other, self.steps[step].lane) > self.steps[step].number
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::graph::{Cumulate, Expr, GraphBuilder, Op, ReduceOp};
+    use crate::plan::Limits;
+    use crate::plan::values::tests::planned;
+    use crate::tensor::{Dtype, RowSpec};
+
+    /// The plan for a CPU of so many blocks, each with three steps that read the same value and one that sums them.
+    pub(in crate::plan) fn blocks(count: usize) -> Plan {
+        let mut g = GraphBuilder::new();
+        let mut x = g.input("x", Dtype::F32, &[1, 3]);
+        for block in 0..count {
+            let branches = ["a", "b", "c"].map(|branch| {
+                let of = Cumulate { op: ReduceOp::Sum, axis: 1, exclusive: false, reverse: branch == "a" };
+                g.node(&format!("{block}.{branch}"), Op::Cumulate(of), &[x])
+            });
+            x = g.map(&format!("{block}.sum"), Expr::arg(0) + Expr::arg(1) * Expr::arg(2), &branches);
+        }
+        g.output("y", x);
+        let [input, output] = ["x", "y"].map(|name| RowSpec::new([(name, Dtype::F32, vec![3])]));
+        planned(&g.finish().unwrap(), &Limits::cpu(2), 1, [&input, &output], Dtype::F32)
+    }
+
+    #[test]
+    fn plans_of_many_steps_are_placed_quickly_and_in_little_memory() {
+        let plan = blocks(5000);
+        assert_eq!((plan.steps.len(), plan.lanes()), (20_000, 1), "of a CPU");
+        let mut plan = Plan { limits: Limits::h200(), ..plan };
+        let order = assign(&mut plan, true);
+        assert_eq!(plan.lanes(), 3);
+        assert_eq!(order.lanes.iter().map(Vec::len).collect::<Vec<_>>(), [10_000, 5000, 5000]);
+        let one = assign(&mut plan.clone(), false);
+        assert!(one.steps.iter().all(|step| step.ended.is_empty()), "one lane needs no clocks");
+        super::super::arena::place(&mut plan, &order);
+        assert!(plan.arena_bytes <= 16 * 256, "{} bytes", plan.arena_bytes);
     }
 }

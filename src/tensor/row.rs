@@ -1,5 +1,6 @@
 //! Rows: the input of one request, or its result.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ const PORT_ALIGN: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowSpec {
     ports: Arc<[RowPort]>,
+    /// The numbers of the ports in the order of their names.
+    by_name: Arc<[usize]>,
     /// Bytes of one row, from its first port to the end of its last.
     pub row_bytes: usize,
     /// The distance between the beginnings of two neighbouring rows, in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
@@ -89,7 +92,8 @@ impl PortKey for usize {
 
 impl PortKey for &str {
     fn find<'a>(&self, spec: &'a RowSpec) -> Result<&'a RowPort, Error> {
-        spec.ports.iter().find(|port| &*port.name == *self).ok_or_else(|| spec.no_port(format!("`{self}`")))
+        let at = spec.by_name.binary_search_by_key(self, |&number| &*spec.ports[number].name);
+        at.map(|at| &spec.ports[spec.by_name[at]]).map_err(|_| spec.no_port(format!("`{self}`")))
     }
 }
 
@@ -106,15 +110,18 @@ impl RowSpec {
     pub(crate) fn checked<N: Into<Arc<str>>>(ports: impl IntoIterator<Item = (N, Dtype, Vec<usize>)>) -> Option<Self> {
         let mut end = 0_usize;
         let mut placed: Vec<RowPort> = Vec::new();
+        let mut names = HashSet::new();
         for (name, dtype, dims) in ports {
             let offset = end.checked_next_multiple_of(PORT_ALIGN)?;
             let port = RowPort { name: name.into(), dtype, dims, offset, padding: None };
-            assert!(placed.iter().all(|other| other.name != port.name), "two ports called `{}`", port.name);
+            assert!(names.insert(port.name.clone()), "two ports called `{}`", port.name);
             end = port.offset.checked_add(port.checked_bytes()?)?;
             placed.push(port);
         }
         let row_pitch = end.checked_next_multiple_of(ROW_ALIGN).filter(|&pitch| pitch <= isize::MAX as usize)?;
-        Some(Self { ports: placed.into(), row_bytes: end, row_pitch })
+        let mut by_name: Vec<usize> = (0..placed.len()).collect();
+        by_name.sort_unstable_by_key(|&number| &placed[number].name);
+        Some(Self { ports: placed.into(), by_name: by_name.into(), row_bytes: end, row_pitch })
     }
 
     /// Rows of one image, channels innermost, or of one vector.
@@ -273,6 +280,22 @@ impl fmt::Display for RowPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_of_many_ports_is_found_by_its_name() {
+        let name = |number: usize| format!("port {}", number * 7919 % 20_000);
+        let spec = RowSpec::new((0..20_000).map(|number| (name(number), Dtype::U8, vec![3])));
+        for number in 0..20_000 {
+            assert_eq!(spec.port(&name(number)[..]).unwrap(), &spec.ports()[number]);
+        }
+        assert!(spec.port("port 20000").unwrap_err().to_string().starts_with("port is `port 20000`: expected one of"));
+    }
+
+    #[test]
+    #[should_panic = "two ports called `x`"]
+    fn two_ports_have_different_names() {
+        RowSpec::new([("x", Dtype::U8, vec![1]), ("y", Dtype::U8, vec![1]), ("x", Dtype::U8, vec![1])]);
+    }
 
     #[test]
     fn a_shorter_value_is_padded_along_its_axis() {

@@ -1,9 +1,7 @@
 //! A draft of a step, into which other operations may still be fused.
 
-use std::collections::BTreeSet;
-
 use super::Machine;
-use crate::graph::{Graph, NodeId, ValueId, ValueType};
+use crate::graph::{Graph, ValueId, ValueType};
 use crate::loops::affine::{affine, needed};
 use crate::loops::fuse::Join;
 use crate::loops::ir::{Loop, TermKind};
@@ -19,7 +17,6 @@ pub(super) struct Draft {
     pub of: Loop,
     /// The operands, each only once.
     pub reads: Vec<ValueId>,
-    pub nodes: BTreeSet<NodeId>,
     pub costs: Costs,
     /// For each operand, the number of elements that are read, and whether a reduction reads one more than once.
     times: Vec<f64>,
@@ -70,7 +67,7 @@ impl Costs {
 
 impl Draft {
     /// The draft of a node's loop, whose operands are these values.
-    pub fn of_node(graph: &Graph, node: NodeId, of: &Loop, operands: &[ValueId]) -> Self {
+    pub fn of_node(graph: &Graph, of: &Loop, operands: &[ValueId]) -> Self {
         let needed = needed(of, &affine(of));
         let read = |operand: usize| {
             let loads = |(term, needed): (&crate::loops::Term, &bool)| {
@@ -80,10 +77,10 @@ impl Draft {
         };
         let mut reads = Vec::new();
         let numbers = operands.iter().enumerate().map(|(operand, &id)| number(id, read(operand), &mut reads)).collect();
-        Self::new(with_operands(of, &types(graph, &reads), numbers), reads, BTreeSet::from([node]))
+        Self::new(with_operands(of, &types(graph, &reads), numbers), reads)
     }
 
-    fn new(of: Loop, reads: Vec<ValueId>, nodes: BTreeSet<NodeId>) -> Self {
+    fn new(of: Loop, reads: Vec<ValueId>) -> Self {
         let work = Work::of(&of);
         let idle_threads = (MANY_RESULTS / of.elems().max(1) as f64 - 1.0).max(0.0);
         let costs = Costs {
@@ -95,7 +92,7 @@ impl Draft {
         };
         let reuses = (0..reads.len()).map(|operand| work.reuses(operand)).collect();
         let (times, nests, reduces_rows) = (work.reads(), work.nests(), work.reduces_rows());
-        Self { of, reads, nodes, costs, times, reuses, nests, reduces_rows }
+        Self { of, reads, costs, times, reuses, nests, reduces_rows }
     }
 
     /// The number of elements of a value that are read, each counted as often as it is read.
@@ -121,7 +118,7 @@ impl Draft {
         if of.terms.len() > MOST_TERMS {
             return None;
         }
-        let both = Self::new(of, reads, self.nodes.union(&producer.nodes).copied().collect());
+        let both = Self::new(of, reads);
         let worse = both.nests || (self.reduces_rows && !both.reduces_rows);
         (!worse).then_some(both)
     }

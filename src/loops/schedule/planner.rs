@@ -22,6 +22,8 @@ pub(super) struct Planner<'g> {
     /// The loop that writes each value, if there is one: at first that of its node alone, then with all that was fused
     /// into it.
     drafts: Vec<Option<Draft>>,
+    /// The nodes whose operations were fused into the loop that writes each value, as often as values of them were.
+    fused: Vec<Vec<NodeId>>,
     /// The values that are in memory in any case.
     kept: Vec<bool>,
     /// For each value, the number of loops of single nodes that read it.
@@ -42,6 +44,7 @@ impl<'g> Planner<'g> {
             machine,
             views: (0..values).map(ValueId).collect(),
             drafts: (0..values).map(|_| None).collect(),
+            fused: vec![Vec::new(); values],
             kept: vec![false; values],
             uses: vec![0; values],
             readers: vec![BTreeSet::new(); values],
@@ -76,7 +79,7 @@ impl<'g> Planner<'g> {
             match same_as(of) {
                 Some(operand) => self.views[value.0] = operands[operand],
                 None => {
-                    let draft = Draft::of_node(self.graph, id, of, &operands);
+                    let draft = Draft::of_node(self.graph, of, &operands);
                     draft.reads.iter().for_each(|read| self.uses[read.0] += 1);
                     self.drafts[value.0] = Some(draft);
                 }
@@ -110,13 +113,15 @@ impl<'g> Planner<'g> {
                 self.steps[value.0] = true;
                 vec![value]
             }
-            Some(fused) => fused.into_iter().map(|(step, draft)| self.replace(step, draft)).collect(),
+            Some(fused) => fused.into_iter().map(|(step, draft)| self.replace(step, node, draft)).collect(),
         };
         reads.iter().for_each(|read| self.readers[read.0].extend(&steps));
     }
 
-    fn replace(&mut self, step: ValueId, draft: Draft) -> ValueId {
+    /// Replaces a step by one into which an operation of a node is fused.
+    fn replace(&mut self, step: ValueId, node: NodeId, draft: Draft) -> ValueId {
         self.drafts[step.0] = Some(draft);
+        self.fused[step.0].push(node);
         step
     }
 
@@ -171,8 +176,15 @@ impl<'g> Planner<'g> {
         }
         let step = |&value: &ValueId| {
             let draft = self.drafts[value.0].as_ref().filter(|_| self.steps[value.0])?;
-            let (reads, nodes) = (draft.reads.clone(), draft.nodes.iter().copied().collect());
-            Some(Step { kernel: Kernel::Loop(collapsed(&draft.of)), reads, writes: vec![value], nodes })
+            let mut nodes = [&[id], &self.fused[value.0][..]].concat();
+            nodes.sort_unstable();
+            nodes.dedup();
+            Some(Step {
+                kernel: Kernel::Loop(collapsed(&draft.of)),
+                reads: draft.reads.clone(),
+                writes: vec![value],
+                nodes,
+            })
         };
         node.outputs.iter().filter_map(step).collect()
     }
