@@ -4,8 +4,8 @@
 //! rows, each of which depends on its own row of the inputs alone and in the same way as the others. Whatever is not
 //! known to be so mixes rows: an operation that goes along them or picks some of them, one that this module does not
 //! follow, a constant that differs from row to row, and a node that only one of the graphs has. It matters only if an
-//! output depends on it. The graph for one row is compared too, though not as strictly, because it has fewer nodes: what
-//! broadcasts, joins or cuts out rows may do nothing for a single one.
+//! output depends on it. The graph for one row is compared too, though not as strictly, since it may have fewer nodes:
+//! what repeats rows or gives them other dimensions does nothing for a single one.
 //!
 //! The file is long because it has a rule for each operation.
 
@@ -53,8 +53,8 @@ const WEIGHTS: [usize; 3] = [1, 2, 5];
 /// there is one. The graphs are those for one, two and three rows, and `axes` has the axis of each input and of each
 /// output that is the batch.
 ///
-/// [`Op::Quantize`] by the minimum and maximum of all rows is no such node: they depend on each other by their roundings
-/// alone.
+/// [`Op::Quantize`] by the minimum and maximum of all rows is no such node: they depend on each other by their
+/// roundings alone.
 pub(super) fn mixes<'a>([one, two, three]: [&'a Graph; 3], axes: [&[usize]; 2]) -> Option<&'a str> {
     let mut rows = Rows::new(two, three, axes[0]);
     for (number, node) in two.nodes.iter().enumerate() {
@@ -113,7 +113,11 @@ impl<'a> Rows<'a> {
     fn settled(&self, id: ValueId, of: Of) -> Of {
         match self.dims(id) {
             Some([two, three]) if of == Of::Filled || two.contains(&0) && three.contains(&0) => {
-                if two == three { Of::Same } else { Of::Filled }
+                if two == three {
+                    Of::Same
+                } else {
+                    Of::Filled
+                }
             }
             _ => of,
         }
@@ -163,8 +167,8 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The axis of a value that the rows are along; `None` if they are along no single axis, or another dimension depends
-    /// on their number.
+    /// The axis of a value that the rows are along; `None` if they are along no single axis, or another dimension
+    /// depends on their number.
     fn along(&self, id: ValueId, inner: usize) -> Option<Along> {
         let [two, three] = self.dims(id)?;
         let along = split(two, inner, 2)?;
@@ -172,8 +176,8 @@ impl<'a> Rows<'a> {
         (is_alike && split(three, inner, 3) == Some(along)).then_some(along)
     }
 
-    /// The axis of a value that the rows are along; `None` if it is the same for any number of rows. Where equal elements
-    /// can be rows in several ways, `like` says how other operands have them.
+    /// The axis of a value that the rows are along; `None` if it is the same for any number of rows. Where equal
+    /// elements can be rows in several ways, `like` says how other operands have them.
     fn seen(&self, id: ValueId, of: Of, like: Option<usize>) -> Result<Option<Along>, Mixed> {
         match of {
             Of::Same => Ok(None),
@@ -202,7 +206,8 @@ impl<'a> Rows<'a> {
             node.inputs.iter().map(seen).collect::<Result<Vec<_>, _>>()
         };
         let is_rows = |id: &&ValueId| matches!(self.of[id.0], Of::Rows { .. });
-        let like = node.inputs.iter().flatten().find(is_rows).map(|&id| self.seen(id, self.of[id.0], None)).transpose()?;
+        let like =
+            node.inputs.iter().flatten().find(is_rows).map(|&id| self.seen(id, self.of[id.0], None)).transpose()?;
         all(like.flatten().map(|along| along.inner))
     }
 
@@ -315,7 +320,8 @@ impl<'a> Rows<'a> {
             Of::Numbered { inner, at } => (inner, at),
             _ => return Err(Mixed),
         };
-        let is_own = self.seen(data, of_data, None)? == Some(Along { axis: at, inner: 1 }) && self.counts_rows(data, at);
+        let is_own =
+            self.seen(data, of_data, None)? == Some(Along { axis: at, inner: 1 }) && self.counts_rows(data, at);
         self.along(indices, inner).filter(|along| is_own && along.axis + 1 < dims.len()).ok_or(Mixed)
     }
 
@@ -440,13 +446,7 @@ impl<'a> Rows<'a> {
         if is_repeated { Ok(along) } else { Err(Mixed) }
     }
 
-    fn gathered(
-        &self,
-        node: &Node,
-        axis: usize,
-        data: Option<Along>,
-        indices: Option<Along>,
-    ) -> Result<Along, Mixed> {
+    fn gathered(&self, node: &Node, axis: usize, data: Option<Along>, indices: Option<Along>) -> Result<Along, Mixed> {
         let added = node.inputs[1].map_or(0, |id| self.first_dims(id).len());
         match (data, indices) {
             (Some(data), None) if data.axis < axis => Ok(data),
@@ -687,7 +687,10 @@ fn of_constants([(two, a), (three, b)]: [(&ValueType, &Constant); 2]) -> Option<
     let mut axes = differing(&two.dims, &three.dims);
     let (axis, None) = (axes.next()?, axes.next()) else { return None };
     let most = two.dims[axis] / 2;
-    if two.dtype != three.dtype || two.rank() != three.rank() || [2 * most, 3 * most] != [two.dims[axis], three.dims[axis]] {
+    if two.dtype != three.dtype
+        || two.rank() != three.rank()
+        || [2 * most, 3 * most] != [two.dims[axis], three.dims[axis]]
+    {
         return None;
     }
     let behind = two.dims[axis + 1..].iter().product::<usize>();
@@ -721,7 +724,8 @@ fn of_indices(elems: [&[i64]; 2], inner: usize, last: usize) -> Option<Of> {
     })
 }
 
-/// Whether all rows are equal, of two rows in the first list and three in the second one, with pieces of `inner` elements.
+/// Whether all rows are equal, of two rows in the first list and three in the second one, with pieces of `inner`
+/// elements.
 fn are_equal<T: PartialEq>(elems: [&[T]; 2], inner: usize) -> bool {
     let row = |rows: usize, number: usize| elems[rows - 2].chunks(inner).skip(number).step_by(rows);
     [2, 3].into_iter().all(|rows| (0..rows).all(|number| row(rows, number).eq(row(2, 0))))
@@ -741,7 +745,9 @@ fn ranges(graph: &Graph) -> HashSet<usize> {
         let ends = above(*scale).into_iter().flatten().filter_map(above).flatten().filter_map(writer);
         let is_range = |&end: &usize| {
             let (Op::Reduce(of), from) = (&graph.nodes[end].op, graph.nodes[end].inputs[0]) else { return false };
-            from == Some(*x) && matches!(of.op, ReduceOp::Min | ReduceOp::Max) && of.axes.len() == graph.value(*x).rank()
+            from == Some(*x)
+                && matches!(of.op, ReduceOp::Min | ReduceOp::Max)
+                && of.axes.len() == graph.value(*x).rank()
         };
         let ends: Vec<usize> = ends.filter(is_range).collect();
         if ends.len() == 2 && graph.nodes[ends[0]].op != graph.nodes[ends[1]].op {
@@ -898,7 +904,7 @@ mod tests {
 
     #[test]
     fn rows_are_followed_through_other_dimensions() {
-        // [n, 3, 4] -> [3n, 4] -> [4, 3n] -> [2, 2, 3n] -> [2, 3n, 2] -> [2, n, 3, 2]: the batch is the second axis then.
+        // [n, 3, 4] -> [3n, 4] -> [4, 3n] -> [2, 2, 3n] -> [2, 3n, 2] -> [2, n, 3, 2]: the batch is then the second.
         let of_axis = |axis| {
             found(|g, x, rows| {
                 let x = g.node("flat", Op::Reshape(vec![3 * rows, 4]), &[x]);

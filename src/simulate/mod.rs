@@ -277,7 +277,8 @@ impl SimSpec {
     /// An error if the simulated time may be longer than the simulated clock counts.
     fn check_duration(&self) -> Result<(), Error> {
         let largest = self.largest() as f64;
-        let copy = |(row, alone): (f64, f64)| 1e-3 * row * largest / alone.min(self.duplex_gbps) + self.copy_overhead_us;
+        let copy =
+            |(row, alone): (f64, f64)| 1e-3 * row * largest / alone.min(self.duplex_gbps) + self.copy_overhead_us;
         let copies: f64 = self.pitches().into_iter().zip([self.h2d_gbps, self.d2h_gbps]).map(copy).sum();
         let compute = self.compute_us.iter().fold(0.0, |most: f64, size| most.max(size.1));
         let batcher = self.batcher.map_or(0.0, |of| of.max_delay_us + 3.0 * of.wake_us + 4.0 * of.jitter_us);

@@ -71,7 +71,10 @@ fn sizes_are_bound_by_name() {
     let said = |sizes: &Sizes| file.graph(sizes).unwrap_err().to_string();
     assert!(said(&Sizes::new()).contains("`batch`, `x:1`"));
     let all = Sizes::new().dim("batch", 4).dim("x:1", 5);
-    assert!(said(&all.clone().dim("height", 1)).contains("sizes is `height`: expected the model's free dimensions: batch, x:1"));
+    assert!(
+        said(&all.clone().dim("height", 1))
+            .contains("sizes is `height`: expected the model's free dimensions: batch, x:1")
+    );
     assert!(said(&all.clone().constant("x", Tensor::of(&[1], &[1_f32]))).contains("f32[1] for `x`"));
     let graph = file.graph(&all).unwrap();
     assert_eq!(graph.value(graph.outputs[0].value).dims, [4, 15]);

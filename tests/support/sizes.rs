@@ -127,10 +127,7 @@ pub fn rows_of_no_size_name_the_sizes(device: &Device) {
     assert_eq!(refused, "port is 12 elements for `tokens` of f32[7,3]: expected 21");
     let model = tokens(false);
     let build = |sizes: &[Size]| Engine::builder(&model).on(device).sizes(sizes).build().unwrap_err().to_string();
-    assert_eq!(
-        build(&[size(1, 4).dim("x", 1)]),
-        "sizes is x: expected sizes of the model's free dimensions: `length`"
-    );
+    assert_eq!(build(&[size(1, 4).dim("x", 1)]), "sizes is x: expected sizes of the model's free dimensions: `length`");
     assert!(build(&[]).contains("at least one"));
     assert!(build(&[size(0, 4)]).contains("1 to "));
 }

@@ -12,8 +12,8 @@ use trefoil::model::Model;
 use trefoil::{Device, Engine, Target, files};
 
 use crate::feed::Feed;
-use crate::ports::{Inputs, short};
 use crate::outputs::is_same;
+use crate::ports::{Inputs, short};
 use crate::{Outcome, models, out, report};
 
 /// Arguments of `audit`.
@@ -85,9 +85,14 @@ fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "--save is for an ONNX file, and {} is a folder", report::path(model_path));
     let path = model_path.with_file_name("config.json");
     let others = fs::read_dir(path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")))?;
-    let other = others.flatten().map(|entry| entry.path()).find(|file| models::is_onnx(file) && !is_same(file, model_path));
+    let other =
+        others.flatten().map(|entry| entry.path()).find(|file| models::is_onnx(file) && !is_same(file, model_path));
     if let Some(other) = other {
-        bail!("--save: {} would read {} too: move one of them to another folder", report::path(&other), report::path(&path));
+        bail!(
+            "--save: {} would read {} too: move one of them to another folder",
+            report::path(&other),
+            report::path(&path)
+        );
     }
     let config = if path.exists() { models::read_config(&path)? } else { Map::new() };
     files::check(&path)?;

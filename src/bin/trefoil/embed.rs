@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use trefoil::model::{Embedding, Model, Pooling};
 use trefoil::Target;
+use trefoil::model::{Embedding, Model, Pooling};
 
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::setup::{self, Ring, Sizes};

@@ -41,7 +41,9 @@ mod tests {
             fs::write(at(name), b"").unwrap();
         }
         let told = |name: &str, ending: &str, read: &str| {
-            check(&at(name), ending, [&*at(read)]).err().map(|error| error.to_string().replace(&at("").display().to_string(), ""))
+            check(&at(name), ending, [&*at(read)])
+                .err()
+                .map(|error| error.to_string().replace(&at("").display().to_string(), ""))
         };
         assert_eq!(told("new", "npy", "texts.txt"), None);
         assert_eq!(told("old.npy", "npy", "texts.txt"), None);

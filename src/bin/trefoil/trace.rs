@@ -184,9 +184,10 @@ impl<'a> Files<'a> {
 
     fn check(&self) -> Result<()> {
         let files = [(self.perfetto, "json"), (self.html, "html")];
-        files.into_iter().filter_map(|(path, ending)| Some((path?, ending))).try_for_each(|(path, ending)| {
-            outputs::check(path, ending, None)
-        })
+        files
+            .into_iter()
+            .filter_map(|(path, ending)| Some((path?, ending)))
+            .try_for_each(|(path, ending)| outputs::check(path, ending, None))
     }
 
     fn write(&self, trace: &Trace) -> Result<(), Error> {

@@ -29,7 +29,9 @@ pub(in crate::model) fn unknown(path: &Path) -> Error {
         ["model_type", "architecture"].into_iter().find_map(name)
     };
     let why = match Settings::open(&path.join("config.json")) {
-        Ok(settings) => named(settings).unwrap_or_else(|| "its config.json has no model_type and no architecture".into()),
+        Ok(settings) => {
+            named(settings).unwrap_or_else(|| "its config.json has no model_type and no architecture".into())
+        }
         Err(_) => "it is no folder with a config.json".into(),
     };
     Error::Unsupported {

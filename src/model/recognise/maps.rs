@@ -35,8 +35,7 @@ impl Recogniser<'_> {
         if let Some(norm) = self.stored_norm(node, expr, x) {
             return Ok(self.push(node, Op::BatchNorm(norm), vec![x]));
         }
-        let dtypes: Vec<Dtype> = node.inputs.iter().flatten().map(|&id| self.from.value(id).dtype).collect();
-        let (slope, offset) = affine(expr, at, &dtypes).ok_or(Failed::Why("no kernel computes this expression"))?;
+        let (slope, offset) = affine(expr, at).ok_or(Failed::Why("no kernel computes this expression"))?;
         let [slope, offset] = [self.vector(node, &slope)?, self.vector(node, &offset)?];
         self.scaled(node, slope, offset, x)
     }

@@ -10,10 +10,10 @@ use serde_json::Value;
 use trefoil::{Device, files};
 
 use super::args::ReportArgs;
-use crate::{out, outputs};
 use crate::setup;
 use crate::smi::{query, said, visible};
 use crate::stop;
+use crate::{out, outputs};
 
 /// A benchmark's record, as `--json` prints and `--record` keeps it.
 #[derive(Serialize)]
