@@ -68,7 +68,7 @@ pub(super) mod tests {
     use crate::model::images::Network;
     use crate::tensor::{InputFormat, OutputKind, Shape};
 
-    /// The offset of each tensor in the arena and the bytes of the arena, found by comparing each tensor with all others.
+    /// The place of each tensor and the bytes of the arena, found by comparing each tensor with all others.
     fn compared(plan: &Plan, order: &LaneOrder) -> (Vec<Place>, usize) {
         let (touches, mut places, mut end) = (touches(plan), Vec::<(usize, usize)>::new(), 0);
         let mut of_tensor: Vec<Place> = plan.tensors.iter().map(|tensor| tensor.place).collect();

@@ -102,6 +102,7 @@ impl Bytes {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "places are lists of ranges")]
 mod tests {
     use super::*;
 
