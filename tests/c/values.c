@@ -26,7 +26,7 @@ static void opened(const char *path, trefoil_model *model)
     EXPECT(trefoil_model_open_at(path, names, sizes, 2, model), NULL_POINTER, "a name of `names` is null");
     EXPECT(trefoil_model_open_at(path, names, sizes, 1, NULL), NULL_POINTER, "model is null");
     EXPECT(trefoil_model_open_at(path, NULL, NULL, 0, model), INVALID_ARGUMENT, "`n`");
-    EXPECT(trefoil_model_open_at(path, unknown, sizes, 2, model), INVALID_ARGUMENT, "sizes is m");
+    EXPECT(trefoil_model_open_at(path, unknown, sizes, 2, model), INVALID_ARGUMENT, "sizes is `m`");
     EXPECT(trefoil_model_open(path, model), INVALID_ARGUMENT, "`n`");
     OK(trefoil_model_open_at(path, names, sizes, 1, model));
 
