@@ -763,7 +763,8 @@ fn the_doctor_says_what_is_there_and_what_is_not() {
     let checks = findings["checks"].as_array().unwrap();
     assert!(findings["ok"] == true && checks.len() >= 4, "{findings}");
     let output = run(&["doctor", "--device", "cpu", "--model", "no-such-net"]);
-    assert!(stdout(&output).contains("warn  weights") && stdout(&output).contains(", 1 warning, "), "{output:?}");
+    expect_code(&output, 1);
+    assert!(stdout(&output).contains("bad   weights") && stdout(&output).contains(", 1 bad"), "{output:?}");
     // A GPU that is asked for and not there is bad, and there is advice.
     let output = run(&["doctor", "--device", "cuda:77", "--json"]);
     expect_code(&output, 1);
