@@ -171,11 +171,8 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
     let batches = if args.batch.is_empty() { defaults } else { &args.batch };
     let layers = Layers::of(&device);
     let dim = |sizes: Sizes, (name, size): &(String, usize)| sizes.dim(name, *size);
-    let open = |path: &PathBuf| {
-        let (model, path) = models::open_at(Some(path), &args.sizes.iter().fold(Sizes::new(), dim))?;
-        models::check_images(&model, &path).map(|()| model)
-    };
-    let model = args.model.as_ref().map(open).transpose()?;
+    let open = |path: &PathBuf| models::open_at(Some(path), &args.sizes.iter().fold(Sizes::new(), dim));
+    let model = args.model.as_ref().map(open).transpose()?.map(|(model, _)| model);
     let repetitions = args.repetitions.unwrap_or(if small { 2 } else { 5 });
     let each = args.batches.unwrap_or(if small { 10 } else { 200 });
     let options = json!({
