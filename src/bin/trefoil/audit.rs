@@ -12,7 +12,7 @@ use trefoil::model::Model;
 use trefoil::{Device, Engine, Target, files};
 
 use crate::feed::Feed;
-use crate::outputs::is_same;
+use crate::outputs::{folder_of, is_same};
 use crate::ports::{Inputs, short};
 use crate::{Outcome, models, out, report};
 
@@ -84,7 +84,7 @@ fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
 fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "--save is for an ONNX file, and {} is a folder", report::path(model_path));
     let path = model_path.with_file_name("config.json");
-    let others = fs::read_dir(path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")))?;
+    let others = fs::read_dir(folder_of(&path))?;
     let other =
         others.flatten().map(|entry| entry.path()).find(|file| models::is_onnx(file) && !is_same(file, model_path));
     if let Some(other) = other {

@@ -2,7 +2,7 @@
 //!
 //! The file is long because it has the arguments of every command that has no file of its own, with their help texts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -20,9 +20,9 @@ use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
 use crate::embed::EmbedArgs;
 use crate::feed::{self, SizeArgs};
-use crate::models;
 use crate::run::RunArgs;
 use crate::trace::TraceArgs;
+use crate::{models, outputs};
 
 /// Classifies photos, runs and inspects models and measures speed, on an NVIDIA GPU or the CPU.
 ///
@@ -63,21 +63,12 @@ impl Cli {
             _ => return Ok(self),
         };
         match files {
-            [(first, Some(a)), (second, Some(b))] if is_same(a, b) => {
+            [(first, Some(a)), (second, Some(b))] if outputs::is_same(a, b) => {
                 Err(wrong(&command, format!("{first} and {second} both write {}: name two files", b.display())))
             }
             _ => Ok(self),
         }
     }
-}
-
-/// Whether two paths name the same file, which need not exist.
-fn is_same(a: &Path, b: &Path) -> bool {
-    let whole = |path: &Path| {
-        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-        path.canonicalize().ok().or_else(|| Some(folder.canonicalize().ok()?.join(path.file_name()?)))
-    };
-    a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
 }
 
 /// An error in a command's arguments, in the form of the command line's own errors.

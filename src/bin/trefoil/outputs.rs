@@ -12,7 +12,10 @@ use crate::models;
 pub fn check<'a>(path: &Path, ending: &str, read: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     let shown = path.display();
     for other in read {
-        ensure!(!is_same(path, other), "{shown} is read by this command: name another file to write");
+        ensure!(
+            !(path.exists() && is_same(path, other)),
+            "{shown} is read by this command: name another file to write"
+        );
     }
     if path.is_file() {
         let is_of_kind = path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending));
@@ -22,9 +25,17 @@ pub fn check<'a>(path: &Path, ending: &str, read: impl IntoIterator<Item = &'a P
     Ok(files::check(path)?)
 }
 
-/// Whether two paths lead to the same file or folder.
+/// Whether two paths name the same file or folder, which need not exist.
 pub fn is_same(a: &Path, b: &Path) -> bool {
-    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
+    let whole = |path: &Path| {
+        path.canonicalize().ok().or_else(|| Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?)))
+    };
+    a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
+}
+
+/// The folder that a file is in.
+pub fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use trefoil::Phase;
 
 use super::args::ColdArgs;
+use super::record::ensure_some;
 use crate::setup::{self, Ring, Sizes};
 use crate::{Outcome, out, report, stop};
 
@@ -53,7 +54,7 @@ fn starts(args: &ColdArgs) -> Result<Outcome> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    ensure!(!starts.is_empty(), "interrupted before a start was over: nothing was measured");
+    ensure_some(&starts, "a start")?;
     starts.sort_by(|a, b| a.above_driver().total_cmp(&b.above_driver()));
     let [least, most] = [&starts[0], &starts[starts.len() - 1]].map(Start::above_driver);
     let median = &starts[starts.len() / 2];
