@@ -40,9 +40,10 @@ impl Plan {
     pub fn table(&self) -> PlanTable {
         let title =
             format!("plan for {}, batch {}, input {}, output {}", self.limits, self.batch, self.input, self.output);
-        let lane = if self.lanes() > 1 { "lane" } else { "" };
+        let has_lanes = self.lanes() > 1;
+        let lane = if has_lanes { "lane" } else { "" };
         let heads = ["#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset", lane];
-        let rows = self.steps.iter().enumerate().flat_map(|(index, step)| self.rows(index, step)).collect();
+        let rows = self.steps.iter().enumerate().flat_map(|(index, step)| self.rows(index, step, has_lanes)).collect();
         let total: u64 = self.steps.iter().map(|s| s.flops).sum();
         let bytes: u64 = self.steps.iter().map(|s| s.bytes).sum();
         let mib = |b: usize| b as f64 / (1 << 20) as f64;
@@ -58,7 +59,7 @@ impl Plan {
     }
 
     /// The row of a step. A chain has another row for its second result, with its name, dimensions and place only.
-    fn rows(&self, index: usize, step: &Step) -> Vec<[String; 9]> {
+    fn rows(&self, index: usize, step: &Step, has_lanes: bool) -> Vec<[String; 9]> {
         let tensor = &self.tensors[step.outputs[0].0];
         let mut rows = vec![[
             index.to_string(),
@@ -69,7 +70,7 @@ impl Plan {
             format!("{:.2}", step.flops as f64 / 1e6),
             format!("{:.1}", step.bytes as f64 / 1024.0),
             place(tensor),
-            self.lane_of(step),
+            if has_lanes { lane_of(step) } else { String::new() },
         ]];
         if let (StepOp::Chain { next, .. }, [_, also]) = (&step.op, &step.outputs[..]) {
             let mut row = [const { String::new() }; 9];
@@ -102,18 +103,17 @@ impl Tensor {
 }
 
 impl Plan {
-    /// The lane of a step and the steps that it waits for as text; empty if the plan has a single lane.
-    fn lane_of(&self, Step { lane, after, .. }: &Step) -> String {
-        let after: Vec<String> = after.iter().map(usize::to_string).collect();
-        match (self.lanes(), after.is_empty()) {
-            (..=1, _) => String::new(),
-            (_, true) => lane.to_string(),
-            (_, false) => format!("{lane} after {}", after.join(", ")),
-        }
-    }
-
     /// A short name of a kernel.
     pub(crate) fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
         kernel.title(op.stem())
+    }
+}
+
+/// The lane of a step and the steps that it waits for as text.
+fn lane_of(Step { lane, after, .. }: &Step) -> String {
+    let after: Vec<String> = after.iter().map(usize::to_string).collect();
+    match &after[..] {
+        [] => lane.to_string(),
+        _ => format!("{lane} after {}", after.join(", ")),
     }
 }
