@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use echo::{builder_on_cpu, echo, read, submit};
-use trefoil::model::Model;
-use trefoil::{Batch, Close, Device, Engine, Error, Output, OutputKind, Target, Ticket};
+use trefoil::graph::{GraphBuilder, Op};
+use trefoil::model::{Model, Weights};
+use trefoil::{Batch, Close, Device, Dtype, Engine, Error, Output, OutputKind, Target, Ticket};
 
 #[test]
 fn producers_hold_unread_tickets_up_to_the_credits() {
@@ -258,4 +259,24 @@ fn two_engines_share_a_device() {
     });
     drop(engines);
     assert!(device.fault().is_none());
+}
+
+/// Rows of no bytes are rows all the same.
+#[test]
+fn rows_may_have_no_bytes() {
+    let model = Model::of_graphs(Weights::from_tensors::<String>([]).unwrap(), |rows| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[rows, 0]);
+        let c = g.constant(Dtype::F32, &[rows, 1], 7.0_f32.to_le_bytes().repeat(rows));
+        let y = g.node("y", Op::Concat(1), &[x, c]);
+        g.output("y", y);
+        g.finish()
+    });
+    let engine = Engine::builder(&model.unwrap()).on(&Device::cpu(1)).batch(3).build().unwrap();
+    let mut batch = engine.acquire().unwrap();
+    assert_eq!(batch.rows_mut().map(|row| row.len()).collect::<Vec<_>>(), [0; 3]);
+    let output = batch.submit(3).unwrap().wait().unwrap();
+    for row in 0..3 {
+        assert_eq!(output.row(row), 7.0_f32.to_le_bytes());
+    }
 }

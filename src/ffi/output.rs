@@ -163,7 +163,9 @@ pub unsafe extern "C" fn trefoil_output_copy(
             return Err(Failure::null("values"));
         }
         look(output, |landed: &Landed| {
-            let rows = (first..first.saturating_add(count)).map(|index| landed.row(index));
+            let end = first.checked_add(count);
+            let end = end.ok_or_else(|| Failure::argument(format!("there are no {count} rows from row {first} on")))?;
+            let rows = (first..end).map(|index| landed.row(index));
             let rows = rows.collect::<Answer<Vec<_>>>()?;
             let expected = rows.iter().map(|row| row.len()).sum::<usize>();
             if bytes != expected {

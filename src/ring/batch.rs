@@ -174,8 +174,13 @@ impl Batch {
 
     /// All rows, in order; disjoint, so they can be filled by several threads.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let &RowSpec { row_bytes, row_pitch, .. } = self.spec();
-        self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
+        let (&RowSpec { row_bytes, row_pitch, .. }, capacity) = (self.spec(), self.capacity());
+        let mut rest = self.bytes_mut();
+        (0..capacity).map(move |_| {
+            let (row, behind) = std::mem::take(&mut rest).split_at_mut(row_pitch); // a row may have no bytes
+            rest = behind;
+            &mut row[..row_bytes]
+        })
     }
 
     /// The address of row 0, for callers that cannot borrow; the other rows follow at the spec's pitch. It may be used

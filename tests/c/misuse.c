@@ -601,6 +601,7 @@ int main(int argc, char **argv)
     EXPECT(trefoil_output_copy(output, 0, 1, NULL, 40), NULL_POINTER, "values is null");
     EXPECT(trefoil_output_copy(output, 0, 1, copied, 39), INVALID_ARGUMENT, "expected 40");
     EXPECT(trefoil_output_copy(output, 0, SIZE_MAX, copied, 40), INVALID_ARGUMENT, "below 1");
+    EXPECT(trefoil_output_copy(output, SIZE_MAX, 1, copied, 0), INVALID_ARGUMENT, "there are no 1 rows");
     OK(trefoil_output_copy(output, 0, 1, copied, sizeof copied));
     uint32_t result = 9;
     EXPECT(trefoil_output_rows(output, NULL), NULL_POINTER, "rows is null");
