@@ -57,11 +57,18 @@ template <int kKeys> TREFOIL_DEVICE float2 largest(const float (&s)[kKeys / 2]) 
   return {row_max(fmaxf(most[0], most[1])), row_max(fmaxf(most[2], most[3]))};
 }
 
-// Makes weights of a chunk relative to the rows' largest score so far, which becomes their reference. What was summed
-// before is to be multiplied by what this returns.
-template <int kKeys> TREFOIL_DEVICE float2 weigh(float (&s)[kKeys / 2], Rows &rows, float scale_log2) {
+// References beyond this, of either sign, are of scores whose halves have too few bits.
+constexpr float kMostHalfReference = 128.0f;
+
+// A reference that halves have too, where they have enough bits of its scores.
+TREFOIL_DEVICE float half_reference(float top) { return fabsf(top) <= kMostHalfReference ? round_to_half(top) : top; }
+
+// Makes weights of a chunk relative to the rows' largest score so far, which becomes their reference, rounded to a half by
+// `kRound`. What was summed before is to be multiplied by what this returns.
+template <int kKeys, bool kRound = false> TREFOIL_DEVICE float2 weigh(float (&s)[kKeys / 2], Rows &rows, float scale_log2) {
   const float2 most = largest<kKeys>(s);
-  const float top[2] = {fmaxf(rows.top[0], most.x * scale_log2), fmaxf(rows.top[1], most.y * scale_log2)};
+  float top[2] = {fmaxf(rows.top[0], most.x * scale_log2), fmaxf(rows.top[1], most.y * scale_log2)};
+  if (kRound) top[0] = half_reference(top[0]), top[1] = half_reference(top[1]);
   float shrink[2], from[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

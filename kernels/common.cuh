@@ -36,6 +36,9 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
   return __half22float2(half2_of(bits));
 }
 
+// The nearest half.
+TREFOIL_DEVICE float round_to_half(float x) { return __half2float(__float2half_rn(x)); }
+
 // The types of 16 bits, two neighbouring values in a word, the first in its low half: rounded from floats to nearest,
 // ties to even, infinite where they overflow; as floats; and products of them as mma_m16n8k16 has them.
 struct F16 {

@@ -257,6 +257,13 @@ TREFOIL_DEVICE float min_or_nan(float a, float b) {
 TREFOIL_DEVICE uint32_t half2_bits(__half2 pair) { return *reinterpret_cast<const uint32_t *>(&pair); }
 TREFOIL_DEVICE __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2 *>(&bits); }
 
+// A word whose lowest `bits` bits are ones: all of them from 32 on.
+TREFOIL_DEVICE uint32_t low_bits(uint32_t bits) {
+  uint32_t word;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(word) : "r"(bits));
+  return word;
+}
+
 // 2^x and 1 / x, off by about two units of the last place; subnormal numbers are zeros.
 TREFOIL_DEVICE float exp2_approximate(float x) {
   float y;
@@ -269,6 +276,16 @@ TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
   uint32_t y;
   asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(half2_bits(x)));
   return half2_of(y);
+}
+
+// The same, put together by `order`, which is 0x5410: of a number that it does not know the compiler puts each pair together
+// once, however often it is read.
+TREFOIL_DEVICE uint32_t exp2_halves(uint32_t x, uint32_t order) {
+  uint32_t y;
+  asm("{\n.reg .b16 low, high, of_low, of_high;\n.reg .b32 first, second;\nmov.b32 {low, high}, %1;\n"
+      "ex2.approx.f16 of_low, low;\nex2.approx.f16 of_high, high;\n"
+      "cvt.u32.u16 first, of_low;\ncvt.u32.u16 second, of_high;\nprmt.b32 %0, first, second, %2;\n}" : "=r"(y) : "r"(x), "r"(order));
+  return y;
 }
 
 TREFOIL_DEVICE float reciprocal_approximate(float x) {

@@ -6,9 +6,7 @@
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
 // warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
 #include "element.cuh"
-#include "sm90_attention_mask.cuh"
-#include "sm90_attention_packed.cuh"
-#include "sm90_attention_tail.cuh"
+#include "sm90_attention_scores.cuh"
 
 // ---- loading -----------------------------------------------------------------------------------------------------
 
@@ -88,18 +86,6 @@ template <class Tile> TREFOIL_DEVICE void load_chunks(const Sm90AttentionArgs &a
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------
-
-// s = q k^T of a chunk.
-template <class Tile> TREFOIL_DEVICE void multiply_keys(float (&s)[Tile::kKeys / 2], uint32_t q, uint32_t k) {
-  wgmma_fence();
-#pragma unroll
-  for (int d = 0; d < Tile::kDims; d += 16) {
-    const int box = d / kBoxDims, column = d % kBoxDims;
-    Wgmma<Tile::kKeys, Element>::multiply(s, wgmma_operand(q + box * kTileRows * kRowBytes) + column / 8,
-                                 wgmma_operand(k + box * Tile::kKeyBoxBytes) + column / 8, d > 0);
-  }
-  wgmma_commit();
-}
 
 // o += p v of a chunk, or o = p v.
 template <class Tile>
@@ -189,10 +175,6 @@ TREFOIL_DEVICE void store_rows(const Sm90AttentionArgs &args, const float (&o)[T
   }
 }
 
-// The first row of this warp in a tile, and of this thread among those.
-TREFOIL_DEVICE int32_t warp_row() { return thread_idx_x() / 32 % 4 * kStoreRows; }
-TREFOIL_DEVICE int32_t lane_row() { return thread_idx_x() % 32 / 4; }
-
 // Chunks of a tile that all rows of this warp see whole; -1: of the last tile some warps have no rows.
 template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArgs &args, const Record &tile, int32_t end) {
   const int32_t row = tile.row + warp_row();
@@ -201,62 +183,14 @@ template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArg
   return row < args.rows ? static_cast<int32_t>(static_cast<uint32_t>(keys) / Tile::kKeys) : -1;
 }
 
-// Adds the mask to the scores of a chunk, `at` of all that come through the ring, and hides keys that are not seen. Returns
-// what is left to scale them by.
-template <class Tile>
-TREFOIL_DEVICE float finish_scores(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record,
-                                   uint32_t at, int32_t chunk, int32_t whole, float (&s)[Tile::kKeys / 2]) {
-  float scale = args.scale_log2;
-  if constexpr (Tile::kMask == MaskOf::kKeys) scale = add_key_mask<Tile>(args, shared, at, s);
-  if (Tile::kMask != MaskOf::kRows && chunk < whole) return scale;
-  const Record tile = read_record(record);
-  const int32_t key = chunk * Tile::kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
-  if constexpr (Tile::kMask == MaskOf::kRows) {
-    add_row_mask<Tile>(args, tile.head, row, key, s), scale = 1.0f;
-    if (chunk < whole) return scale;
-  }
-  if constexpr (Tile::kPacked) {
-    hide_packed<Tile::kKeys>(s, tile.keys - key, row, read_end(record));
-    return args.scale_log2;
-  }
-  const int32_t seen[2] = {min(tile.keys, row + args.ahead + 1) - key, min(tile.keys, row + 8 + args.ahead + 1) - key};
-  hide<Tile::kKeys>(s, seen);
-  return scale;
-}
-
-template <int kKeys> TREFOIL_DEVICE void to_elements(uint32_t (&p)[(kKeys + 15) / 16][4], const float (&s)[kKeys / 2]) {
-#pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_elements(s[2 * i], s[2 * i + 1]);
-}
-
-// A chunk's scores once more, of this warp's rows alone: where weights were relative to too small a score.
-template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::kKeys / 2], uint32_t q, uint32_t k) {
-  const uint32_t lane = thread_idx_x() % 32;
-  const uint32_t q_row = warp_row() + lane / 4, k_row = lane % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < Tile::kKeys / 2; ++i) s[i] = 0.0f;
-#pragma unroll 1
-  for (uint32_t d = 0; d < Tile::kDims; d += 2) {
-    const uint32_t box = d / kBoxDims, chunk = d % kBoxDims / 8, in = d % 8 * 2;
-    const uint32_t q_here = q + box * kTileRows * kRowBytes + q_row * kRowBytes + (chunk ^ q_row % 8) * 16 + in;
-    const float2 a[2] = {unpack_elements(load_shared_u32(q_here)),
-                         unpack_elements(load_shared_u32(q_here + 8 * kRowBytes))};
-    const uint32_t k_here = k + box * Tile::kKeyBoxBytes + k_row * kRowBytes + (chunk ^ k_row) * 16 + in;
-    const uint32_t k_there = k + box * Tile::kKeyBoxBytes + (k_row + 1) * kRowBytes + (chunk ^ (k_row + 1)) * 16 + in;
-#pragma unroll
-    for (int i = 0; i < Tile::kKeys / 2; ++i) {
-      const float2 b = unpack_elements(load_shared_u32((i % 2 ? k_there : k_here) + i / 4 * 8 * kRowBytes));
-      s[i] = fmaf(a[i / 2 % 2].x, b.x, s[i]), s[i] = fmaf(a[i / 2 % 2].y, b.y, s[i]);
-    }
-  }
-}
-
 // Every kGroups-th tile: one warpgroup. While a chunk's values are added, the next chunk's weights are made, also over
 // the end of a tile.
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &shared, int32_t group) {
-  constexpr int kKeys = Tile::kKeys;
-  float s[kKeys / 2], o[Tile::kDims / 2];
+  using Scores = std::conditional_t<Tile::kHalfScores, HalfScores<Tile>, FloatScores<Tile>>;
+  FloatScores<Tile> first;  // of a tile's first chunk
+  Scores scores;            // of the others
+  float o[Tile::kDims / 2];
   uint32_t p[Tile::kValues / 16][4] = {};  // zeros of keys that a chunk has not
   Rows rows;
   uint32_t use = 0;          // tiles so far
@@ -272,15 +206,15 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   };
   // Weights of this tile's first chunk, whose scores are there.
   auto begin_tile = [&](const Record &tile) {
+    const uint32_t record = shared.record(group, use);
     at = tile.ring;
     if constexpr (Tile::kMask != MaskOf::kKeys) leave_keys<Tile>(shared, at);
     if (chunks == 1) barrier_arrive(shared.q_empty(group, use));
-    rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-    whole = whole_chunks<Tile>(args, tile, end_of<Tile>(shared.record(group, use)));
-    const uint32_t record = shared.record(group, use);
-    const float scale = whole >= 0 ? finish_scores<Tile>(args, shared, record, at, 0, whole, s) : 0.0f;
+    whole = whole_chunks<Tile>(args, tile, end_of<Tile>(record));
+    if (whole >= 0) first.finish(args, shared, record, at, 0, whole);
     if constexpr (Tile::kMask == MaskOf::kKeys) leave_keys<Tile>(shared, at);  // and their mask
-    if (whole >= 0) weigh<kKeys>(s, rows, scale);
+    if (whole >= 0) first.weigh_first(rows);
+    scores.refer(rows);
   };
   auto prepare_tile = [&](uint32_t use, const float (&sums)[2]) {
     const Record tile = read_record(shared.record(group, use));
@@ -295,11 +229,11 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   while (chunks > 0) {
     await_start(shared, tile.ring);  // a tile without one before it
     barrier_wait(shared.k_full(tile.ring), shared.parity(tile.ring));
-    multiply_keys<Tile>(s, uniform(shared.q(group, use)), uniform(shared.k(tile.ring)));
+    first.multiply(uniform(shared.q(group, use)), uniform(shared.k(tile.ring)));
     wgmma_wait<0>();
-    wgmma_use(s);
+    first.use();
     begin_tile(tile);
-    to_elements<kKeys>(p, s);
+    first.put(p);
 
 #pragma unroll 1
     for (;;) {
@@ -308,40 +242,24 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       for (uint32_t chunk = 1; chunk < chunks; ++chunk, ++at) {
         const uint32_t q = uniform(shared.q(group, use)), k = uniform(shared.k(at + 1)), v = uniform(shared.v(at));
         barrier_wait(shared.k_full(at + 1), shared.parity(at + 1));
-        multiply_keys<Tile>(s, q, k);
+        scores.multiply(q, k);
         barrier_wait(shared.v_full(at), shared.parity(at));
         multiply_values<Tile>(o, p, v, chunk > 1);
         wgmma_wait<1>();
-        wgmma_use(s);
+        scores.use();
         const uint32_t record = shared.record(group, use);
-        float scale;
-        float2 sum = {};
-        constexpr int kHalf = kKeys / 16 * 4;
         if (whole >= 0) {
-          scale = finish_scores<Tile>(args, shared, record, at + 1, chunk, whole, s);
-          exponentiate<0, kHalf>(s, scale, rows.top[0], rows.top[1], sum);
+          scores.finish(args, shared, record, at + 1, chunk, whole);
+          scores.weigh_some(args, rows);
         }
         wgmma_wait<0>();
         wgmma_use(o);
         barrier_arrive_once(shared.v_empty(at));
-        if (whole >= 0) {
-          exponentiate<kHalf, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
-          to_elements<kKeys>(p, s);
-          if (are_small(sum)) {
-            rows.sum[0] += sum.x, rows.sum[1] += sum.y;
-          } else {
-            float2 shrink;
-            if (are_finite(sum)) {
-              shrink = lower<kKeys>(s, rows, sum);
-            } else {
-              multiply_keys_again<Tile>(s, shared.q(group, use), shared.k(at + 1));
-              finish_scores<Tile>(args, shared, record, at + 1, chunk, whole, s);
-              shrink = weigh<kKeys>(s, rows, scale);
-            }
-            to_elements<kKeys>(p, s);
+        if (whole >= 0 && !scores.weigh_rest(args, rows, p)) {
+          const float2 shrink = scores.weigh_again(args, shared, record, shared.q(group, use), shared.k(at + 1), at + 1,
+                                                   chunk, whole, rows, p);
 #pragma unroll
-            for (int i = 0; i < Tile::kDims / 2; ++i) o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
-          }
+          for (int i = 0; i < Tile::kDims / 2; ++i) o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
         }
         leave_keys<Tile>(shared, at + 1);
         if (chunk + 1 == chunks) barrier_arrive(shared.q_empty(group, use));
@@ -366,17 +284,17 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       }
       const uint32_t q = uniform(shared.q(group, use)), k = uniform(shared.k(tile.ring));
       barrier_wait(shared.k_full(tile.ring), shared.parity(tile.ring));
-      multiply_keys<Tile>(s, q, k);
+      first.multiply(q, k);
       barrier_wait(shared.v_full(at), shared.parity(at));
       multiply_values<Tile>(o, p, v, adds);
       wgmma_wait<1>();
-      wgmma_use(s);
+      first.use();
       begin_tile(tile);
       wgmma_wait<0>();
       wgmma_use(o);
       barrier_arrive_once(shared.v_empty(before));
       store_tile(prepare_tile(use - 1, sums));
-      to_elements<kKeys>(p, s);
+      first.put(p);
     }
   }
   if (is_elected()) wait_stores_read<0>();

@@ -44,7 +44,8 @@ struct Sm90AttentionArgs {
   int32_t dims;
   float to_codes;         // what results are multiplied by before they are rounded to codes
   int32_t first_block;    // blocks are taken from there on: from 0 up, or from the last down; of packed rows 0
-  int32_t padding[15];
+  uint32_t pair_order;    // 0x5410, which the compiler is not to know: see exp2_halves
+  int32_t padding[14];
 };
 static_assert(sizeof(Sm90AttentionArgs) == 832 && offsetof(Sm90AttentionArgs, rows) == 680 &&
                   offsetof(Sm90AttentionArgs, table) == 736,
@@ -58,6 +59,9 @@ struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
   static constexpr bool kPacked = kPacked_, kCodes = kCodes_;  // whether the result is codes of e4m3
   static constexpr MaskOf kMask = kMask_;
+  // Whether scores are sums of halves. Masks are added to floats.
+  static constexpr bool kHalfScores =
+      !Element::kIsWide && kDims == 64 && kKeys == 128 && kMask == MaskOf::kNothing && !kPacked;
   // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.
   static constexpr bool kTails = kHasTails && kMask == MaskOf::kNothing && !kPacked;
   static constexpr int kThreads = (kGroups + 1) * 128;

@@ -440,6 +440,8 @@ template <int kN, class Of = F16> struct Wgmma;
 #define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
 #define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
 
+#define TREFOIL_FOUR(i) "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])
+
 // `Of`, `of`: the type, as a class and in the instruction. `last`: eights of sums less one; the operands that follow the
 // sums are %a, %b, %add.
 #define TREFOIL_WGMMA_OF(Of, of, n, last, a_operand, b_operand, add_operand)                                    \
@@ -472,6 +474,20 @@ TREFOIL_WGMMA(176, 10, "%88", "%89", "%90")
 TREFOIL_WGMMA(184, 10_AND_A_HALF, "%92", "%93", "%94")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
+
+// The same product of halves with sums of halves, rounded behind each sixteen: d[i] is what the left operand of a product
+// `WgmmaFrom` has of the sixteen columns i.
+template <int kN> struct WgmmaHalves;
+
+template <> struct WgmmaHalves<128> {
+  static __device__ __forceinline__ void multiply(uint32_t (&d)[8][4], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f16.f16.f16 {" TREFOIL_SUMS_3 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+                 : TREFOIL_FOUR(0), TREFOIL_FOUR(1), TREFOIL_FOUR(2), TREFOIL_FOUR(3), TREFOIL_FOUR(4), TREFOIL_FOUR(5),
+                   TREFOIL_FOUR(6), TREFOIL_FOUR(7)
+                 : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
+  }
+};
 
 // The same with a in registers: lane l of warp w has a[16w + l/4][2(l%4)] and the next column, the same eight rows below,
 // and both eight columns on. They must not change before the product has ended.

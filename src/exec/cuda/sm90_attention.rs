@@ -52,9 +52,13 @@ kernel_args! {
         dims: i32,
         to_codes: f32,
         first_block: i32,
-        padding: [i32; 15],
+        pair_order: u32,
+        padding: [i32; 14],
     }
 }
+
+/// The selector of `prmt` that puts the low halves of two words together.
+const PAIR_ORDER: u32 = 0x5410;
 
 /// The modules of f16 and bf16, and that of codes of f16.
 pub(super) const MODULES: [&str; 3] = ["sm90_attention", "sm90_attention_bf16", "sm90_attention"];
@@ -262,6 +266,7 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         tail: tail as i32,
         to_codes: to_codes(*result)?,
         first_block: if *backward { blocks as i32 - 1 } else { 0 },
+        pair_order: PAIR_ORDER,
         ..Zeroable::zeroed()
     };
     let maps = vec![

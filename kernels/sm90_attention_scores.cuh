@@ -1,0 +1,277 @@
+// Attention on Hopper: a chunk's scores as a warpgroup's products leave them, and the weights made of them. Chunk after
+// chunk, with one reference a row.
+//
+// Scores are sums of floats; or of halves, two in a register, which products, weights and sums of weights cost half of. Where
+// halves do not hold them, or too few of their bits, a warp makes a chunk's scores again in floats.
+#pragma once
+
+#include "sm90_attention_mask.cuh"
+#include "sm90_attention_packed.cuh"
+#include "sm90_attention_tail.cuh"
+
+// The first row of this warp in a tile, and of this thread among those.
+TREFOIL_DEVICE int32_t warp_row() { return thread_idx_x() / 32 % 4 * kStoreRows; }
+TREFOIL_DEVICE int32_t lane_row() { return thread_idx_x() % 32 / 4; }
+
+// The keys of chunk `chunk` that this thread's two rows of a tile see, from the thread's first on.
+template <class Tile>
+TREFOIL_DEVICE void find_seen(const Sm90AttentionArgs &args, const Record &tile, int32_t chunk, int32_t (&seen)[2]) {
+  const int32_t key = chunk * Tile::kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
+  seen[0] = min(tile.keys, row + args.ahead + 1) - key;
+  seen[1] = min(tile.keys, row + 8 + args.ahead + 1) - key;
+}
+
+// ---- floats ------------------------------------------------------------------------------------------------------
+
+// A chunk's scores once more, of this warp's rows alone: where weights were relative to too small a score.
+template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::kKeys / 2], uint32_t q, uint32_t k) {
+  const uint32_t lane = thread_idx_x() % 32;
+  const uint32_t q_row = warp_row() + lane / 4, k_row = lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < Tile::kKeys / 2; ++i) s[i] = 0.0f;
+#pragma unroll 1
+  for (uint32_t d = 0; d < Tile::kDims; d += 2) {
+    const uint32_t box = d / kBoxDims, chunk = d % kBoxDims / 8, in = d % 8 * 2;
+    const uint32_t q_here = q + box * kTileRows * kRowBytes + q_row * kRowBytes + (chunk ^ q_row % 8) * 16 + in;
+    const float2 a[2] = {unpack_elements(load_shared_u32(q_here)),
+                         unpack_elements(load_shared_u32(q_here + 8 * kRowBytes))};
+    const uint32_t k_here = k + box * Tile::kKeyBoxBytes + k_row * kRowBytes + (chunk ^ k_row) * 16 + in;
+    const uint32_t k_there = k + box * Tile::kKeyBoxBytes + (k_row + 1) * kRowBytes + (chunk ^ (k_row + 1)) * 16 + in;
+#pragma unroll
+    for (int i = 0; i < Tile::kKeys / 2; ++i) {
+      const float2 b = unpack_elements(load_shared_u32((i % 2 ? k_there : k_here) + i / 4 * 8 * kRowBytes));
+      s[i] = fmaf(a[i / 2 % 2].x, b.x, s[i]), s[i] = fmaf(a[i / 2 % 2].y, b.y, s[i]);
+    }
+  }
+}
+
+template <class Tile> struct FloatScores {
+  static constexpr int kKeys = Tile::kKeys;
+  static constexpr int kHalf = kKeys / 16 * 4;  // scores that are weighed beside the product of the values before
+  float s[kKeys / 2];
+  float scale;  // of the scores, once they are finished
+  float2 sum;   // of the chunk's weights
+
+  // s = q k^T.
+  __device__ __forceinline__ void multiply(uint32_t q, uint32_t k) {
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Tile::kDims; d += 16) {
+      const int box = d / kBoxDims, column = d % kBoxDims;
+      Wgmma<kKeys, Element>::multiply(s, wgmma_operand(q + box * kTileRows * kRowBytes) + column / 8,
+                                      wgmma_operand(k + box * Tile::kKeyBoxBytes) + column / 8, d > 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void use() { wgmma_use(s); }
+
+  // Adds the mask to the scores of a chunk, `at` of all that come through the ring, and hides keys that are not seen.
+  __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record, uint32_t at,
+                             int32_t chunk, int32_t whole) {
+    scale = args.scale_log2;
+    if constexpr (Tile::kMask == MaskOf::kKeys) scale = add_key_mask<Tile>(args, shared, at, s);
+    if (Tile::kMask != MaskOf::kRows && chunk < whole) return;
+    const Record tile = read_record(record);
+    const int32_t key = chunk * kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
+    if constexpr (Tile::kMask == MaskOf::kRows) {
+      add_row_mask<Tile>(args, tile.head, row, key, s), scale = 1.0f;
+      if (chunk < whole) return;
+    }
+    if constexpr (Tile::kPacked) {
+      hide_packed<kKeys>(s, tile.keys - key, row, read_end(record));
+    } else {
+      const int32_t seen[2] = {min(tile.keys, row + args.ahead + 1) - key, min(tile.keys, row + 8 + args.ahead + 1) - key};
+      hide<kKeys>(s, seen);
+    }
+  }
+
+  // Makes weights of a tile's first chunk.
+  __device__ __forceinline__ void weigh_first(Rows &rows) {
+    rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    weigh<kKeys, Tile::kHalfScores>(s, rows, scale);
+  }
+
+  __device__ __forceinline__ void refer(const Rows &) {}
+
+  // Makes weights of a later chunk, as many as may be made beside the product of the values before, and the rest.
+  __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &, const Rows &rows) {
+    sum = {};
+    exponentiate<0, kHalf>(s, scale, rows.top[0], rows.top[1], sum);
+  }
+  // Returns whether all weights are right.
+  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
+    exponentiate<kHalf, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
+    put(p);
+    if (!are_small(sum)) return false;
+    rows.sum[0] += sum.x, rows.sum[1] += sum.y;
+    return true;
+  }
+
+  // Makes weights again that are not. What was summed before is to be multiplied by what this returns.
+  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record,
+                                    uint32_t q, uint32_t k, uint32_t at, int32_t chunk, int32_t whole, Rows &rows,
+                                    uint32_t (&p)[Tile::kValues / 16][4]) {
+    float2 shrink;
+    if (are_finite(sum)) {
+      shrink = lower<kKeys>(s, rows, sum);
+    } else {
+      multiply_keys_again<Tile>(s, q, k);
+      finish(args, shared, record, at, chunk, whole);
+      shrink = weigh<kKeys>(s, rows, scale);
+    }
+    put(p);
+    return shrink;
+  }
+
+  __device__ __forceinline__ void put(uint32_t (&p)[Tile::kValues / 16][4]) const {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_elements(s[2 * i], s[2 * i + 1]);
+  }
+};
+
+// ---- halves ------------------------------------------------------------------------------------------------------
+
+// Halves that no key of a row has.
+constexpr uint32_t kNanHalf2 = 0x7fff7fffu;
+
+// Weights of a chunk by products of this warp alone, whose scores are floats; relative to the rows' largest score so far, which
+// becomes their reference. What was summed before is to be multiplied by what this returns.
+template <class Tile>
+TREFOIL_DEVICE float2 weigh_in_floats(const Sm90AttentionArgs &args, uint32_t record, uint32_t q, uint32_t k,
+                                      int32_t chunk, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
+  const uint32_t lane = thread_idx_x() % 32;
+  int32_t seen[2];
+  find_seen<Tile>(args, read_record(record), chunk, seen);
+  // Scores of sixteen keys, times log2(e): two products of eight.
+  auto multiply = [&](int i, float (&s)[2][4]) {
+#pragma unroll
+    for (float &score : s[0]) score = 0.0f;
+#pragma unroll
+    for (float &score : s[1]) score = 0.0f;
+#pragma unroll 1
+    for (int d = 0; d < Tile::kDims / 16; ++d) {
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, of_sixteen(q, kTileRows * kRowBytes, warp_row() + lane % 16, 2 * d + lane / 16));
+      ldmatrix_x4(b, of_sixteen(k, Tile::kKeyBoxBytes, 16 * i + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
+      Element::multiply(s[0], a, b[0], b[1]);
+      Element::multiply(s[1], a, b[2], b[3]);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const bool is_seen = 16 * i + j / 4 * 8 + j % 2 < seen[j / 2 % 2];
+      s[j / 4][j % 4] = is_seen ? s[j / 4][j % 4] * args.scale_log2 : -INFINITY;
+    }
+  };
+  float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+  for (int i = 0; i < Tile::kKeys / 16; ++i) {
+    float s[2][4];
+    multiply(i, s);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) most[j / 2 % 2] = fmaxf(most[j / 2 % 2], s[j / 4][j % 4]);
+  }
+  float from[2], shrink[2], sum[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = fmaxf(rows.top[r], row_max(most[r]));
+    top = half_reference(top);
+    from[r] = top == -INFINITY ? 0.0f : top;  // of a row that sees no key all weights are 0
+    shrink[r] = exp2_approximate(rows.top[r] - from[r]);
+    rows.top[r] = top;
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kKeys / 16; ++i) {
+    float s[2][4];
+    multiply(i, s);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      sum[j / 2 % 2] += s[j / 4][j % 4] = exp2_approximate(s[j / 4][j % 4] - from[j / 2 % 2]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[i][j] = pack_elements(s[j / 2][j % 2 * 2], s[j / 2][j % 2 * 2 + 1]);
+  }
+  rows.sum[0] = fmaf(rows.sum[0], shrink[0], sum[0]), rows.sum[1] = fmaf(rows.sum[1], shrink[1], sum[1]);
+  return {shrink[0], shrink[1]};
+}
+
+template <class Tile> struct HalfScores {
+  static constexpr int kPairs = Tile::kKeys / 4;
+  static constexpr int kBeside = 8;  // pairs that are weighed beside the product of the values before
+  uint32_t s[Tile::kValues / 16][4];  // two neighbouring keys of one row, then the same two of the row eight below
+  uint32_t less[2];                   // what weights are relative to, negative and twice; NaN where halves do not do
+  uint32_t sum[2][2];                 // of the chunk's weights, of two halves of the keys
+
+  // s = q k^T.
+  __device__ __forceinline__ void multiply(uint32_t q, uint32_t k) {
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Tile::kDims; d += 16)
+      WgmmaHalves<Tile::kKeys>::multiply(s, wgmma_operand(q) + d / 8, wgmma_operand(k) + d / 8, d > 0);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void use() {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) asm volatile("" : "+r"(s[i / 4][i % 4]) :: "memory");
+  }
+
+  // Hides keys that are not seen.
+  __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record, uint32_t,
+                             int32_t chunk, int32_t whole) {
+    if (chunk < whole) return;
+    int32_t seen[2];
+    find_seen<Tile>(args, read_record(record), chunk, seen);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const uint32_t kept = low_bits(max(16 * seen[i % 2] - 128 * (i / 2), 0));
+      uint32_t &pair = s[i / 4][i % 4];
+      pair = (pair & kept) | (kLowestHalf2 & ~kept);
+    }
+  }
+
+  // Makes weights of the pairs from `kFirst` to `kEnd`, into `to`.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void exponentiate(const Sm90AttentionArgs &args, uint32_t (&to)[Tile::kValues / 16][4]) {
+    const __half2 scale = __float2half2_rn(args.scale_log2);
+#pragma unroll
+    for (int i = kFirst; i < kEnd; ++i) {
+      const uint32_t exponents = half2_bits(__hfma2(half2_of(s[i / 4][i % 4]), scale, half2_of(less[i % 2])));
+      const uint32_t pair = exp2_halves(exponents, args.pair_order);
+      uint32_t &of = sum[i % 2][i / 2 % 2];
+      of = i < 4 ? pair : half2_bits(__hadd2(half2_of(of), half2_of(pair)));
+      to[i / 4][i % 4] = pair;
+    }
+  }
+
+  __device__ __forceinline__ float2 total() const {
+    const float2 first = unpack_half2(half2_bits(__hadd2(half2_of(sum[0][0]), half2_of(sum[0][1]))));
+    const float2 second = unpack_half2(half2_bits(__hadd2(half2_of(sum[1][0]), half2_of(sum[1][1]))));
+    return {first.x + first.y, second.x + second.y};
+  }
+
+  __device__ __forceinline__ void refer(const Rows &rows) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      less[r] = fabsf(rows.top[r]) <= kMostHalfReference ? pack_half2(-rows.top[r], -rows.top[r]) : kNanHalf2;
+  }
+
+  __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &args, const Rows &) { exponentiate<0, kBeside>(args, s); }
+  // Returns whether all weights are right.
+  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &args, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
+    exponentiate<kBeside, kPairs>(args, p);
+#pragma unroll
+    for (int i = 0; i < kBeside; ++i) p[i / 4][i % 4] = s[i / 4][i % 4];
+    const float2 of_thread = total();
+    if (!are_finite(of_thread)) return false;
+    rows.sum[0] += of_thread.x, rows.sum[1] += of_thread.y;
+    return true;
+  }
+
+  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record, uint32_t q,
+                                    uint32_t k, uint32_t, int32_t chunk, int32_t, Rows &rows,
+                                    uint32_t (&p)[Tile::kValues / 16][4]) {
+    const float2 shrink = weigh_in_floats<Tile>(args, record, q, k, chunk, rows, p);
+    refer(rows);
+    return shrink;
+  }
+};
