@@ -241,11 +241,15 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
 #pragma unroll 1
       for (uint32_t chunk = 1; chunk < chunks; ++chunk, ++at) {
         const uint32_t q = uniform(shared.q(group, use)), k = uniform(shared.k(at + 1)), v = uniform(shared.v(at));
+        auto add_values = [&] {
+          barrier_wait(shared.v_full(at), shared.parity(at));
+          multiply_values<Tile>(o, p, v, chunk > 1);
+        };
+        if constexpr (!Scores::kBesideValues) add_values();
         barrier_wait(shared.k_full(at + 1), shared.parity(at + 1));
         scores.multiply(q, k);
-        barrier_wait(shared.v_full(at), shared.parity(at));
-        multiply_values<Tile>(o, p, v, chunk > 1);
-        wgmma_wait<1>();
+        if constexpr (Scores::kBesideValues) add_values();
+        wgmma_wait<Scores::kBesideValues ? 1 : 0>();
         scores.use();
         const uint32_t record = shared.record(group, use);
         if (whole >= 0) {

@@ -47,6 +47,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
 
 template <class Tile> struct FloatScores {
   static constexpr int kKeys = Tile::kKeys;
+  static constexpr bool kBesideValues = true;
   static constexpr int kHalf = kKeys / 16 * 4;  // scores that are weighed beside the product of the values before
   float s[kKeys / 2];
   float scale;  // of the scores, once they are finished
@@ -196,7 +197,7 @@ TREFOIL_DEVICE float2 weigh_in_floats(const Sm90AttentionArgs &args, uint32_t re
 
 template <class Tile> struct HalfScores {
   static constexpr int kPairs = Tile::kKeys / 4;
-  static constexpr int kBeside = 8;  // pairs that are weighed beside the product of the values before
+  static constexpr bool kBesideValues = false;
   uint32_t s[Tile::kValues / 16][4];  // two neighbouring keys of one row, then the same two of the row eight below
   uint32_t less[2];                   // what weights are relative to, negative and twice; NaN where halves do not do
   uint32_t sum[2][2];                 // of the chunk's weights, of two halves of the keys
@@ -255,12 +256,10 @@ template <class Tile> struct HalfScores {
       less[r] = fabsf(rows.top[r]) <= kMostHalfReference ? pack_half2(-rows.top[r], -rows.top[r]) : kNanHalf2;
   }
 
-  __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &args, const Rows &) { exponentiate<0, kBeside>(args, s); }
+  __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &, const Rows &) {}
   // Returns whether all weights are right.
   __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &args, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
-    exponentiate<kBeside, kPairs>(args, p);
-#pragma unroll
-    for (int i = 0; i < kBeside; ++i) p[i / 4][i % 4] = s[i / 4][i % 4];
+    exponentiate<0, kPairs>(args, p);
     const float2 of_thread = total();
     if (!are_finite(of_thread)) return false;
     rows.sum[0] += of_thread.x, rows.sum[1] += of_thread.y;

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
-use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
+use trefoil::plan::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt, Limits};
 use trefoil::{AttentionOperands, AttentionRun, Device, Dtype, Shape};
 
 use super::codes;
 use super::halves::Half;
 use super::random::Random;
-use super::tolerance::{Expected, Growth, Rounding, Storage, U32};
+use super::tolerance::{Expected, Growth, Rounding, Storage, U16, U32};
 
 /// One attention operation on random operands.
 #[derive(Clone, Debug)]
@@ -30,8 +30,18 @@ pub struct Problem {
     /// Whether queries, keys and values of a row lie side by side, as one layer writes them; otherwise each has a place
     /// of its own.
     packed: bool,
-    /// The expected rows, computed by the first kernel that is compared.
-    expected: Arc<OnceLock<Vec<ExpectedRow>>>,
+    /// The expected rows of each kind of scores, computed by the first kernel that is compared.
+    expected: [Arc<OnceLock<Vec<ExpectedRow>>>; 2],
+}
+
+/// How a kernel adds up scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scores {
+    Floats,
+    /// Sums of halves behind the first chunk, which has this number of keys.
+    Halves {
+        first: usize,
+    },
 }
 
 /// The expected result of one row.
@@ -72,7 +82,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         lengths: None,
         mask: MaskOf::Nothing,
         packed: true,
-        expected: Arc::default(),
+        expected: Default::default(),
     };
     let of = |problem: Problem, images, heads, keys| Problem {
         sizes: AttentionSizes { images, heads, keys, ..problem.sizes },
@@ -95,6 +105,13 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     let lengths = Some(vec![0, 699, 113, 1, 700]);
     all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths", 700, 64), 5, 2, 700) });
     all.push(Problem { lengths: lengths.clone(), causal: true, ..of(plain("lengths, causal", 700, 64), 5, 2, 700) });
+    // Where all scores are zeros, errors are so small that no key can be missing.
+    all.push(Problem { spread: 0.0, causal: true, ..plain("scores of zero, causal", 257, 64) });
+    all.push(Problem {
+        spread: 0.0,
+        lengths: lengths.clone(),
+        ..of(plain("scores of zero, lengths", 700, 64), 5, 2, 700)
+    });
     all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths, few rows left", 712, 64), 5, 2, 712) });
     all.push(Problem { lengths, ..of(plain("lengths of keys", 90, 128), 5, 2, 700) });
     for (mask, name) in [
@@ -116,6 +133,8 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     let few = Problem { mask: MaskOf::EachKey, ..plain("a mask of an odd number of keys", 70, 64) };
     all.push(of(few, 50, 7, 301));
     all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
+    // Some weights of later chunks are beyond what f16 holds; few references are beyond what scores of halves may have.
+    all.push(Problem { spread: 7.0, ..plain("scores apart", 450, 64) });
     if dtype == Dtype::Bf16 {
         all.extend([69, 450].map(|rows| Problem { most: 1e30, ..plain("values beyond f16", rows, 64) }));
         all.push(Problem { most: 1e30, mask: MaskOf::Each, ..plain("values beyond f16, a mask", 200, 128) });
@@ -150,6 +169,15 @@ impl Problem {
     pub fn values(&self) -> usize {
         let AttentionSizes { images, heads, rows, dims, .. } = self.sizes;
         images * heads * rows * dims
+    }
+
+    /// How `kernel` adds up scores.
+    fn scores(&self, kernel: AttentionKernel) -> Scores {
+        let AttentionTile { dims, keys } = kernel.tile;
+        match (self.dtype, self.mask, dims, keys) {
+            (Dtype::F16, MaskOf::Nothing, 64, 128) => Scores::Halves { first: keys },
+            _ => Scores::Floats,
+        }
     }
 
     /// Runs the problem, into a buffer of NaN that is longer than the result, and compares.
@@ -193,7 +221,9 @@ impl Problem {
         if let Some(at) = written.clone().find(|i| is_poison(*i)) {
             return Err(format!("value {} of the result was not written", at - GUARD));
         }
-        for row in self.expected.get_or_init(|| self.expected_rows(&operands)) {
+        let scores = self.scores(kernel);
+        let expected = &self.expected[usize::from(scores != Scores::Floats)];
+        for row in expected.get_or_init(|| self.expected_rows(&operands, scores)) {
             let first = GUARD + ((row.image * rows + row.row) * heads + row.head) * dims;
             let actual: Vec<f32> = result[first..first + dims].iter().map(|value| value.value() as f32).collect();
             let check = row.expected.check(Growth::Worst, &actual);
@@ -254,7 +284,7 @@ impl Problem {
     }
 
     /// The expected rows that are compared: all, or as many as plain loops have time for, evenly spread.
-    fn expected_rows<T: Half>(&self, operands: &AttentionOperands<'_, T>) -> Vec<ExpectedRow> {
+    fn expected_rows<T: Half>(&self, operands: &AttentionOperands<'_, T>, scores: Scores) -> Vec<ExpectedRow> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let step = (images * heads * rows * keys * dims).div_ceil(MOST_PRODUCTS);
         let [q, k, v] = operands.qkv;
@@ -273,7 +303,8 @@ impl Problem {
             };
             let seen = operands.lengths.map_or(keys, |lengths| lengths[image] as usize);
             let seen = if self.causal { seen.min(row + 1) } else { seen };
-            let pairs = attend(at(q, row), |key| (at(k, key), at(v, key)), added, seen, f64::from(operands.scale));
+            let kv = |key: usize| (at(k, key), at(v, key));
+            let pairs = attend(at(q, row), kv, added, seen, f64::from(operands.scale), scores);
             let (values, errors) = pairs.into_iter().unzip();
             ExpectedRow { image, row, head, expected: Expected { shape: Shape::vector(dims), values, errors } }
         };
@@ -286,7 +317,10 @@ impl Problem {
         let width = heads * dims;
         if self.packed {
             let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
-            let of = |i: usize| if i / width % 3 == 2 { self.most } else { self.spread };
+            let of = |i: usize| match i / width % 3 {
+                2 => self.most * self.hidden_by(i / width / 3 / rows, i / width / 3 % rows),
+                _ => self.spread,
+            };
             let values = T::all((0..images * rows * 3 * width).map(|i| random.signed() * of(i)));
             return (values, [at(0), at(1), at(2)]);
         }
@@ -295,9 +329,18 @@ impl Problem {
         let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
         let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
         let end = images * (rows + 2 * keys) * pitch;
-        let of = |i: usize| if i < firsts[2] { self.spread } else { self.most };
+        let of = |i: usize| match i.checked_sub(firsts[2]) {
+            Some(i) => self.most * self.hidden_by(i / pitch / keys, i / pitch % keys),
+            None => self.spread,
+        };
         let values = T::all((0..end).map(|i| random.signed() * of(i)));
         (values, [at(0, rows), at(1, keys), at(2, keys)])
+    }
+
+    /// What the values of a key are multiplied by: a key behind its image's length must show if it is not hidden.
+    fn hidden_by(&self, image: usize, key: usize) -> f64 {
+        let is_hidden = self.lengths.as_ref().is_some_and(|lengths| key >= lengths[image] as usize);
+        if is_hidden { 1000.0 } else { 1.0 }
     }
 
     /// The mask, and its distances from one head, row and image to the next.
@@ -348,30 +391,38 @@ const MOST_PRODUCTS: usize = 8 << 20;
 /// and of the reference score that is subtracted; its error changes a weight by that factor. A weight has two errors of
 /// the exponential and is rounded; in f16 it may be subnormal below 2^-14 of the reference, which is part of the sum.
 /// Numerator and denominator use weights of the same scores.
+///
+/// What halves add is in [`of_halves`].
 pub fn attend<'a, T: Half>(
     q: &[T],
     kv: impl Fn(usize) -> (&'a [T], &'a [T]),
     added: impl Fn(usize) -> f64,
     seen: usize,
     scale: f64,
+    scores: Scores,
 ) -> Vec<(f64, f64)> {
     let (dims, Rounding { unit, tiny }) = (q.len(), T::ROUNDING);
     let score = |key: usize| {
         let products = q.iter().zip(kv(key).0).map(|(q, k)| q.value() * k.value());
         let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), p| (sum + p, all + p.abs()));
         let error = scale * Growth::Worst.sum(Storage::F16, dims, magnitude);
-        (scale * sum + added(key), error + 8.0 * U32 * (scale * sum).abs() + 8.0 * U32 * finite(added(key)).abs())
+        let error = error + 8.0 * U32 * (scale * sum).abs() + 8.0 * U32 * finite(added(key)).abs();
+        Score { value: scale * sum + added(key), error, magnitude: scale * magnitude }
     };
-    let scores: Vec<(f64, f64)> = (0..seen).map(score).collect();
-    let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+    let mut row: Vec<Score> = (0..seen).map(score).collect();
+    let top = row.iter().map(|score| score.value).fold(f64::NEG_INFINITY, f64::max);
     if top == f64::NEG_INFINITY {
         return vec![(0.0, 0.0); dims];
     }
-    let of_top = 8.0 * U32 * top.abs() + scores.iter().map(|(_, error)| *error).fold(0.0, f64::max);
+    let mut of_sum = (seen + 4) as f64 * U32;
+    if let Scores::Halves { first } = scores {
+        of_sum += of_halves(&mut row, first, top);
+    }
+    let of_top = 8.0 * U32 * top.abs() + row.iter().map(|score| score.error).fold(0.0, f64::max);
     let weights: Vec<(f64, f64)> =
-        scores.iter().map(|(score, error)| ((score - top).exp(), (error + of_top + 8.0 * U32).exp_m1())).collect();
+        row.iter().map(|score| ((score.value - top).exp(), (score.error + of_top + 8.0 * U32).exp_m1())).collect();
     let sum: f64 = weights.iter().map(|(weight, _)| weight).sum();
-    let of_sum = weights.iter().map(|(weight, error)| weight * error).sum::<f64>() / sum + (seen + 4) as f64 * U32;
+    of_sum += weights.iter().map(|(weight, error)| weight * error).sum::<f64>() / sum;
     let value = |d: usize| {
         let terms =
             weights.iter().enumerate().map(|(key, &(weight, error))| (weight / sum, error, kv(key).1[d].value()));
@@ -385,6 +436,36 @@ pub fn attend<'a, T: Half>(
         (exact, T::ROUNDING.rounded(exact, error))
     };
     (0..dims).map(value).collect()
+}
+
+/// A score, natural, with its error and the sum of its products' magnitudes.
+struct Score {
+    value: f64,
+    error: f64,
+    magnitude: f64,
+}
+
+/// Adds the errors of scores that are sums of halves, those behind the `first` keys, and returns that of a sum of weights.
+///
+/// A sum of 64 products is rounded behind each sixteen, perhaps towards zero: by a unit of the last place, 2 * U16. The scale is
+/// rounded; so is the score times it, less the reference, which the kernel raises before the largest weight is 2^16.
+/// The exponential of a half is off by 2^-9.9. Weights are added in eights of halves, whose sums are added once more. Where
+/// the reference, as a power of two, is beyond 128, a kernel computes scores in floats; the reference is near the largest of the
+/// first scores, or above.
+fn of_halves(row: &mut [Score], first: usize, top: f64) -> f64 {
+    const SIXTEENS: f64 = 4.0;
+    const MOST_REFERENCE: f64 = 128.0;
+    let ln2 = std::f64::consts::LN_2;
+    let begin = row.iter().take(first).map(|score| score.value).fold(f64::NEG_INFINITY, f64::max);
+    if row.len() <= first || begin > (MOST_REFERENCE + 1.0) * ln2 {
+        return 0.0;
+    }
+    for score in &mut row[first..] {
+        let of_exponent = (top - score.value + 16.0 * ln2) * U16;
+        let of_exponential = 2.0_f64.powf(-9.9).ln_1p();
+        score.error += (SIXTEENS * 2.0 + 1.0) * U16 * score.magnitude + of_exponent + of_exponential;
+    }
+    9.0 * U16
 }
 
 fn finite(value: f64) -> f64 {

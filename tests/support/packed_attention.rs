@@ -9,7 +9,7 @@ use trefoil::model::{Model, Weights};
 use trefoil::plan::StepOp;
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
-use super::attention::attend;
+use super::attention::{Scores, attend};
 use super::halves::Half;
 use super::random::Random;
 use super::tolerance::{Expected, Growth};
@@ -166,7 +166,7 @@ impl Problem {
             }
             let of = |token: usize, part: usize| &halves[(token * 3 + part) * width + head * dims..][..dims];
             let key = |key: usize| (of(row.start + key, 1), of(row.start + key, 2));
-            let pairs = attend(of(token, 0), key, |_| 0.0, row.len(), scale);
+            let pairs = attend(of(token, 0), key, |_| 0.0, row.len(), scale, Scores::Floats);
             let (values, errors) = pairs.into_iter().unzip();
             let check = Expected { shape: Shape::vector(dims), values, errors }.check(Growth::Worst, result);
             check.map_err(|error| format!("row {row:?}, token {token}, head {head}: {error}"))?;
