@@ -278,13 +278,14 @@ TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
   return half2_of(y);
 }
 
-// The same, put together by `order`, which is 0x5410: of a number that it does not know the compiler puts each pair together
-// once, however often it is read.
-TREFOIL_DEVICE uint32_t exp2_halves(uint32_t x, uint32_t order) {
+// The same, put together by `order`, which is 0x5410: where the compiler does not know that, it puts a pair together once,
+// and else for each place that reads it.
+TREFOIL_DEVICE uint32_t exp2_approximate(__half2 x, uint32_t order) {
   uint32_t y;
   asm("{\n.reg .b16 low, high, of_low, of_high;\n.reg .b32 first, second;\nmov.b32 {low, high}, %1;\n"
       "ex2.approx.f16 of_low, low;\nex2.approx.f16 of_high, high;\n"
-      "cvt.u32.u16 first, of_low;\ncvt.u32.u16 second, of_high;\nprmt.b32 %0, first, second, %2;\n}" : "=r"(y) : "r"(x), "r"(order));
+      "cvt.u32.u16 first, of_low;\ncvt.u32.u16 second, of_high;\nprmt.b32 %0, first, second, %2;\n}"
+      : "=r"(y) : "r"(half2_bits(x)), "r"(order));
   return y;
 }
 

@@ -2,9 +2,9 @@
 //
 // A block of the grid walks over blocks of tiles: some tiles of 64 rows of one head, and that head's keys and values in
 // chunks, which come through a ring of stages in shared memory once for all of these tiles. Each warpgroup that
-// multiplies takes every kGroups-th tile, so that the exponentials of one run beside the products of the others; within
-// one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
-// warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
+// multiplies takes every kGroups-th tile, so that the exponentials of one run beside the products of the others. Where
+// scores are floats, a chunk's values are added while the weights of the next are made, or those of the next tile's
+// first. One more warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
 #include "element.cuh"
 #include "sm90_attention_scores.cuh"
 
@@ -183,8 +183,9 @@ template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArg
   return row < args.rows ? static_cast<int32_t>(static_cast<uint32_t>(keys) / Tile::kKeys) : -1;
 }
 
-// Every kGroups-th tile: one warpgroup. While a chunk's values are added, the next chunk's weights are made, also over
-// the end of a tile.
+// Every kGroups-th tile: one warpgroup. A chunk's values are added beside the product of the next chunk's scores, also
+// over the end of a tile. Scores that are floats come first, and weights of some are made while the values are added.
+// Those that are halves come last, and weights of all are made behind both: fewer instructions, and faster.
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &shared, int32_t group) {
   using Scores = std::conditional_t<Tile::kHalfScores, HalfScores<Tile>, FloatScores<Tile>>;
@@ -370,17 +371,23 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 // Arithmetic products of elements, float sums. Weights in float relative to a power of two: of a row's first chunk the
 //            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
 //            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
-//            the unit for special functions. NaN in q or k stays NaN. By *_e4m3 the float that would be rounded to an
-//            element is multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes
-//            448 with its sign, NaN the code 0x7f): it is no element in between.
+//            the unit for special functions. NaN in q or k stays NaN.
+//            By 64/128 of f16 without a mask a reference's exponent is a half, and scores behind a head's first 128
+//            keys are sums of halves, rounded behind each sixteen products. A score times the scale, rounded to a half,
+//            less the reference is rounded to a half; its exponential is one. A thread adds its weights of a row in a
+//            chunk as two pairs of halves, these as a pair, and its two as floats. Where that is not finite, or an
+//            exponent of a reference is beyond 128, of either sign, a warp's 16 rows have floats in the chunk, as above.
+//            By *_e4m3 the float that would be rounded to an element is multiplied by to_codes, rounded to a float, and
+//            rounded to a code, to nearest even (overflow becomes 448 with its sign, NaN the code 0x7f): it is no
+//            element in between.
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
-//            row_tiles below 2^31; scale positive. block_tiles up to 4,096: with a mask of keys 128 threads of each tile
-//            arrive at k_empty, which counts to 2^20 - 1; above kGroups only where all chunks of a head fit the
-//            stages. tail: rows behind row_tiles tiles, up to 8, by 64/88 and 64/104 without a mask; else 0, and
-//            row_tiles has all rows. What is beyond the operands is read as zero and not written. Deterministic, no
-//            atomics.
+//            row_tiles below 2^31; scale positive; pair_order 0x5410. block_tiles up to 4,096: with a mask of keys 128
+//            threads of each tile arrive at k_empty, which counts to 2^20 - 1; above kGroups only where all chunks of a
+//            head fit the stages. tail: rows behind row_tiles tiles, up to 8, by 64/88 and 64/104 without a mask; else
+//            0, and row_tiles has all rows. What is beyond the operands is read as zero and not written.
+//            Deterministic, no atomics.
 // Ordering   may be launched before its predecessors have ended, and lets its successor be, but only after
 //            griddepcontrol.wait: reads and writes only after that too.
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).

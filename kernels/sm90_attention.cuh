@@ -44,7 +44,7 @@ struct Sm90AttentionArgs {
   int32_t dims;
   float to_codes;         // what results are multiplied by before they are rounded to codes
   int32_t first_block;    // blocks are taken from there on: from 0 up, or from the last down; of packed rows 0
-  uint32_t pair_order;    // 0x5410, which the compiler is not to know: see exp2_halves
+  uint32_t pair_order;    // 0x5410, a number that the compiler does not know: see exp2_approximate
   int32_t padding[14];
 };
 static_assert(sizeof(Sm90AttentionArgs) == 832 && offsetof(Sm90AttentionArgs, rows) == 680 &&

@@ -1,8 +1,9 @@
-// Attention on Hopper: a chunk's scores as a warpgroup's products leave them, and the weights made of them. Chunk after
-// chunk, with one reference a row.
+// Attention on Hopper: the scores of a chunk as a warpgroup's products leave them, and the weights made of them.
 //
-// Scores are sums of floats; or of halves, two in a register, which products, weights and sums of weights cost half of. Where
-// halves do not hold them, or too few of their bits, a warp makes a chunk's scores again in floats.
+// Scores are sums of floats, or of halves. Halves are two in a register: their products read and write half as many
+// registers, and one instruction multiplies, subtracts or adds two. A tile's first chunk has floats, which give rows their
+// references. Where a weight of a later chunk is more than a half holds, or where a reference is so large that halves have
+// too few bits of its scores, a warp makes the chunk's scores again in floats.
 #pragma once
 
 #include "sm90_attention_mask.cuh"
@@ -47,8 +48,9 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
 
 template <class Tile> struct FloatScores {
   static constexpr int kKeys = Tile::kKeys;
+  // Whether some weights are made beside the product of the values before; and of how many scores.
   static constexpr bool kBesideValues = true;
-  static constexpr int kHalf = kKeys / 16 * 4;  // scores that are weighed beside the product of the values before
+  static constexpr int kBeside = kKeys / 16 * 4;
   float s[kKeys / 2];
   float scale;  // of the scores, once they are finished
   float2 sum;   // of the chunk's weights
@@ -68,8 +70,8 @@ template <class Tile> struct FloatScores {
   __device__ __forceinline__ void use() { wgmma_use(s); }
 
   // Adds the mask to the scores of a chunk, `at` of all that come through the ring, and hides keys that are not seen.
-  __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record, uint32_t at,
-                             int32_t chunk, int32_t whole) {
+  __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record,
+                                         uint32_t at, int32_t chunk, int32_t whole) {
     scale = args.scale_log2;
     if constexpr (Tile::kMask == MaskOf::kKeys) scale = add_key_mask<Tile>(args, shared, at, s);
     if (Tile::kMask != MaskOf::kRows && chunk < whole) return;
@@ -82,7 +84,8 @@ template <class Tile> struct FloatScores {
     if constexpr (Tile::kPacked) {
       hide_packed<kKeys>(s, tile.keys - key, row, read_end(record));
     } else {
-      const int32_t seen[2] = {min(tile.keys, row + args.ahead + 1) - key, min(tile.keys, row + 8 + args.ahead + 1) - key};
+      int32_t seen[2];
+      find_seen<Tile>(args, tile, chunk, seen);
       hide<kKeys>(s, seen);
     }
   }
@@ -93,16 +96,18 @@ template <class Tile> struct FloatScores {
     weigh<kKeys, Tile::kHalfScores>(s, rows, scale);
   }
 
+  // Takes the references of rows.
   __device__ __forceinline__ void refer(const Rows &) {}
 
   // Makes weights of a later chunk, as many as may be made beside the product of the values before, and the rest.
   __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &, const Rows &rows) {
     sum = {};
-    exponentiate<0, kHalf>(s, scale, rows.top[0], rows.top[1], sum);
+    exponentiate<0, kBeside>(s, scale, rows.top[0], rows.top[1], sum);
   }
   // Returns whether all weights are right.
-  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
-    exponentiate<kHalf, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
+  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &, Rows &rows,
+                                             uint32_t (&p)[Tile::kValues / 16][4]) {
+    exponentiate<kBeside, kKeys / 2>(s, scale, rows.top[0], rows.top[1], sum);
     put(p);
     if (!are_small(sum)) return false;
     rows.sum[0] += sum.x, rows.sum[1] += sum.y;
@@ -110,9 +115,9 @@ template <class Tile> struct FloatScores {
   }
 
   // Makes weights again that are not. What was summed before is to be multiplied by what this returns.
-  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t record,
-                                    uint32_t q, uint32_t k, uint32_t at, int32_t chunk, int32_t whole, Rows &rows,
-                                    uint32_t (&p)[Tile::kValues / 16][4]) {
+  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &shared,
+                                                uint32_t record, uint32_t q, uint32_t k, uint32_t at, int32_t chunk,
+                                                int32_t whole, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
     float2 shrink;
     if (are_finite(sum)) {
       shrink = lower<kKeys>(s, rows, sum);
@@ -133,11 +138,10 @@ template <class Tile> struct FloatScores {
 
 // ---- halves ------------------------------------------------------------------------------------------------------
 
-// Halves that no key of a row has.
 constexpr uint32_t kNanHalf2 = 0x7fff7fffu;
 
-// Weights of a chunk by products of this warp alone, whose scores are floats; relative to the rows' largest score so far, which
-// becomes their reference. What was summed before is to be multiplied by what this returns.
+// Makes weights of a chunk by products of this warp alone, with sums of floats: relative to the rows' largest score so
+// far, which becomes their reference. What was summed before is to be multiplied by what this returns.
 template <class Tile>
 TREFOIL_DEVICE float2 weigh_in_floats(const Sm90AttentionArgs &args, uint32_t record, uint32_t q, uint32_t k,
                                       int32_t chunk, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
@@ -175,8 +179,7 @@ TREFOIL_DEVICE float2 weigh_in_floats(const Sm90AttentionArgs &args, uint32_t re
   float from[2], shrink[2], sum[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = fmaxf(rows.top[r], row_max(most[r]));
-    top = half_reference(top);
+    const float top = half_reference(fmaxf(rows.top[r], row_max(most[r])));
     from[r] = top == -INFINITY ? 0.0f : top;  // of a row that sees no key all weights are 0
     shrink[r] = exp2_approximate(rows.top[r] - from[r]);
     rows.top[r] = top;
@@ -199,8 +202,7 @@ template <class Tile> struct HalfScores {
   static constexpr int kPairs = Tile::kKeys / 4;
   static constexpr bool kBesideValues = false;
   uint32_t s[Tile::kValues / 16][4];  // two neighbouring keys of one row, then the same two of the row eight below
-  uint32_t less[2];                   // what weights are relative to, negative and twice; NaN where halves do not do
-  uint32_t sum[2][2];                 // of the chunk's weights, of two halves of the keys
+  uint32_t less[2];                   // the rows' references, negative, twice; NaN, as weights then are, if too large
 
   // s = q k^T.
   __device__ __forceinline__ void multiply(uint32_t q, uint32_t k) {
@@ -218,7 +220,7 @@ template <class Tile> struct HalfScores {
 
   // Hides keys that are not seen.
   __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record, uint32_t,
-                             int32_t chunk, int32_t whole) {
+                                         int32_t chunk, int32_t whole) {
     if (chunk < whole) return;
     int32_t seen[2];
     find_seen<Tile>(args, read_record(record), chunk, seen);
@@ -230,26 +232,6 @@ template <class Tile> struct HalfScores {
     }
   }
 
-  // Makes weights of the pairs from `kFirst` to `kEnd`, into `to`.
-  template <int kFirst, int kEnd>
-  __device__ __forceinline__ void exponentiate(const Sm90AttentionArgs &args, uint32_t (&to)[Tile::kValues / 16][4]) {
-    const __half2 scale = __float2half2_rn(args.scale_log2);
-#pragma unroll
-    for (int i = kFirst; i < kEnd; ++i) {
-      const uint32_t exponents = half2_bits(__hfma2(half2_of(s[i / 4][i % 4]), scale, half2_of(less[i % 2])));
-      const uint32_t pair = exp2_halves(exponents, args.pair_order);
-      uint32_t &of = sum[i % 2][i / 2 % 2];
-      of = i < 4 ? pair : half2_bits(__hadd2(half2_of(of), half2_of(pair)));
-      to[i / 4][i % 4] = pair;
-    }
-  }
-
-  __device__ __forceinline__ float2 total() const {
-    const float2 first = unpack_half2(half2_bits(__hadd2(half2_of(sum[0][0]), half2_of(sum[0][1]))));
-    const float2 second = unpack_half2(half2_bits(__hadd2(half2_of(sum[1][0]), half2_of(sum[1][1]))));
-    return {first.x + first.y, second.x + second.y};
-  }
-
   __device__ __forceinline__ void refer(const Rows &rows) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -257,18 +239,30 @@ template <class Tile> struct HalfScores {
   }
 
   __device__ __forceinline__ void weigh_some(const Sm90AttentionArgs &, const Rows &) {}
-  // Returns whether all weights are right.
-  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &args, Rows &rows, uint32_t (&p)[Tile::kValues / 16][4]) {
-    exponentiate<0, kPairs>(args, p);
-    const float2 of_thread = total();
+
+  // Makes weights of a later chunk. Returns whether all are right.
+  __device__ __forceinline__ bool weigh_rest(const Sm90AttentionArgs &args, Rows &rows,
+                                             uint32_t (&p)[Tile::kValues / 16][4]) {
+    const __half2 scale = __float2half2_rn(args.scale_log2);
+    __half2 sums[2][2];  // two of each row, so that additions wait for fewer
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const __half2 exponents = __hfma2(half2_of(s[i / 4][i % 4]), scale, half2_of(less[i % 2]));
+      p[i / 4][i % 4] = exp2_approximate(exponents, args.pair_order);
+      __half2 &sum = sums[i % 2][i / 2 % 2];
+      sum = i < 4 ? half2_of(p[i / 4][i % 4]) : __hadd2(sum, half2_of(p[i / 4][i % 4]));
+    }
+    const float2 first = __half22float2(__hadd2(sums[0][0], sums[0][1]));
+    const float2 second = __half22float2(__hadd2(sums[1][0], sums[1][1]));
+    const float2 of_thread = {first.x + first.y, second.x + second.y};
     if (!are_finite(of_thread)) return false;
     rows.sum[0] += of_thread.x, rows.sum[1] += of_thread.y;
     return true;
   }
 
-  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record, uint32_t q,
-                                    uint32_t k, uint32_t, int32_t chunk, int32_t, Rows &rows,
-                                    uint32_t (&p)[Tile::kValues / 16][4]) {
+  __device__ __forceinline__ float2 weigh_again(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record,
+                                                uint32_t q, uint32_t k, uint32_t, int32_t chunk, int32_t, Rows &rows,
+                                                uint32_t (&p)[Tile::kValues / 16][4]) {
     const float2 shrink = weigh_in_floats<Tile>(args, record, q, k, chunk, rows, p);
     refer(rows);
     return shrink;
