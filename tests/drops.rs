@@ -4,6 +4,7 @@
 #[path = "support/echo.rs"]
 mod echo;
 
+use std::cell::RefCell;
 use std::fs;
 use std::pin::Pin;
 use std::sync::mpsc;
@@ -110,5 +111,31 @@ fn dropping_an_engine_in_any_state_never_hangs() {
                 thread::yield_now();
             }
         }
+    }
+}
+
+#[test]
+fn an_engine_that_lives_as_long_as_its_thread_is_dropped() {
+    type Held = RefCell<Option<(Engine, Box<dyn std::any::Any>)>>;
+    thread_local! {
+        static FIRST: Held = const { RefCell::new(None) };
+        static SECOND: Held = const { RefCell::new(None) };
+    }
+    for (name, reach) in STATES {
+        let ended = thread::spawn(move || {
+            let hold = |held: &Held| {
+                let model = echo();
+                let engine = builder_on_cpu(&model).batch_sizes(&[1, 4]).staging(2).results(4).build().unwrap();
+                let left = reach(&engine);
+                *held.borrow_mut() = Some((engine, left));
+            };
+            // The checker's own thread-local value comes into use between these two: in either order of the destructors
+            // one engine is dropped when that value is gone.
+            FIRST.with(|first| {
+                hold(first);
+                SECOND.with(hold);
+            });
+        });
+        assert!(ended.join().is_ok(), "{name}");
     }
 }

@@ -55,16 +55,21 @@ thread_local! {
     static KNOWN: RefCell<Vec<(Weak<()>, Clock)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `use_it` with the clock of the calling thread for the checker `of`.
-pub(super) fn with_known<T>(of: &Identity, use_it: impl FnOnce(&mut Clock) -> T) -> T {
-    KNOWN.with_borrow_mut(|all| {
+/// Calls `use_it` with the clock of the calling thread for the checker `of`; with `None` when the thread ends and its
+/// clocks are gone, as in destructors of static and of other thread-local values.
+pub(super) fn with_known<T>(of: &Identity, use_it: impl FnOnce(Option<&mut Clock>) -> T) -> T {
+    let mut use_it = Some(use_it);
+    let mut once = |known: Option<&mut Clock>| use_it.take().map(|use_it| use_it(known));
+    let result = KNOWN.try_with(|all| {
+        let mut all = all.borrow_mut();
         let at = all.iter().position(|(id, _)| std::ptr::eq(id.as_ptr(), Arc::as_ptr(of))).unwrap_or_else(|| {
             all.retain(|(id, _)| id.strong_count() > 0);
             all.push((Arc::downgrade(of), Clock::default()));
             all.len() - 1
         });
-        use_it(&mut all[at].1)
-    })
+        once(Some(&mut all[at].1))
+    });
+    result.unwrap_or_else(|_| once(None)).expect("it is called once")
 }
 
 #[cfg(test)]
@@ -84,11 +89,11 @@ mod tests {
     #[test]
     fn threads_know_apart_and_checkers_too() {
         let [one, two] = [Identity::default(), Identity::default()];
-        with_known(&one, |clock| clock.step(Actor(0)));
-        assert!(with_known(&one, |clock| clock.knows(Actor(0), 1)));
-        assert!(!with_known(&two, |clock| clock.knows(Actor(0), 1)));
+        with_known(&one, |clock| clock.unwrap().step(Actor(0)));
+        assert!(with_known(&one, |clock| clock.unwrap().knows(Actor(0), 1)));
+        assert!(!with_known(&two, |clock| clock.unwrap().knows(Actor(0), 1)));
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| with_known(&one, |clock| clock.knows(Actor(0), 1)));
+            let other = scope.spawn(|| with_known(&one, |clock| clock.unwrap().knows(Actor(0), 1)));
             assert!(!other.join().unwrap());
         });
     }

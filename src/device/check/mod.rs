@@ -61,9 +61,17 @@ impl Checker {
     /// Calls `call` with the books and the clock of the calling thread.
     fn with<T>(&self, call: impl FnOnce(&mut Books, &mut Clock) -> T) -> T {
         let mut books = lock(&self.books);
-        with_known(&self.identity, |known| {
-            known.join(&books.published);
-            call(&mut books, known)
+        with_known(&self.identity, |known| match known {
+            Some(known) => {
+                known.join(&books.published);
+                call(&mut books, known)
+            }
+            // What this thread knew is among what any thread knows.
+            None => {
+                let mut known = books.seen.clone();
+                known.join(&books.published);
+                call(&mut books, &mut known)
+            }
         })
     }
 
