@@ -318,6 +318,22 @@ fn a_fleet_closes_all_its_engines_whatever_becomes_of_one() {
 }
 
 #[test]
+fn a_fleet_goes_on_without_an_engine_that_was_closed() {
+    let model = model();
+    let fleet = checked(Engine::builder(&model), &cpu()).build_on(&[cpu(), cpu()]).unwrap();
+    let close = |index: usize| fleet.engines()[index].close(Close::Drain, Duration::from_secs(10)).unwrap();
+    close(0);
+    for _ in 0..5 {
+        drop(fleet.acquire().unwrap().submit(ROWS).unwrap().wait().unwrap());
+    }
+    let batches: Vec<u64> = fleet.stats().iter().map(|device| device.batches).collect();
+    assert_eq!(batches, [0, 5]);
+    close(1);
+    let refused = fleet.acquire();
+    assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
+}
+
+#[test]
 fn a_batch_of_a_fleet_is_of_no_one_device() {
     let model = model();
     let builder = Engine::builder(&model).device_results(true).check(true);

@@ -133,7 +133,8 @@ impl Fleet {
     }
 
     /// The engines that are in use now, in the order of the devices. When an engine is rebuilt, a new one takes its
-    /// place. A batch that is acquired from one of these engines runs on that engine.
+    /// place. A batch that is acquired from one of these engines runs on that engine. If one of them is closed, the
+    /// fleet goes on with the others.
     pub fn engines(&self) -> Vec<Arc<Engine>> {
         lock(&self.engines).clone()
     }

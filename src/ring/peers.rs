@@ -122,7 +122,8 @@ impl Peers {
         }
     }
 
-    /// Takes a batch of the least loaded ring that has one. An error if no device is left and no ring is being rebuilt.
+    /// Takes a batch of the least loaded ring that has one. An error if no ring is left that is open and whose device
+    /// works, and none is being rebuilt.
     fn try_acquire(self: &Arc<Self>, rings: &[Arc<Core>]) -> Result<Option<Batch>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let order = (0..rings.len()).map(|offset| turn.wrapping_add(offset) % rings.len());
@@ -134,20 +135,20 @@ impl Peers {
             }
         };
         let least = order.clone().filter_map(load).min_by_key(|(load, _)| *load).map(|(_, index)| index);
-        let mut failed = None;
-        let mut is_any_left = false;
+        let (mut refused, mut is_any_left) = (None, false);
         for index in least.into_iter().chain(order.filter(|index| Some(*index) != least)) {
             match rings[index].try_acquire() {
                 Ok(Some(batch)) => return Ok(Some(batch.of(Member { peers: self.clone(), index }))),
                 Ok(None) => is_any_left = true,
                 Err(fault @ Error::Fault { .. }) => match self.rings.is_coming(index, &rings[index]) {
                     true => is_any_left = true,
-                    false => failed = Some(fault),
+                    false => refused = refused.or(Some(fault)),
                 },
+                Err(Error::Closed) => refused = Some(Error::Closed),
                 Err(error) => return Err(error),
             }
         }
-        failed.filter(|_| !is_any_left).map_or(Ok(None), Err)
+        refused.filter(|_| !is_any_left).map_or(Ok(None), Err)
     }
 
     /// The counts and the state of each device.
