@@ -278,8 +278,8 @@ TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
   return half2_of(y);
 }
 
-// The same, put together by `order`, which is 0x5410: where the compiler does not know that, it puts a pair together once,
-// and else for each place that reads it.
+// The same, and `order`, which is 0x5410, puts both together. A compiler that knows this number does so anew for each place
+// that reads the pair, and else once.
 TREFOIL_DEVICE uint32_t exp2_approximate(__half2 x, uint32_t order) {
   uint32_t y;
   asm("{\n.reg .b16 low, high, of_low, of_high;\n.reg .b32 first, second;\nmov.b32 {low, high}, %1;\n"

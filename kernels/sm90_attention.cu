@@ -372,11 +372,13 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
 //            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
 //            the unit for special functions. NaN in q or k stays NaN.
-//            By 64/128 of f16 without a mask a reference's exponent is a half, and scores behind a head's first 128
-//            keys are sums of halves, rounded behind each sixteen products. A score times the scale, rounded to a half,
-//            less the reference is rounded to a half; its exponential is one. A thread adds its weights of a row in a
-//            chunk as two pairs of halves, these as a pair, and its two as floats. Where that is not finite, or an
-//            exponent of a reference is beyond 128, of either sign, a warp's 16 rows have floats in the chunk, as above.
+//            By 64/128 of f16 without a mask scores behind a head's first 128 keys are sums of halves, rounded behind
+//            each sixteen products; one below -65,504 is -infinity. The exponent of a reference up to 128, of either
+//            sign, is a half. A score times the scale, rounded to a half, less that exponent is rounded to a half; its
+//            exponential is a half, off by 2^-9.9 of itself. A thread adds its weights of a row in a chunk as halves,
+//            in four chains; two halves remain, which it adds as floats. Where that is not finite, and in each chunk of
+//            a row whose reference has a larger exponent, a warp's 16 rows have scores and weights in float, relative
+//            to a row's largest score so far.
 //            By *_e4m3 the float that would be rounded to an element is multiplied by to_codes, rounded to a float, and
 //            rounded to a code, to nearest even (overflow becomes 448 with its sign, NaN the code 0x7f): it is no
 //            element in between.

@@ -2,8 +2,8 @@
 //
 // Scores are sums of floats, or of halves. Halves are two in a register: their products read and write half as many
 // registers, and one instruction multiplies, subtracts or adds two. A tile's first chunk has floats, which give rows their
-// references. Where a weight of a later chunk is more than a half holds, or where a reference is so large that halves have
-// too few bits of its scores, a warp makes the chunk's scores again in floats.
+// references. A warp makes the scores of a later chunk again in floats if a thread's sum of weights is more than a half
+// holds, and those of each later chunk if a reference is so large that halves have too few bits of scores near it.
 #pragma once
 
 #include "sm90_attention_mask.cuh"
@@ -48,7 +48,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
 
 template <class Tile> struct FloatScores {
   static constexpr int kKeys = Tile::kKeys;
-  // Whether some weights are made beside the product of the values before; and of how many scores.
+  // Whether weights of some scores are made beside the product of the values before, and the number of these scores.
   static constexpr bool kBesideValues = true;
   static constexpr int kBeside = kKeys / 16 * 4;
   float s[kKeys / 2];

@@ -320,15 +320,20 @@ fn a_fleet_closes_all_its_engines_whatever_becomes_of_one() {
 #[test]
 fn a_fleet_goes_on_without_an_engine_that_was_closed() {
     let model = model();
-    let fleet = checked(Engine::builder(&model), &cpu()).build_on(&[cpu(), cpu()]).unwrap();
+    let fleet = checked(Engine::builder(&model), &cpu()).build_on(&[cpu(), cpu(), cpu()]).unwrap();
     let close = |index: usize| fleet.engines()[index].close(Close::Drain, Duration::from_secs(10)).unwrap();
+    let batches = || fleet.stats().iter().map(|device| device.batches).collect::<Vec<_>>();
     close(0);
+    let held = fleet.engines()[1].acquire().unwrap();
     for _ in 0..5 {
         drop(fleet.acquire().unwrap().submit(ROWS).unwrap().wait().unwrap());
     }
-    let batches: Vec<u64> = fleet.stats().iter().map(|device| device.batches).collect();
-    assert_eq!(batches, [0, 5]);
+    assert_eq!(batches(), [0, 0, 5]); // the second engine has one batch more than the third
+    drop(held);
     close(1);
+    drop(fleet.acquire().unwrap().submit(ROWS).unwrap().wait().unwrap());
+    assert_eq!(batches(), [0, 0, 6]);
+    close(2);
     let refused = fleet.acquire();
     assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
 }

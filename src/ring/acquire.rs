@@ -199,6 +199,11 @@ impl Core {
         Ok(lock(&self.state).staging_in_use())
     }
 
+    /// Whether the ring takes no more batches.
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.state).closed.is_some()
+    }
+
     /// Counts a producer that sleeps until this ring or another one has a free credit; see [`Core::sleeper_left`]. A
     /// ring whose device failed frees none: its thread would only report the fault again, and wake the producer each
     /// time.

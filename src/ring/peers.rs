@@ -128,7 +128,7 @@ impl Peers {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let order = (0..rings.len()).map(|offset| turn.wrapping_add(offset) % rings.len());
         let load = |index: usize| match rings[index].load() {
-            Ok(load) => Some((load, index)),
+            Ok(load) => (!rings[index].is_closed()).then_some((load, index)),
             Err(_) => {
                 self.rings.is_coming(index, &rings[index]); // also while another one has a batch
                 None

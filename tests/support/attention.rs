@@ -21,6 +21,9 @@ pub struct Problem {
     pub sizes: AttentionSizes,
     /// The numbers of queries and keys lie between -spread and spread.
     spread: f64,
+    /// Whether all numbers of queries and keys are positive, and those of keys grow from 0 at the first one to `spread` at
+    /// the last.
+    grows: bool,
     /// The largest absolute number of the values.
     most: f64,
     causal: bool,
@@ -77,6 +80,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         name,
         sizes: AttentionSizes { images: 2, heads: 3, rows, keys: rows, dims },
         spread: 2.0,
+        grows: false,
         most: 1.0,
         causal: false,
         lengths: None,
@@ -105,7 +109,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     let lengths = Some(vec![0, 699, 113, 1, 700]);
     all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths", 700, 64), 5, 2, 700) });
     all.push(Problem { lengths: lengths.clone(), causal: true, ..of(plain("lengths, causal", 700, 64), 5, 2, 700) });
-    // Where all scores are zeros, errors are so small that no key can be missing.
+    // Where all scores are zeros, weights are exact, so that a missing key shows.
     all.push(Problem { spread: 0.0, causal: true, ..plain("scores of zero, causal", 257, 64) });
     all.push(Problem {
         spread: 0.0,
@@ -133,8 +137,8 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     let few = Problem { mask: MaskOf::EachKey, ..plain("a mask of an odd number of keys", 70, 64) };
     all.push(of(few, 50, 7, 301));
     all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
-    // Some weights of later chunks are beyond what f16 holds; few references are beyond what scores of halves may have.
-    all.push(Problem { spread: 7.0, ..plain("scores apart", 450, 64) });
+    // Some weights of later chunks are beyond what f16 holds, and not all scores are too large for sums of halves.
+    all.push(Problem { spread: 3.0, grows: true, ..plain("scores that grow", 450, 64) });
     if dtype == Dtype::Bf16 {
         all.extend([69, 450].map(|rows| Problem { most: 1e30, ..plain("values beyond f16", rows, 64) }));
         all.push(Problem { most: 1e30, mask: MaskOf::Each, ..plain("values beyond f16, a mask", 200, 128) });
@@ -317,11 +321,11 @@ impl Problem {
         let width = heads * dims;
         if self.packed {
             let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
-            let of = |i: usize| match i / width % 3 {
-                2 => self.most * self.hidden_by(i / width / 3 / rows, i / width / 3 % rows),
-                _ => self.spread,
+            let mut number = |i: usize| {
+                let (row, which) = (i / width / 3, i / width % 3);
+                self.number(which, row / rows, row % rows, random.signed())
             };
-            let values = T::all((0..images * rows * 3 * width).map(|i| random.signed() * of(i)));
+            let values = T::all((0..images * rows * 3 * width).map(&mut number));
             return (values, [at(0), at(1), at(2)]);
         }
         // Rows are longer than necessary, images follow one another: first queries, then keys, then values.
@@ -329,12 +333,23 @@ impl Problem {
         let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
         let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
         let end = images * (rows + 2 * keys) * pitch;
-        let of = |i: usize| match i.checked_sub(firsts[2]) {
-            Some(i) => self.most * self.hidden_by(i / pitch / keys, i / pitch % keys),
-            None => self.spread,
+        let mut number = |i: usize| {
+            let which = firsts.iter().filter(|first| **first <= i).count() - 1;
+            let (row, rows) = ((i - firsts[which]) / pitch, [rows, keys, keys][which]);
+            self.number(which, row / rows, row % rows, random.signed())
         };
-        let values = T::all((0..end).map(|i| random.signed() * of(i)));
+        let values = T::all((0..end).map(&mut number));
         (values, [at(0, rows), at(1, keys), at(2, keys)])
+    }
+
+    /// A number of a query, a key or a value, by `which`, from a random one between -1 and 1.
+    fn number(&self, which: usize, image: usize, row: usize, random: f64) -> f64 {
+        match which {
+            0 if self.grows => random.abs() * self.spread,
+            1 if self.grows => random.abs() * self.spread * row as f64 / self.sizes.keys as f64,
+            2 => random * self.most * self.hidden_by(image, row),
+            _ => random * self.spread,
+        }
     }
 
     /// What the values of a key are multiplied by: a key behind its image's length must show if it is not hidden.
@@ -414,11 +429,11 @@ pub fn attend<'a, T: Half>(
     if top == f64::NEG_INFINITY {
         return vec![(0.0, 0.0); dims];
     }
+    let of_top = 8.0 * U32 * top.abs() + row.iter().map(|score| score.error).fold(0.0, f64::max);
     let mut of_sum = (seen + 4) as f64 * U32;
     if let Scores::Halves { first } = scores {
         of_sum += of_halves(&mut row, first, top);
     }
-    let of_top = 8.0 * U32 * top.abs() + row.iter().map(|score| score.error).fold(0.0, f64::max);
     let weights: Vec<(f64, f64)> =
         row.iter().map(|score| ((score.value - top).exp(), (score.error + of_top + 8.0 * U32).exp_m1())).collect();
     let sum: f64 = weights.iter().map(|(weight, _)| weight).sum();
@@ -449,15 +464,17 @@ struct Score {
 ///
 /// A sum of 64 products is rounded behind each sixteen, perhaps towards zero: by a unit of the last place, 2 * U16. The scale is
 /// rounded; so is the score times it, less the reference, which the kernel raises before the largest weight is 2^16.
-/// The exponential of a half is off by 2^-9.9. Weights are added in eights of halves, whose sums are added once more. Where
-/// the reference, as a power of two, is beyond 128, a kernel computes scores in floats; the reference is near the largest of the
-/// first scores, or above.
+/// The reference is the same half for all keys. The exponential of a half is off by 2^-9.9. Weights are added in eights of
+/// halves, whose sums are added once more. Where the exponent of the reference is beyond 128, a kernel computes scores in floats;
+/// the reference is near the largest of the first scores, or above. Where all products are 0, so are all scores and exponents, all
+/// weights are 1, and their sums are exact.
 fn of_halves(row: &mut [Score], first: usize, top: f64) -> f64 {
     const SIXTEENS: f64 = 4.0;
     const MOST_REFERENCE: f64 = 128.0;
     let ln2 = std::f64::consts::LN_2;
     let begin = row.iter().take(first).map(|score| score.value).fold(f64::NEG_INFINITY, f64::max);
-    if row.len() <= first || begin > (MOST_REFERENCE + 1.0) * ln2 {
+    let is_exact = row.iter().all(|score| score.magnitude == 0.0);
+    if row.len() <= first || begin > (MOST_REFERENCE + 1.0) * ln2 || is_exact {
         return 0.0;
     }
     for score in &mut row[first..] {

@@ -66,7 +66,8 @@ impl Checker {
                 known.join(&books.published);
                 call(&mut books, known)
             }
-            // What this thread knew is among what any thread knows.
+            // What this thread knew is among what any thread knows, which is taken for it: a hazard may be missed here,
+            // and none is made up.
             None => {
                 let mut known = books.seen.clone();
                 known.join(&books.published);

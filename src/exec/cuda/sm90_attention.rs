@@ -379,6 +379,7 @@ mod tests {
         let args: Sm90AttentionArgs = launch.args.read();
         assert_eq!([args.lengths, args.mask], [0x504, 0x608]);
         assert_eq!([args.mask_head, args.mask_row, args.mask_batch], [60_000, 202, 0]);
+        assert_eq!(args.pair_order, 0x5410);
         assert_eq!([args.rows, args.keys, args.heads, args.ahead], [300, 200, 6, 7]);
         assert_eq!([args.row_tiles, args.block_tiles, args.head_blocks, args.blocks], [5, 3, 2, 60]);
         assert_eq!((args.by_heads.divide(29), args.by_blocks.divide(59)), (4, 29));
