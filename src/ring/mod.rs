@@ -394,7 +394,7 @@ impl Core {
             error
         })?;
         let number = order.number;
-        if lock(&self.state).closed.is_some() {
+        if self.is_closed() {
             self.give_back(staging, lent);
             return Err(Error::Closed);
         }

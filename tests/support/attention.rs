@@ -321,11 +321,11 @@ impl Problem {
         let width = heads * dims;
         if self.packed {
             let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
-            let mut number = |i: usize| {
+            let number = |i: usize| {
                 let (row, which) = (i / width / 3, i / width % 3);
                 self.number(which, row / rows, row % rows, random.signed())
             };
-            let values = T::all((0..images * rows * 3 * width).map(&mut number));
+            let values = T::all((0..images * rows * 3 * width).map(number));
             return (values, [at(0), at(1), at(2)]);
         }
         // Rows are longer than necessary, images follow one another: first queries, then keys, then values.
@@ -333,12 +333,12 @@ impl Problem {
         let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
         let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
         let end = images * (rows + 2 * keys) * pitch;
-        let mut number = |i: usize| {
+        let number = |i: usize| {
             let which = firsts.iter().filter(|first| **first <= i).count() - 1;
             let (row, rows) = ((i - firsts[which]) / pitch, [rows, keys, keys][which]);
             self.number(which, row / rows, row % rows, random.signed())
         };
-        let values = T::all((0..end).map(&mut number));
+        let values = T::all((0..end).map(number));
         (values, [at(0, rows), at(1, keys), at(2, keys)])
     }
 
@@ -462,12 +462,12 @@ struct Score {
 
 /// Adds the errors of scores that are sums of halves, those behind the `first` keys, and returns that of a sum of weights.
 ///
-/// A sum of 64 products is rounded behind each sixteen, perhaps towards zero: by a unit of the last place, 2 * U16. The scale is
-/// rounded; so is the score times it, less the reference, which the kernel raises before the largest weight is 2^16.
-/// The reference is the same half for all keys. The exponential of a half is off by 2^-9.9. Weights are added in eights of
-/// halves, whose sums are added once more. Where the exponent of the reference is beyond 128, a kernel computes scores in floats;
-/// the reference is near the largest of the first scores, or above. Where all products are 0, so are all scores and exponents, all
-/// weights are 1, and their sums are exact.
+/// A sum of 64 products is rounded behind each sixteen, perhaps towards zero: by a unit of the last place, 2 * U16. The
+/// scale is rounded; so is the score times it, less the reference, which the kernel raises before the largest weight is
+/// 2^16. The reference is the same half for all keys. The exponential of a half is off by 2^-9.9. Weights are added in
+/// eights of halves, whose sums are added once more. Where the exponent of the reference is beyond 128, a kernel computes
+/// scores in floats; the reference is near the largest of the first scores, or above. Where all products are 0, so are
+/// all scores and exponents, all weights are 1, and their sums are exact.
 fn of_halves(row: &mut [Score], first: usize, top: f64) -> f64 {
     const SIXTEENS: f64 = 4.0;
     const MOST_REFERENCE: f64 = 128.0;

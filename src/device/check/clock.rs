@@ -58,18 +58,17 @@ thread_local! {
 /// Calls `use_it` with the clock of the calling thread for the checker `of`; with `None` when the thread ends and its
 /// clocks are gone, as in destructors of static and of other thread-local values.
 pub(super) fn with_known<T>(of: &Identity, use_it: impl FnOnce(Option<&mut Clock>) -> T) -> T {
-    let mut use_it = Some(use_it);
-    let mut once = |known: Option<&mut Clock>| use_it.take().map(|use_it| use_it(known));
-    let result = KNOWN.try_with(|all| {
-        let mut all = all.borrow_mut();
+    if KNOWN.try_with(|_| ()).is_err() {
+        return use_it(None);
+    }
+    KNOWN.with_borrow_mut(|all| {
         let at = all.iter().position(|(id, _)| std::ptr::eq(id.as_ptr(), Arc::as_ptr(of))).unwrap_or_else(|| {
             all.retain(|(id, _)| id.strong_count() > 0);
             all.push((Arc::downgrade(of), Clock::default()));
             all.len() - 1
         });
-        once(Some(&mut all[at].1))
-    });
-    result.unwrap_or_else(|_| once(None)).expect("it is called once")
+        use_it(Some(&mut all[at].1))
+    })
 }
 
 #[cfg(test)]

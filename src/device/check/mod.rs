@@ -61,18 +61,19 @@ impl Checker {
     /// Calls `call` with the books and the clock of the calling thread.
     fn with<T>(&self, call: impl FnOnce(&mut Books, &mut Clock) -> T) -> T {
         let mut books = lock(&self.books);
-        with_known(&self.identity, |known| match known {
-            Some(known) => {
-                known.join(&books.published);
-                call(&mut books, known)
-            }
-            // What this thread knew is among what any thread knows, which is taken for it: a hazard may be missed here,
-            // and none is made up.
-            None => {
-                let mut known = books.seen.clone();
-                known.join(&books.published);
-                call(&mut books, &mut known)
-            }
+        with_known(&self.identity, |known| {
+            // A thread that has lost its clock is taken to know what any thread knows: a hazard may be missed here, and
+            // none is made up.
+            let mut seen;
+            let known = match known {
+                Some(known) => known,
+                None => {
+                    seen = books.seen.clone();
+                    &mut seen
+                }
+            };
+            known.join(&books.published);
+            call(&mut books, known)
         })
     }
 
