@@ -278,8 +278,8 @@ TREFOIL_DEVICE __half2 exp2_approximate(__half2 x) {
   return half2_of(y);
 }
 
-// The same, and `order`, which is 0x5410, puts both together. A compiler that knows this number does so anew for each place
-// that reads the pair, and else once.
+// The same, with 0x5410 as `order`, by which `prmt` puts the two results together. It comes from the launch: a compiler that
+// knows it packs a pair once for each instruction that reads it, and not once in all.
 TREFOIL_DEVICE uint32_t exp2_approximate(__half2 x, uint32_t order) {
   uint32_t y;
   asm("{\n.reg .b16 low, high, of_low, of_high;\n.reg .b32 first, second;\nmov.b32 {low, high}, %1;\n"

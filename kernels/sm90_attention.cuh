@@ -44,7 +44,7 @@ struct Sm90AttentionArgs {
   int32_t dims;
   float to_codes;         // what results are multiplied by before they are rounded to codes
   int32_t first_block;    // blocks are taken from there on: from 0 up, or from the last down; of packed rows 0
-  uint32_t pair_order;    // 0x5410, a number that the compiler does not know: see exp2_approximate
+  uint32_t pair_order;    // 0x5410, which exp2_approximate takes
   int32_t padding[14];
 };
 static_assert(sizeof(Sm90AttentionArgs) == 832 && offsetof(Sm90AttentionArgs, rows) == 680 &&
@@ -59,7 +59,7 @@ struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
   static constexpr bool kPacked = kPacked_, kCodes = kCodes_;  // whether the result is codes of e4m3
   static constexpr MaskOf kMask = kMask_;
-  // Whether scores are sums of halves. Masks are added to floats.
+  // Whether scores behind a head's first chunk are sums of halves. Masks are added to floats.
   static constexpr bool kHalfScores =
       !Element::kIsWide && kDims == 64 && kKeys == 128 && kMask == MaskOf::kNothing && !kPacked;
   // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.

@@ -46,6 +46,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
   }
 }
 
+// Scores of a chunk as floats, then its weights.
 template <class Tile> struct FloatScores {
   static constexpr int kKeys = Tile::kKeys;
   // Whether weights of some scores are made beside the product of the values before, and the number of these scores.
@@ -138,7 +139,7 @@ template <class Tile> struct FloatScores {
 
 // ---- halves ------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kNanHalf2 = 0x7fff7fffu;
+constexpr uint32_t kNanHalf2 = 0x7fff7fffu;  // NaN twice
 
 // Makes weights of a chunk by products of this warp alone, with sums of floats: relative to the rows' largest score so
 // far, which becomes their reference. What was summed before is to be multiplied by what this returns.
@@ -198,6 +199,7 @@ TREFOIL_DEVICE float2 weigh_in_floats(const Sm90AttentionArgs &args, uint32_t re
   return {shrink[0], shrink[1]};
 }
 
+// Scores of a chunk as halves. The calls are those of FloatScores, without those of a first chunk.
 template <class Tile> struct HalfScores {
   static constexpr int kPairs = Tile::kKeys / 4;
   static constexpr bool kBesideValues = false;
