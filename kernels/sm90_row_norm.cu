@@ -138,8 +138,8 @@ template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNor
 constexpr int kFewWarps = kFewThreads / 32;
 static_assert(kFewWarps == 8, "block_sum reads twice four");
 
-// Over a block of up to eight warps. `sums` is used once: places in shared memory, one for each of eight warps, zeros for
-// those that the block does not have.
+// Over a block of up to eight warps. `sums`: places in shared memory, one for each of eight warps, zeros for those that the
+// block does not have. The sum before this one has other places.
 TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) store_shared_u32(sums + threadIdx.x / 32 * 4, __float_as_uint(x));
@@ -153,37 +153,52 @@ TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
   return sum;
 }
 
-// The kernel body for few rows, and for floats: a block has one row, a thread a chunk of it. Weights and biases come while
-// earlier launches end, for nothing has read them before in a run; places are found before that too.
+// The kernel body for few rows, and for floats: a block has one row at a time, a thread a chunk of it. Weights and biases
+// come while earlier launches end, for nothing has read them before in a run; places are found before that too. Of floats a
+// block has every gridDim.x-th row, and the next one comes while it computes.
 template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
-  __shared__ __align__(16) float sums_of_warps[2][kFewWarps];
-  const uint32_t sums = uniform(shared_address(sums_of_warps));
-  const int64_t row = blockIdx.x;
+  constexpr uint32_t kPlaceBytes = kFewWarps * 4;
+  __shared__ __align__(2 * kPlaceBytes) float sums_of_warps[2][kFewWarps];  // of every other sum
+  uint32_t sums = uniform(shared_address(sums_of_warps));
   const int32_t chunk = threadIdx.x;
   const bool inside = chunk < args.chunks, has_second_four = args.chunks > kFewThreads / 2;
   allow_next_launch();
   const Chunk weight = load_early_f32(args.weight + chunk * kChunkElems, inside);
   const Chunk bias = load_early_f32(args.bias + chunk * kChunkElems, inside && args.bias != nullptr);
-  const uint4 *const x = args.x + row * args.x_pitch + chunk;
+  const uint4 *const x = args.x + chunk;
+  int64_t row = blockIdx.x;
   if (chunk < 2 * kFewWarps && chunk % kFewWarps >= static_cast<int32_t>(blockDim.x / 32))
     store_shared_u32(sums + chunk * 4, 0);
+  const auto sum_of_block = [&](float x) {
+    x = block_sum(x, sums, has_second_four);
+    sums ^= kPlaceBytes;
+    return x;
+  };
   wait_for_earlier_launches();
-  Chunk values = unpack_chunk<Element>(load_written_or_zero(x, inside));
-  float sum = 0.0f, squares = 0.0f;
+  uint4 bits = load_written_or_zero(x + row * args.x_pitch, inside);
+  for (;;) {
+    Chunk values = unpack_chunk<Element>(bits);
+    const int64_t next = row + gridDim.x;
+    const bool has_next = kWrites == Writes::kFloats && next < args.rows;
+    if (has_next) bits = load_written_or_zero(x + next * args.x_pitch, inside);
+    float sum = 0.0f, squares = 0.0f;
 #pragma unroll
-  for (float value : values.v) sum += value;
-  const float mean = args.centred ? block_sum(sum, sums, has_second_four) * args.per_column : 0.0f;
+    for (float value : values.v) sum += value;
+    const float mean = args.centred ? sum_of_block(sum) * args.per_column : 0.0f;
 #pragma unroll
-  for (float &value : values.v) {
-    value -= mean;
-    if (inside) squares = fmaf(value, value, squares);
+    for (float &value : values.v) {
+      value -= mean;
+      if (inside) squares = fmaf(value, value, squares);
+    }
+    const float scale = rsqrtf(sum_of_block(squares) * args.per_column + args.epsilon);
+    if (kWrites != Writes::kFloats && !inside) return;
+#pragma unroll
+    for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
+    if constexpr (kWrites == Writes::kFloats) store_floats(args, row, chunk, values);
+    else store_chunk<kWrites>(args, row, chunk, values);
+    if (!has_next) return;
+    row = next;
   }
-  const float scale = rsqrtf(block_sum(squares, sums + kFewWarps * 4, has_second_four) * args.per_column + args.epsilon);
-  if (kWrites != Writes::kFloats && !inside) return;
-#pragma unroll
-  for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
-  if constexpr (kWrites == Writes::kFloats) store_floats(args, row, chunk, values);
-  else store_chunk<kWrites>(args, row, chunk, values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
@@ -204,8 +219,8 @@ template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &ar
 //            448 with its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of
 //            a row of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
-//            for few rows, _few, and _few_f32 for any number: grid rows, block columns / 8 rounded up to a multiple of 32.
-//            No dynamic shared memory. Compute capability 9.0 exactly.
+//            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32; and _few_f32 for any number
+//            of rows, grid up to rows. No dynamic shared memory. Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.

@@ -64,6 +64,8 @@ const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
 const FEW_ROWS: usize = 1024;
+/// Most blocks of a result in floats: 16 for each multiprocessor, which each have several rows then.
+const FLOAT_BLOCKS: usize = 16 * 132;
 /// Threads of a block.
 const THREADS: u32 = 64;
 /// Rows of a block, two for each warp.
@@ -168,7 +170,8 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
     let (entry, blocks, threads) = if rows <= FEW_ROWS || floats.is_some() {
-        (few, rows, chunks.next_multiple_of(32) as u32)
+        let blocks = if floats.is_some() { rows.min(FLOAT_BLOCKS) } else { rows };
+        (few, blocks, chunks.next_multiple_of(32) as u32)
     } else {
         (*entry, rows.div_ceil(BLOCK_ROWS), THREADS)
     };
@@ -270,12 +273,12 @@ mod tests {
             assert_eq!(([alone.y, both.y], [alone.y_pitch, both.y_pitch]), ([0, 0x400], [0, 99]));
             assert!([alone, both].iter().all(|of| (of.codes, of.codes_pitch, of.to_codes) == (0x508, 100, 4.0)));
         }
-        for (rows, (dtype, name)) in [7, 1027].into_iter().zip([Dtype::F16, Dtype::Bf16].into_iter().zip(TO_F32)) {
+        for (rows, (dtype, name)) in [7, 2113].into_iter().zip([Dtype::F16, Dtype::Bf16].into_iter().zip(TO_F32)) {
             let floats = Some(Rows { address: 0x600, pitch: 808 });
             let to_f32 = RowNormProblem { dtype, sizes: [rows, 776], y: None, floats, backward: true, ..PROBLEM };
             let of = launch(&to_f32).unwrap();
             let args: RowNormArgs = of.args.read();
-            assert_eq!((&*of.entry, of.grid, of.block), (name, [rows as u32, 1, 1], [128, 1, 1]));
+            assert_eq!((&*of.entry, of.grid, of.block), (name, [rows.min(2112) as u32, 1, 1], [128, 1, 1]));
             assert_eq!((args.y, args.y_pitch, args.first_block), (0x600, 101, 0));
             assert!(launch(&RowNormProblem { floats: None, ..to_f32 }).is_err());
         }
