@@ -72,13 +72,14 @@ template <class Tile> TREFOIL_DEVICE void load_chunks(const Sm90AttentionArgs &a
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       while (walk.chunks_of(first) <= chunk) ++first, missing += 4;
       const uint32_t at = walk.ring + chunk, free = Shared<Tile>::parity(at) ^ 1;
+      const int32_t key = Tile::first_key(chunk);
       barrier_wait(shared.k_empty(at), free);
       if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing * Tile::kLeaving);
       if (at == 0) wait_for_earlier_launches();  // all of the above does not depend on them
-      copy_boxes<Tile>(shared.k(at), Tile::kKeyBoxBytes, args.k, shared.k_full(at), head, chunk * Tile::kKeys, batch);
+      copy_boxes<Tile>(shared.k(at), Tile::kKeyBoxBytes, args.k, shared.k_full(at), head, key, batch);
       barrier_wait(shared.v_empty(at), free);
       if (missing > 0) barrier_arrive_many(shared.v_empty(at), missing);
-      copy_boxes<Tile>(shared.v(at), Tile::kValueBoxBytes, args.v, shared.v_full(at), head, chunk * Tile::kKeys, batch);
+      copy_boxes<Tile>(shared.v(at), Tile::kValueBoxBytes, args.v, shared.v_full(at), head, key, batch);
       tell_shared_u32(shared.started(), at + 1);
       if (at == 0) barrier_wait(shared.k_full(0), 0);  // what is needed first does not share its way with the rest
     }
@@ -180,7 +181,7 @@ template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArg
   const int32_t row = tile.row + warp_row();
   if constexpr (Tile::kPacked) return whole_chunks_packed<Tile>(row, end, tile.keys);
   const int32_t keys = max(min(tile.keys, row + args.ahead + 1), 0);
-  return row < args.rows ? static_cast<int32_t>(static_cast<uint32_t>(keys) / Tile::kKeys) : -1;
+  return row < args.rows ? Tile::whole_chunks(keys) : -1;
 }
 
 // Every kGroups-th tile: one warpgroup. A chunk's values are added beside the product of the next chunk's scores, also
@@ -189,8 +190,8 @@ template <class Tile> TREFOIL_DEVICE int32_t whole_chunks(const Sm90AttentionArg
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &shared, int32_t group) {
   using Scores = std::conditional_t<Tile::kHalfScores, HalfScores<Tile>, FloatScores<Tile>>;
-  FloatScores<Tile> first;  // of a tile's first chunk
-  Scores scores;            // of the others
+  FloatScores<Tile, Tile::kFirstKeys> first;  // of a tile's first chunk
+  Scores scores;                              // of the others
   float o[Tile::kDims / 2];
   uint32_t p[Tile::kValues / 16][4] = {};  // zeros of keys that a chunk has not
   Rows rows;
@@ -214,7 +215,8 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     whole = whole_chunks<Tile>(args, tile, end_of<Tile>(record));
     if (whole >= 0) first.finish(args, shared, record, at, 0, whole);
     if constexpr (Tile::kMask == MaskOf::kKeys) leave_keys<Tile>(shared, at);  // and their mask
-    if (whole >= 0) first.weigh_first(rows);
+    if (whole < 0) return;
+    first.weigh_first(rows);
     scores.refer(rows);
   };
   auto prepare_tile = [&](uint32_t use, const float (&sums)[2]) {
@@ -419,6 +421,13 @@ TREFOIL_SM90_ATTENTION(64, 88, 3, true)
 TREFOIL_SM90_ATTENTION(64, 104, 3, true)
 TREFOIL_SM90_ATTENTION(64, 128, 3, false)
 TREFOIL_SM90_ATTENTION(128, 112, 2, false)
+
+// The same with 96 keys in a head's first chunk, which save a part of the work where its last chunk has as few.
+#ifndef TREFOIL_BF16
+template <bool kCodes> using First96 = AttentionTile<64, 128, 3, false, MaskOf::kNothing, false, kCodes, 96>;
+TREFOIL_SM90_ATTENTION_OF(sm90_attention_64_128_first_96, First96<false>)
+TREFOIL_SM90_ATTENTION_OF(sm90_attention_64_128_first_96_e4m3, First96<true>)
+#endif
 
 // Purpose    the same within rows of different lengths that lie end to end: out[i][h] = sum over j of w[j] * v[j][h], w
 //            being the softmax over j of scale * (q[i][h] . k[j][h]), over the tokens j of token i's row; zeros for a token

@@ -54,9 +54,11 @@ static_assert(sizeof(Sm90AttentionArgs) == 832 && offsetof(Sm90AttentionArgs, ro
 // What is added to scores: nothing, a value for each key, or one for each row and key.
 enum class MaskOf { kNothing, kKeys, kRows };
 
-template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, MaskOf kMask_, bool kPacked_ = false, bool kCodes_ = false>
+template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, MaskOf kMask_, bool kPacked_ = false, bool kCodes_ = false,
+          int kFirstKeys_ = kKeys_>
 struct AttentionTile {
   static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
+  static constexpr int kFirstKeys = kFirstKeys_;  // of a head's first chunk
   static constexpr bool kPacked = kPacked_, kCodes = kCodes_;  // whether the result is codes of e4m3
   static constexpr MaskOf kMask = kMask_;
   // Whether scores behind a head's first chunk are sums of halves. Masks are added to floats.
@@ -89,6 +91,13 @@ struct AttentionTile {
   static constexpr int kDynamicBytes = kMaskAt + kStages * kMaskBytes + 16;
   static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? (kPacked ? 152 : 160) : 232;
   static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? (kPacked ? 56 : 32) : 40;
+  // The first key of a chunk, and the number of chunks that so many keys fill.
+  static __device__ __forceinline__ int32_t first_key(int32_t chunk) {
+    return chunk == 0 ? 0 : chunk * kKeys - (kKeys - kFirstKeys);
+  }
+  static __device__ __forceinline__ int32_t whole_chunks(int32_t keys) {
+    return static_cast<uint32_t>(keys + (kKeys - kFirstKeys)) / kKeys;
+  }
   static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
   static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
   static_assert(kRecordsAt % 16 == 0 && kBarriersAt % 8 == 0, "read in one");
@@ -164,7 +173,7 @@ template <class Tile, bool kPacked = Tile::kPacked> struct Walk {
   // Chunks of the block's tile `index`: one at least, so that its rows become zeros.
   __device__ __forceinline__ int32_t chunks_of(int32_t index) const {
     const int32_t last_row = (first_tile + index) * kTileRows + kTileRows - 1;
-    return static_cast<uint32_t>(max(keys_up_to(last_row) + Tile::kKeys - 1, Tile::kKeys)) / Tile::kKeys;
+    return Tile::whole_chunks(max(keys_up_to(last_row) + Tile::kKeys - 1, Tile::kFirstKeys));
   }
   __device__ __forceinline__ int32_t chunks() const { return chunks_of(slot); }
   __device__ __forceinline__ bool is_last_tile() const { return slot + 1 == tiles(); }

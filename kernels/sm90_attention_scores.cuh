@@ -17,7 +17,7 @@ TREFOIL_DEVICE int32_t lane_row() { return thread_idx_x() % 32 / 4; }
 // The keys of chunk `chunk` that this thread's two rows of a tile see, from the thread's first on.
 template <class Tile>
 TREFOIL_DEVICE void find_seen(const Sm90AttentionArgs &args, const Record &tile, int32_t chunk, int32_t (&seen)[2]) {
-  const int32_t key = chunk * Tile::kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
+  const int32_t key = Tile::first_key(chunk) + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
   seen[0] = min(tile.keys, row + args.ahead + 1) - key;
   seen[1] = min(tile.keys, row + 8 + args.ahead + 1) - key;
 }
@@ -46,9 +46,9 @@ template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::k
   }
 }
 
-// Scores of a chunk as floats, then its weights.
-template <class Tile> struct FloatScores {
-  static constexpr int kKeys = Tile::kKeys;
+// Scores of a chunk as floats, then its weights. A tile's first chunk may have fewer keys than its others.
+template <class Tile, int kKeys_ = Tile::kKeys> struct FloatScores {
+  static constexpr int kKeys = kKeys_;
   // Whether weights of some scores are made beside the product of the values before, and the number of these scores.
   static constexpr bool kBesideValues = true;
   static constexpr int kBeside = kKeys / 16 * 4;
@@ -77,7 +77,7 @@ template <class Tile> struct FloatScores {
     if constexpr (Tile::kMask == MaskOf::kKeys) scale = add_key_mask<Tile>(args, shared, at, s);
     if (Tile::kMask != MaskOf::kRows && chunk < whole) return;
     const Record tile = read_record(record);
-    const int32_t key = chunk * kKeys + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
+    const int32_t key = Tile::first_key(chunk) + thread_idx_x() % 4 * 2, row = tile.row + warp_row() + lane_row();
     if constexpr (Tile::kMask == MaskOf::kRows) {
       add_row_mask<Tile>(args, tile.head, row, key, s), scale = 1.0f;
       if (chunk < whole) return;
@@ -134,6 +134,8 @@ template <class Tile> struct FloatScores {
   __device__ __forceinline__ void put(uint32_t (&p)[Tile::kValues / 16][4]) const {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_elements(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int i = kKeys / 4; i < Tile::kKeys / 4; ++i) p[i / 4][i % 4] = 0;
   }
 };
 

@@ -93,7 +93,8 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         packed: keys == problem.sizes.rows,
         ..problem
     };
-    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 88, 104, 112, 128, 129, 176, 197, 209, 257, 264, 385]
+    // A first chunk has 96 keys where the last has as few, and else 128: kernels for both have each kind of problem.
+    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 88, 104, 112, 128, 129, 176, 197, 209, 257, 264, 360, 384, 385]
         .into_iter()
         .map(|rows| plain("rows of all lengths", rows, 64))
         .collect();
@@ -103,19 +104,21 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all.push(of(plain("wide heads of long rows", 705, 128), 2, 3, 705));
     all.push(of(plain("few queries, many keys", 3, 64), 2, 3, 701));
     all.push(of(plain("many queries, few keys", 300, 64), 2, 3, 9));
-    for rows in [1, 70, 257, 520] {
+    for rows in [1, 70, 257, 384, 520] {
         all.push(Problem { causal: true, ..plain("causal", rows, 64) });
     }
-    let lengths = Some(vec![0, 699, 113, 1, 700]);
-    all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths", 700, 64), 5, 2, 700) });
-    all.push(Problem { lengths: lengths.clone(), causal: true, ..of(plain("lengths, causal", 700, 64), 5, 2, 700) });
     // Where all scores are zeros, weights are exact, so that a missing key shows.
-    all.push(Problem { spread: 0.0, causal: true, ..plain("scores of zero, causal", 257, 64) });
-    all.push(Problem {
-        spread: 0.0,
-        lengths: lengths.clone(),
-        ..of(plain("scores of zero, lengths", 700, 64), 5, 2, 700)
-    });
+    for rows in [257, 384] {
+        all.push(Problem { spread: 0.0, causal: true, ..plain("scores of zero, causal", rows, 64) });
+    }
+    for rows in [640, 700] {
+        let lengths = Some(vec![0, rows as i32 - 1, 113, 1, rows as i32]);
+        let named = |name| Problem { lengths: lengths.clone(), ..of(plain(name, rows, 64), 5, 2, rows) };
+        all.push(named("lengths"));
+        all.push(Problem { causal: true, ..named("lengths, causal") });
+        all.push(Problem { spread: 0.0, ..named("scores of zero, lengths") });
+    }
+    let lengths = Some(vec![0, 699, 113, 1, 700]);
     all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths, few rows left", 712, 64), 5, 2, 712) });
     all.push(Problem { lengths, ..of(plain("lengths of keys", 90, 128), 5, 2, 700) });
     for (mask, name) in [
@@ -136,9 +139,11 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     all.push(of(many, 5, 2, 700));
     let few = Problem { mask: MaskOf::EachKey, ..plain("a mask of an odd number of keys", 70, 64) };
     all.push(of(few, 50, 7, 301));
-    all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
-    // Some weights of later chunks are beyond what f16 holds, and not all scores are too large for sums of halves.
-    all.push(Problem { spread: 3.0, grows: true, ..plain("scores that grow", 450, 64) });
+    for rows in [450, 490] {
+        all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", rows, 64) }));
+        // Some weights of later chunks are beyond what f16 holds, and not all scores are too large for sums of halves.
+        all.push(Problem { spread: 3.0, grows: true, ..plain("scores that grow", rows, 64) });
+    }
     if dtype == Dtype::Bf16 {
         all.extend([69, 450].map(|rows| Problem { most: 1e30, ..plain("values beyond f16", rows, 64) }));
         all.push(Problem { most: 1e30, mask: MaskOf::Each, ..plain("values beyond f16, a mask", 200, 128) });
@@ -179,7 +184,7 @@ impl Problem {
     fn scores(&self, kernel: AttentionKernel) -> Scores {
         let AttentionTile { dims, keys } = kernel.tile;
         match (self.dtype, self.mask, dims, keys) {
-            (Dtype::F16, MaskOf::Nothing, 64, 128) => Scores::Halves { first: keys },
+            (Dtype::F16, MaskOf::Nothing, 64, 128) => Scores::Halves { first: 96 }, // or 128
             _ => Scores::Floats,
         }
     }

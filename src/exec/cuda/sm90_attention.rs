@@ -60,6 +60,20 @@ kernel_args! {
 /// The selector of `prmt` that puts the low halves of two words together.
 const PAIR_ORDER: u32 = 0x5410;
 
+/// The tile that has kernels of f16 without a mask, for elements and for codes, whose first chunk has fewer keys: so many.
+const SHORT_FIRST: (AttentionTile, usize, [&str; 2]) = (
+    AttentionTile { dims: 64, keys: 128 },
+    96,
+    ["sm90_attention_64_128_first_96", "sm90_attention_64_128_first_96_e4m3"],
+);
+
+/// The kernel whose first chunk has fewer keys, where the last chunk of so many keys then has as many less, and none is added.
+fn short_first(tile: AttentionTile, keys: usize, has_codes: bool) -> Option<&'static str> {
+    let (of, first, [elements, codes]) = SHORT_FIRST;
+    let is_spared = keys > tile.keys && (1..=first).contains(&(keys % tile.keys));
+    (tile == of && is_spared).then_some(if has_codes { codes } else { elements })
+}
+
 /// The modules of f16 and bf16, and that of codes of f16.
 pub(super) const MODULES: [&str; 3] = ["sm90_attention", "sm90_attention_bf16", "sm90_attention"];
 
@@ -104,7 +118,10 @@ impl Launcher for Sm90Attention {
             };
             MODULES.into_iter().zip(of_types).flat_map(of_type)
         };
-        ENTRIES.into_iter().flat_map(of_tile).chain(sm90_attention_packed::entries()).collect()
+        let (tile, _, names) = SHORT_FIRST;
+        let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
+        let short = names.map(|name| EntryPoint { module: MODULES[0], name, threads, shared_bytes, cluster: 1 });
+        ENTRIES.into_iter().flat_map(of_tile).chain(short).chain(sm90_attention_packed::entries()).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -240,7 +257,8 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         Some(Mask { pitches: [_, of_row, _], .. }) if *of_row == 0 || sizes.rows == 1 => 1,
         Some(_) => 2,
     };
-    let (entry, shared_bytes) = (names[kind], shared_bytes(tile)[kind] as u32);
+    let short = short_first(tile, sizes.keys, result.is_some()).filter(|_| kind == 0 && *dtype == Dtype::F16);
+    let (entry, shared_bytes) = (short.unwrap_or(names[kind]), shared_bytes(tile)[kind] as u32);
     let (row_tiles, tail) = sizes.tiles_and_tail(tails && mask.is_none());
     let head_blocks = row_tiles.div_ceil(block_tiles);
     product("tiles", &[sizes.images, sizes.heads, row_tiles])?;
@@ -401,6 +419,26 @@ mod tests {
         assert_eq!(launch.maps, maps);
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([60, 1, 1], [512, 1, 1], 221_136));
         assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_masked", true));
+    }
+
+    #[test]
+    fn a_first_chunk_is_short_where_the_last_one_then_is() {
+        let kernel = AttentionKernel { tile: AttentionTile { dims: 64, keys: 128 }, block_tiles: 3, tails: false };
+        let entry = |keys, problem| {
+            let sizes = AttentionSizes { keys, ..SIZES };
+            launch(&AttentionProblem { sizes, ..problem }, kernel, 132).unwrap().entry.to_string()
+        };
+        let plain = AttentionProblem { mask: None, lengths: None, ..PROBLEM };
+        let is_short = |keys| match &*entry(keys, plain) {
+            "sm90_attention_64_128" => false,
+            "sm90_attention_64_128_first_96" => true,
+            other => panic!("{other}"),
+        };
+        assert!([129, 224, 257, 1500].into_iter().all(is_short));
+        assert!(![1, 96, 128, 225, 256, 384].into_iter().any(is_short));
+        assert_eq!(entry(1500, AttentionProblem { result: Some(1.0), ..plain }), "sm90_attention_64_128_first_96_e4m3");
+        assert_eq!(entry(1500, AttentionProblem { dtype: Dtype::Bf16, ..plain }), "sm90_attention_64_128_bf16");
+        assert_eq!(entry(1500, PROBLEM), "sm90_attention_64_128_masked");
     }
 
     #[test]
