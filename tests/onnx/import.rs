@@ -128,31 +128,39 @@ fn functions_are_inlined_with_the_callers_attributes() {
 
 #[test]
 fn loops_are_unrolled_and_see_names_around_them() {
-    let inside = body(
-        "body",
-        &[
-            input("trip", INT64, &[]),
-            input("go", BOOL, &[]),
-            input("sum", FLOAT, &[Dim::Fixed(2)]),
-            node("Add", &["sum", "x"], &["more"], &[]),
-            node("Identity", &["go"], &["on"], &[]),
-            node("Identity", &["more"], &["shown"], &[]),
-            output("on"),
-            output("more"),
-            output("shown"),
-        ],
-    );
-    let trips = |count: i64| {
+    let inside = |shows: &str| {
+        body(
+            "body",
+            &[
+                input("trip", INT64, &[]),
+                input("go", BOOL, &[]),
+                input("sum", FLOAT, &[Dim::Fixed(2)]),
+                node("Add", &["sum", "x"], &["more"], &[]),
+                node("Identity", &["go"], &["on"], &[]),
+                node(shows, &["more"], &["shown"], &[]),
+                output("on"),
+                output("more"),
+                output("shown"),
+            ],
+        )
+    };
+    let trips_of = |count: i64, shows: &str| {
         [
             x(),
             node("Constant", &[], &["trips"], &[attribute("value_int", &[int(20, 2), int(3, count)])]),
-            node("Loop", &["trips", "", "x"], &["last", "each"], std::slice::from_ref(&inside)),
+            node("Loop", &["trips", "", "x"], &["last", "each"], &[inside(shows)]),
             output("each"),
         ]
     };
+    let trips = |count| trips_of(count, "Identity");
     let graph = imported(&trips(3));
     assert_eq!(graph.value(graph.outputs[0].value).dims, [3, 2]);
     assert_eq!(evaluated(&graph, &[Tensor::of(&[2], &[1_f32, 10.0])]), [2.0, 20.0, 3.0, 30.0, 4.0, 40.0]);
+    let none = imported(&trips(0));
+    assert_eq!(none.value(none.outputs[0].value).dims, [0, 2]);
+    assert!(evaluated(&none, &[Tensor::of(&[2], &[1_f32, 10.0])]).is_empty());
+    let found = problems(&trips_of(0, "Unheard"));
+    assert!(found.len() == 1 && found[0].reason.contains("does not show the types"), "{found:?}");
     assert!(problems(&trips(i64::MAX))[0].reason.contains("more than 4096 trips"));
 }
 

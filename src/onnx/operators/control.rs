@@ -2,7 +2,8 @@
 
 use super::Operator::Items;
 use super::{Item, Outcome, Table};
-use crate::graph::{Expr, Tensor, ValueId};
+use crate::graph::{Expr, Tensor, ValueId, ValueType};
+use crate::onnx::GraphProto;
 use crate::onnx::import::{Call, axis_of};
 
 pub(super) const TABLE: Table = &[("If", Items(branch)), ("Loop", Items(repeat)), ("Scan", Items(scan))];
@@ -70,14 +71,7 @@ fn repeat(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
         if trip as usize >= TRIPS {
             return Err(format!("a loop of more than {TRIPS} trips, which are unrolled"));
         }
-        let number = c.constant(&Tensor::of(&[], &[trip]));
-        let holds = c.constant(&Tensor::of(&[], &[1_u8]));
-        let holds = c.cast(holds, crate::tensor::Dtype::Bool)?;
-        let inputs = [vec![number.into(), holds.into()], state].concat();
-        let mut outputs = c.body(body, inputs)?;
-        if outputs.len() != 1 + carried + scanned.len() {
-            return Err(format!("its body has {} outputs: expected {} or more", outputs.len(), carried + 1));
-        }
+        let mut outputs = one_trip(c, body, trip, &state)?;
         if outputs.iter().any(|item| matches!(item, Item::Broken)) {
             return Ok(vec![Item::Broken; carried + scanned.len()]);
         }
@@ -85,16 +79,48 @@ fn repeat(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
             let Item::Tensor(value) = item else { return Err("its body gives no tensor".into()) };
             all.push(c.unsqueeze(value, 0)?);
         }
-        condition = (!body.outputs.is_empty()).then(|| outputs.remove(0));
+        condition = Some(outputs.remove(0));
         state = outputs;
     }
+    if scanned.iter().any(Vec::is_empty) {
+        state.extend(stacks_of_nothing(c, body, &state)?);
+        return Ok(state);
+    }
     for all in scanned {
-        if all.is_empty() {
-            return Err("a loop without a trip, whose stacked outputs have no type".into());
-        }
         state.push(c.concat(&all, 0)?.into());
     }
     Ok(state)
+}
+
+/// What the body of a loop gives in a trip: whether to go on, its state, and what is stacked.
+fn one_trip<'m>(c: &mut Call<'_, 'm>, body: &'m GraphProto, trip: i64, state: &[Item]) -> Outcome<Vec<Item>> {
+    let number = c.constant(&Tensor::of(&[], &[trip]));
+    let holds = c.constant(&Tensor::of(&[], &[1_u8]));
+    let holds = c.cast(holds, crate::tensor::Dtype::Bool)?;
+    let outputs = c.body(body, [&[number.into(), holds.into()], state].concat())?;
+    if outputs.len() <= state.len() {
+        return Err(format!("its body has {} outputs: expected {} or more", outputs.len(), state.len() + 1));
+    }
+    Ok(outputs)
+}
+
+/// The stacked outputs of a loop without a trip: nothing, of the types that a first trip would give. Problems of that trip
+/// are none of the loop's.
+fn stacks_of_nothing<'m>(c: &mut Call<'_, 'm>, body: &'m GraphProto, state: &[Item]) -> Outcome<Vec<Item>> {
+    let problems = c.cx.problems.len();
+    let outputs = one_trip(c, body, 0, state);
+    c.cx.problems.truncate(problems);
+    let stacked = outputs?.split_off(1 + state.len());
+    let of_nothing = |item| {
+        let Item::Tensor(value) = item else {
+            return Err("a loop without a trip, whose body does not show the types of its stacked outputs".to_owned());
+        };
+        let of = c.of(value);
+        let dims = [&[0], &of.dims[..]].concat();
+        let nothing = Tensor::from_bytes(ValueType::new(of.dtype, &dims), &[]);
+        Ok(c.constant(&nothing).into())
+    };
+    stacked.into_iter().map(of_nothing).collect()
 }
 
 fn goes_on(c: &Call<'_, '_>, condition: Option<&Item>) -> Outcome<bool> {
