@@ -29,7 +29,8 @@ impl EngineBuilder<'_> {
     /// attempt counts as one of `times`. The first attempt is made at once, the second after 0.1 s, and each later one
     /// after twice the previous delay, at most 10 s. Several devices are rebuilt side by side. When no attempt is left,
     /// every request is answered with the fault. A fault of class [`Process`](crate::FaultClass::Process) is answered at
-    /// once, because no new engine would work. [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
+    /// once, because no new engine would work. An engine that was closed is not rebuilt.
+    /// [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
     ///
     /// The memory of the failed engine is not freed, because its device may still access it, so each new engine needs
     /// as much memory again. If the content of a batch makes its device fail, it makes the new engine fail too.
@@ -254,5 +255,18 @@ mod tests {
         fail(&fleet, FaultClass::Device);
         assert!(matches!(fleet.acquire(), Err(Error::Fault { .. })));
         assert_eq!(fleet.stats()[0].rebuilt, 0);
+    }
+
+    #[test]
+    fn an_engine_that_is_closed_is_not_rebuilt() {
+        let model = model();
+        let [one, _] = builders(&model);
+        let fleet = one.rebuild_on_fault(2).build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+        fleet.engines()[0].close(crate::ring::Close::Drain, Duration::from_secs(20)).unwrap();
+        fail(&fleet, FaultClass::Device);
+        assert!(answers(&fleet, 0).iter().all(Result::is_ok), "by the other engine");
+        let stats = &fleet.stats()[0];
+        assert!(stats.rebuilt == 0 && !stats.is_rebuilding && stats.batches == 0, "{stats:?}");
+        assert!(fleet.engines()[0].health().closed.is_some());
     }
 }

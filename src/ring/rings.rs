@@ -97,14 +97,16 @@ impl Rings {
         (books.rings.clone(), books.places.iter().map(past).collect())
     }
 
-    /// Whether a failed ring has a successor, or will have one. Calls for one if the fault is of class device and an
-    /// attempt is left.
+    /// Whether a failed ring has a successor, or will have one. Calls for one if the fault is of class device, an attempt
+    /// is left, and the failed ring was not closed.
     pub(super) fn is_coming(&self, index: usize, failed: &Arc<Core>) -> bool {
+        let is_closed = failed.is_closed();
         let mut books = lock(&self.books);
         if !Arc::ptr_eq(&books.rings[index], failed) {
             return true;
         }
-        let may_be = !books.ended && failed.device.fault().is_some_and(|fault| fault.class() == FaultClass::Device);
+        let is_mended = !books.ended && !is_closed;
+        let may_be = is_mended && failed.device.fault().is_some_and(|fault| fault.class() == FaultClass::Device);
         let place = &mut books.places[index];
         if place.due.is_none() && may_be {
             place.call();
