@@ -279,4 +279,7 @@ fn rows_may_have_no_bytes() {
     for row in 0..3 {
         assert_eq!(output.row(row), 7.0_f32.to_le_bytes());
     }
+    // Their places take memory too: more than there is of it is an error.
+    let refused = engine.batcher().rows(1 << 36).build().map(drop).unwrap_err();
+    assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
 }

@@ -144,12 +144,12 @@ impl BatcherBuilder {
     }
 }
 
-/// An error if there is not enough memory for the rows.
+/// An error if there is not enough memory for the rows and the books for them.
 fn afford(core: &Core, rows: usize, row_pitch: usize) -> Result<(), Error> {
-    let pitch = row_pitch as u64;
-    core.device.afford(HOST_MEMORY, pitch.saturating_mul(rows as u64)).map_err(|error| match error {
+    let row_bytes = (row_pitch + BatcherState::ROW_BYTES) as u64;
+    core.device.afford(HOST_MEMORY, row_bytes.saturating_mul(rows as u64)).map_err(|error| match error {
         Error::OutOfMemory { device, needed_bytes, free_bytes, fitting_batch, .. } => {
-            let what = format!("{rows} rows of a batcher, of which {} would fit", free_bytes / pitch);
+            let what = format!("{rows} rows of a batcher, of which {} would fit", free_bytes / row_bytes);
             Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
         }
         other => other,

@@ -146,6 +146,10 @@ pub(crate) struct BatcherState {
 }
 
 impl BatcherState {
+    /// Bytes of the books for each row.
+    pub const ROW_BYTES: usize =
+        size_of::<TicketEntry>() + size_of::<usize>() + 2 * size_of::<Queued>() + size_of::<Thread>() + 1; // of the free places
+
     /// Books for `rows` page-locked rows, these batch sizes, ascending, and this number of compute streams.
     pub fn new(rows: usize, sizes: &[usize], streams: usize) -> Self {
         let capacity = *sizes.last().expect("a program has a batch size");
