@@ -60,14 +60,16 @@ kernel_args! {
 /// The selector of `prmt` that puts the low halves of two words together.
 const PAIR_ORDER: u32 = 0x5410;
 
-/// The tile that has kernels of f16 without a mask, for elements and for codes, whose first chunk has fewer keys: so many.
+/// The tile that has kernels of f16 without a mask whose first chunk is shorter; the number of keys of this chunk; the
+/// kernels for elements and for codes.
 const SHORT_FIRST: (AttentionTile, usize, [&str; 2]) = (
     AttentionTile { dims: 64, keys: 128 },
     96,
     ["sm90_attention_64_128_first_96", "sm90_attention_64_128_first_96_e4m3"],
 );
 
-/// The kernel whose first chunk has fewer keys, where the last chunk of so many keys then has as many less, and none is added.
+/// The kernel with the shorter first chunk, if so many keys then take no more chunks than before: the last one has as many
+/// keys less as the first.
 fn short_first(tile: AttentionTile, keys: usize, has_codes: bool) -> Option<&'static str> {
     let (of, first, [elements, codes]) = SHORT_FIRST;
     let is_spared = keys > tile.keys && (1..=first).contains(&(keys % tile.keys));
