@@ -126,19 +126,24 @@ fn labels_that_are_no_regular_file_are_refused() {
 
 #[test]
 fn labels_need_a_model_of_images_and_texts_and_its_tokenizer() {
-    let refused = |folder: &Folder, more: &[&str], part: &str| {
+    let ends = |code: i32, folder: &Folder, more: &[&str], part: &str| {
         let args = ["classify", PHOTO, "--device", "cpu", "--model", path(folder)];
         let output = run(&[&args[..], more].concat());
-        expect_code(&output, 1);
+        expect_code(&output, code);
         assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
     };
+    let refused = |folder: &Folder, more: &[&str], part: &str| ends(1, folder, more, part);
     let labels = ["--labels-from-text", "cats,dogs"];
     for name in ["BERT, mean, unit", "ViT, classes"] {
         refused(&problem(name).folder(), &labels, "CLIP or SigLIP");
     }
     refused(&problem("CLIP, images").folder(), &labels, "tokenizer.json");
     refused(&clip(), &["--labels-from-text", "cats,,dogs"], "label 2 is empty");
-    refused(&clip(), &[&labels[..], &["--template", "a photo"]].concat(), "expected {} in it");
+    for (wrong, part) in
+        [(["--template", "a photo"], "expected {} in it"), (["--size", "batch=2"], "not together with")]
+    {
+        ends(64, &clip(), &[&labels[..], &wrong].concat(), part);
+    }
     let output = run(&["classify", PHOTO, "--template", "a {}"]);
     expect_code(&output, 64);
     assert!(stderr(&output).contains("--labels-from-text"), "{}", stderr(&output));

@@ -2,13 +2,13 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use trefoil::model::Model;
 use trefoil::plan::Plan;
 use trefoil::{Device, Dtype, OutputKind, RowPort, Target};
 
-use crate::cli::{Kernels, PrecisionArg};
+use crate::cli::{self, Kernels, PrecisionArg};
 use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::search::{self, Cut};
@@ -55,7 +55,9 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let on_cpu = Kernels { precision: PrecisionArg::F32, ..args.kernels };
     let compute = |device: &Device, kernels| -> Result<(Inputs, Results, Vec<Plan>)> {
         let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, kernels)?;
-        ensure!(engine.sizes().len() == engine.batch_sizes().len(), "--size: give one size to check at");
+        if engine.sizes().len() != engine.batch_sizes().len() {
+            return Err(cli::wrong(&["check"], "--size: give one size to check at".into()).into());
+        }
         let rows = all.swap_remove(0);
         let mut results = Results::of(engine.output());
         stream(&engine, &rows, |output| results.add(output))?;

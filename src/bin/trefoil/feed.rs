@@ -65,6 +65,15 @@ impl SizeArgs {
         self.constants.iter().try_fold(sizes, with_constant)
     }
 
+    /// The batch of a network that has no other sizes; `None` if the options give others, or several.
+    pub fn batch_alone(&self, default: usize) -> Option<usize> {
+        match &self.sizes[..] {
+            [] => Some(default),
+            [(name, rows)] => (name == BATCH).then_some(*rows),
+            _ => None,
+        }
+    }
+
     /// The sizes of an engine, by the options; `default` without a batch size. Where there are several sizes, one
     /// without a batch size has one row.
     pub fn sizes(&self, default: Sizes, one: fn(usize) -> Sizes) -> Sizes {

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use trefoil::graph as values;
 use trefoil::model::images::{BatchNorm, Network, Op, Window, infer, params};
 use trefoil::model::{self, Model, Preprocessing};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, PlanTable, Request};
 use trefoil::{Device, Error, InputFormat, OutputKind};
 
-use crate::cli::{InspectArgs, KnownGpu, PrecisionArg};
+use crate::cli::{self, InspectArgs, KnownGpu, PrecisionArg};
 use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
 use crate::table::Column::{Figure, Text, Word};
@@ -26,6 +26,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
     let plans = match (args.gpu, without_weights(args)?) {
         (Some(gpu), Some((name, graph))) => {
             let preprocessing = Preprocessing::new(graph.input);
+            let planned = planned_network(args, gpu, &graph, &preprocessing)?;
             if !args.json {
                 let mut out = out::stdout();
                 writeln!(
@@ -35,7 +36,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 writeln!(out, "input {}, {CLASSES} classes\n", graph.input)?;
                 print_graph(&graph)?;
             }
-            vec![planned_network(args, gpu, &graph, &preprocessing)?]
+            vec![planned]
         }
         (gpu, _) => {
             let (model, path) = match args.at.open(&args.model) {
@@ -194,11 +195,13 @@ fn planned_network(
     preprocessing: &Preprocessing,
 ) -> Result<(Plan, Steps)> {
     let limits = limits(gpu);
-    let Sizes::UpTo(batch) = args.at.sizes(Sizes::UpTo(args.batch), Sizes::UpTo) else {
-        bail!("--size: an architecture without weights has one size, that it was designed for");
+    let Some(batch) = args.at.batch_alone(args.batch) else {
+        let what = "--size: an architecture without weights has one size, that it was designed for, and one batch";
+        return Err(cli::wrong(&["inspect"], what.into()).into());
     };
     if !matches!(args.kernels.precision, PrecisionArg::Auto | PrecisionArg::F16) {
-        bail!("--precision: an architecture without weights is planned in f16; give a model for another type");
+        let what = "--precision: an architecture without weights is planned in f16; give a model for another type";
+        return Err(cli::wrong(&["inspect"], what.into()).into());
     }
     let (input, output) = (InputFormat::default(), OutputKind::Probabilities);
     let choices = Choices::new();

@@ -4,12 +4,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::Args;
 use trefoil::model::Model;
 use trefoil::{Device, Engine, OutputKind, RowPort, Size, Target, files};
 
-use crate::cli::{Kernels, count};
+use crate::cli::{self, Kernels, count};
 use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::table::Column::{Figure, Text};
@@ -81,7 +81,9 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
 /// Prints which values are not finite.
 fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcome> {
     let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
-    ensure!(all.len() == 1, "--check-finite: give one size");
+    if all.len() != 1 {
+        return Err(cli::wrong(&["run"], "--check-finite: give one size".into()).into());
+    }
     let (spec, (_, inputs)) = (engine.input().clone(), all.swap_remove(0));
     drop(engine); // its memory is for those that hand out every value
     let (mut out, mut found) = (out::stdout(), 0);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use trefoil::model::{Embedding, Model, Tower};
 use trefoil::{Device, Engine, files};
 
-use crate::cli::ClassifyArgs;
+use crate::cli::{self, ClassifyArgs};
 use crate::embed::open_for;
 use crate::embed::tokens::Texts;
 use crate::embed::write::is_finite;
@@ -49,8 +49,13 @@ pub struct Labels {
 impl Labels {
     /// Opens the encoder of photos, and the labels with the encoder of texts.
     pub fn open(args: &ClassifyArgs, labels: &str) -> Result<(Model, Self)> {
-        ensure!(args.template.contains(PLACE), "--template: expected {PLACE} in it, found `{}`", args.template);
-        ensure!(args.place.sizes.is_empty(), "--size: not together with --labels-from-text");
+        let wrong = |what| Err(cli::wrong(&["classify"], what).into());
+        if !args.template.contains(PLACE) {
+            return wrong(format!("--template: expected {PLACE} in it, found `{}`", args.template));
+        }
+        if !args.place.sizes.is_empty() {
+            return wrong("--size: not together with --labels-from-text".into());
+        }
         let labels = read(labels)?;
         let folder = models::find(args.place.model.as_deref())?;
         let asked = |tower| Embedding::new().tower(tower).normalized(true);
