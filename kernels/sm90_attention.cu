@@ -374,7 +374,7 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            largest score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far;
 //            rounded to elements for the second product, to nearest even; their sums before rounding. Exponentials by
 //            the unit for special functions. NaN in q or k stays NaN.
-//            By 64/128 of f16 without a mask scores behind a head's first 128 keys are sums of halves, rounded behind
+//            By 64/128 of f16 without a mask scores behind a head's first chunk are sums of halves, rounded behind
 //            each sixteen products; one below -65,504 is -infinity. The exponent of a reference up to 128, of either
 //            sign, is a half. A score times the scale, rounded to a half, less that exponent is rounded to a half; its
 //            exponential is a half, off by 2^-9.9 of itself. A thread adds its weights of a row in a chunk as halves,
@@ -422,7 +422,8 @@ TREFOIL_SM90_ATTENTION(64, 104, 3, true)
 TREFOIL_SM90_ATTENTION(64, 128, 3, false)
 TREFOIL_SM90_ATTENTION(128, 112, 2, false)
 
-// The same with 96 keys in a head's first chunk, which save a part of the work where its last chunk has as few.
+// The same with 96 keys in a head's first chunk, for heads whose last chunk would have 96 keys or fewer: it takes the other
+// 32, and hides as many keys less.
 #ifndef TREFOIL_BF16
 template <bool kCodes> using First96 = AttentionTile<64, 128, 3, false, MaskOf::kNothing, false, kCodes, 96>;
 TREFOIL_SM90_ATTENTION_OF(sm90_attention_64_128_first_96, First96<false>)

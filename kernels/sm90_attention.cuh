@@ -99,6 +99,8 @@ struct AttentionTile {
     return static_cast<uint32_t>(keys + (kKeys - kFirstKeys)) / kKeys;
   }
   static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
+  static_assert(kFirstKeys == kKeys || (kFirstKeys < kKeys && kFirstKeys % 16 == 0), "whole products of values");
+  static_assert(kFirstKeys == kKeys || (kMask == MaskOf::kNothing && !kPacked && !kTails), "chunks of others are alike");
   static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
   static_assert(kRecordsAt % 16 == 0 && kBarriersAt % 8 == 0, "read in one");
   static_assert(kStages >= 2 && kDynamicBytes <= kSharedBytes, "a ring");

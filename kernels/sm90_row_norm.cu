@@ -219,8 +219,8 @@ template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &ar
 //            448 with its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of
 //            a row of bf16 whose squares add up to more than a float holds the bias is left.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
-//            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32; and _few_f32 for any number
-//            of rows, grid up to rows. No dynamic shared memory. Compute capability 9.0 exactly.
+//            for few rows, _few, and for any number _few_f32: block columns / 8 rounded up to a multiple of 32, grid rows,
+//            or of _few_f32 fewer. No dynamic shared memory. Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.

@@ -29,7 +29,7 @@ impl EngineBuilder<'_> {
     /// attempt counts as one of `times`. The first attempt is made at once, the second after 0.1 s, and each later one
     /// after twice the previous delay, at most 10 s. Several devices are rebuilt side by side. When no attempt is left,
     /// every request is answered with the fault. A fault of class [`Process`](crate::FaultClass::Process) is answered at
-    /// once, because no new engine would work. An engine that was closed is not rebuilt.
+    /// once, because no new engine would work. An engine that was closed before its device failed is not rebuilt.
     /// [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
     ///
     /// The memory of the failed engine is not freed, because its device may still access it, so each new engine needs

@@ -159,8 +159,13 @@ fn loops_are_unrolled_and_see_names_around_them() {
     let none = imported(&trips(0));
     assert_eq!(none.value(none.outputs[0].value).dims, [0, 2]);
     assert!(evaluated(&none, &[Tensor::of(&[2], &[1_f32, 10.0])]).is_empty());
+    let [x, count, ..] = trips_of(0, "Unheard");
+    let of_state = node("Loop", &["trips", "", "x"], &["last", ""], &[inside("Unheard")]);
+    let kept = Tensor::of(&[2], &[1_f32, 10.0]);
+    assert_eq!(evaluated(&imported(&[x, count, of_state, output("last")]), &[kept]), [1.0, 10.0]);
     let found = problems(&trips_of(0, "Unheard"));
-    assert!(found.len() == 1 && found[0].reason.contains("does not show the types"), "{found:?}");
+    let named = |part: &str| found[0].reason.contains(part);
+    assert!(found.len() == 1 && named("does not show the types") && named("Unheard"), "{found:?}");
     assert!(problems(&trips(i64::MAX))[0].reason.contains("more than 4096 trips"));
 }
 

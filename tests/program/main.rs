@@ -437,12 +437,12 @@ fn an_architecture_without_weights_is_planned_for() {
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    // Architectures are planned neither for a device nor where a model is found, even a broken one.
     for (args, part) in [(["--size", "tokens=2"], "has one size"), (["--precision", "f32"], "is planned in f16")] {
         let wrong = run(&[&["inspect", "resnet50", "--for", "l4"][..], &args].concat());
         expect_code(&wrong, 64);
         assert!(stderr(&wrong).contains(part), "{}", stderr(&wrong));
     }
+    // Architectures are planned neither for a device nor where a model is found, even a broken one.
     let missing = run(&["inspect", "resnet50", "--device", "cpu"]);
     expect_code(&missing, 1);
     assert!(stderr(&missing).contains("no model `resnet50`"), "{}", stderr(&missing));

@@ -93,8 +93,8 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
         packed: keys == problem.sizes.rows,
         ..problem
     };
-    // A first chunk has 96 keys where the last has as few, and else 128: kernels for both have each kind of problem.
-    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 88, 104, 112, 128, 129, 176, 197, 209, 257, 264, 360, 384, 385]
+    // A first chunk has 96 keys where the last would have as few, and else 128: both have each kind of problem.
+    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 88, 104, 112, 128, 129, 176, 197, 209, 224, 257, 264, 360, 384, 385]
         .into_iter()
         .map(|rows| plain("rows of all lengths", rows, 64))
         .collect();
@@ -184,7 +184,10 @@ impl Problem {
     fn scores(&self, kernel: AttentionKernel) -> Scores {
         let AttentionTile { dims, keys } = kernel.tile;
         match (self.dtype, self.mask, dims, keys) {
-            (Dtype::F16, MaskOf::Nothing, 64, 128) => Scores::Halves { first: 96 }, // or 128
+            (Dtype::F16, MaskOf::Nothing, 64, 128) => {
+                let has_room = self.sizes.keys > keys && (1..=96).contains(&(self.sizes.keys % keys)); // in the last chunk
+                Scores::Halves { first: if has_room { 96 } else { keys } }
+            }
             _ => Scores::Floats,
         }
     }

@@ -39,6 +39,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     // Above 2112 rows a block of those that write floats does.
     all.push(of(4500, 72));
     all.extend([false, true].map(|centred| Problem { centred, ..of(4300, 264) }));
+    all.extend([false, true].map(|centred| Problem { centred, ..of(2300, 2048) }));
     all.extend([-3.0, 100.0].map(|offset| Problem { offset, ..of(1030, 768) }));
     all.push(Problem { centred: false, has_bias: false, ..of(1100, 2040) });
     all.extend([-3.0, 100.0].map(|offset| Problem { offset, ..of(50, 768) }));

@@ -68,8 +68,8 @@ const SHORT_FIRST: (AttentionTile, usize, [&str; 2]) = (
     ["sm90_attention_64_128_first_96", "sm90_attention_64_128_first_96_e4m3"],
 );
 
-/// The kernel with the shorter first chunk, if so many keys then take no more chunks than before: the last one has as many
-/// keys less as the first.
+/// The kernel with the shorter first chunk, if a row that sees all of so many keys then has as many chunks: the last one has
+/// room for the keys that the first one has less.
 fn short_first(tile: AttentionTile, keys: usize, has_codes: bool) -> Option<&'static str> {
     let (of, first, [elements, codes]) = SHORT_FIRST;
     let is_spared = keys > tile.keys && (1..=first).contains(&(keys % tile.keys));
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_chunk_is_short_where_the_last_one_then_is() {
+    fn a_first_chunk_is_short_where_the_last_one_has_room() {
         let kernel = AttentionKernel { tile: AttentionTile { dims: 64, keys: 128 }, block_tiles: 3, tails: false };
         let entry = |keys, problem| {
             let sizes = AttentionSizes { keys, ..SIZES };

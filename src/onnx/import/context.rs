@@ -59,7 +59,7 @@ pub(in crate::onnx) struct Context<'m> {
     pub may_be_skipped: bool,
     pub(super) budget: Budget,
     /// Whether the problem at which the import ended was recorded.
-    pub(super) has_ended: bool,
+    pub has_ended: bool,
     /// The constants of tensors of the file, by the tensors' addresses.
     pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
     /// The import order of each graph, by the address of its first node.

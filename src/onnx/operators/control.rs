@@ -105,22 +105,33 @@ fn one_trip<'m>(c: &mut Call<'_, 'm>, body: &'m GraphProto, trip: i64, state: &[
 }
 
 /// The stacked outputs of a loop without a trip: nothing, of the types that a first trip would give. Problems of that trip
-/// are none of the loop's.
+/// are none of the loop's, unless they end the import.
 fn stacks_of_nothing<'m>(c: &mut Call<'_, 'm>, body: &'m GraphProto, state: &[Item]) -> Outcome<Vec<Item>> {
-    let problems = c.cx.problems.len();
+    let first = 1 + state.len(); // of the body's outputs that are stacked
+    let is_wanted: Vec<bool> =
+        (state.len()..body.outputs.len().saturating_sub(1)).map(|index| c.wants(index)).collect();
+    if !is_wanted.contains(&true) {
+        return Ok(vec![Item::Nothing; is_wanted.len()]);
+    }
+    let (problems, around) = (c.cx.problems.len(), std::mem::replace(&mut c.cx.may_be_skipped, true));
     let outputs = one_trip(c, body, 0, state);
-    c.cx.problems.truncate(problems);
-    let stacked = outputs?.split_off(1 + state.len());
-    let of_nothing = |item| {
+    c.cx.may_be_skipped = around;
+    if c.cx.has_ended {
+        return Ok(vec![Item::Broken; is_wanted.len()]);
+    }
+    let of_trip = c.cx.problems.split_off(problems);
+    let why = of_trip.first().map_or(String::new(), |problem| format!(": {}: {}", problem.operator, problem.reason));
+    let of_nothing = |(item, is_wanted): (Item, bool)| {
         let Item::Tensor(value) = item else {
-            return Err("a loop without a trip, whose body does not show the types of its stacked outputs".to_owned());
+            let what = "a loop without a trip, whose body does not show the types of its stacked outputs";
+            return if is_wanted { Err(format!("{what}{why}")) } else { Ok(Item::Nothing) };
         };
         let of = c.of(value);
         let dims = [&[0], &of.dims[..]].concat();
         let nothing = Tensor::from_bytes(ValueType::new(of.dtype, &dims), &[]);
         Ok(c.constant(&nothing).into())
     };
-    stacked.into_iter().map(of_nothing).collect()
+    outputs?.split_off(first).into_iter().zip(is_wanted).map(of_nothing).collect()
 }
 
 fn goes_on(c: &Call<'_, '_>, condition: Option<&Item>) -> Outcome<bool> {
