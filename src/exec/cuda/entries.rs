@@ -176,7 +176,7 @@ pub(super) mod tests {
                 let name = format!("{}{suffix}", entry.name);
                 let twin = entries.iter().find(|other| other.name == name);
                 let same = |of: &EntryPoint| (of.threads, of.shared_bytes, of.cluster);
-                let is_of_f16 = ["_e4m3", "_both"].iter().any(|end| entry.name.ends_with(end));
+                let is_of_f16 = ["_e4m3", "_both", "_first_96"].iter().any(|end| entry.name.ends_with(end));
                 let needs_twin = has_both && entry.module == stem(entry.module) && !is_of_f16;
                 assert_eq!(twin.map(same), needs_twin.then(|| same(entry)), "{}", entry.name);
             }
