@@ -68,8 +68,8 @@ const SHORT_FIRST: (AttentionTile, usize, [&str; 2]) = (
     ["sm90_attention_64_128_first_96", "sm90_attention_64_128_first_96_e4m3"],
 );
 
-/// The kernel with the shorter first chunk, if a row that sees all of so many keys then has as many chunks: the last one has
-/// room for the keys that the first one has less.
+/// The kernel with the shorter first chunk, if a row that sees all `keys` needs no more chunks with it: the last chunk then
+/// has room for the keys that the first one leaves.
 fn short_first(tile: AttentionTile, keys: usize, has_codes: bool) -> Option<&'static str> {
     let (of, first, [elements, codes]) = SHORT_FIRST;
     let is_spared = keys > tile.keys && (1..=first).contains(&(keys % tile.keys));

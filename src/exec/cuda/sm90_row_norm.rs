@@ -64,7 +64,8 @@ const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
 const FEW_ROWS: usize = 1024;
-/// Most blocks of a result in floats: 16 for each multiprocessor, which each have several rows then.
+/// The most blocks of a result in floats: 16 for each multiprocessor of an H200. Where there are more rows, each block
+/// has several.
 const FLOAT_BLOCKS: usize = 16 * 132;
 /// Threads of a block.
 const THREADS: u32 = 64;
