@@ -27,10 +27,11 @@ struct Rows {
   float sum[2];  // of this thread's weights
 };
 
-// Lowers the scores of keys that a row does not see; `seen` of this chunk's, from this thread's first on.
-template <int kKeys> TREFOIL_DEVICE void hide(float (&s)[kKeys / 2], const int32_t (&seen)[2]) {
+// Lowers the scores of keys from `kFrom` on that a row does not see; `seen` of this chunk's, from this thread's first on.
+template <int kKeys, int kFrom = 0> TREFOIL_DEVICE void hide(float (&s)[kKeys / 2], const int32_t (&seen)[2]) {
+  static_assert(kFrom % 8 == 0, "a thread has keys of each eight");
 #pragma unroll
-  for (int i = 0; i < kKeys / 2; ++i) {
+  for (int i = kFrom / 2; i < kKeys / 2; ++i) {
     const int key = i / 4 * 8 + i % 2;
     if (key >= seen[i / 2 % 2]) s[i] = -INFINITY;
   }

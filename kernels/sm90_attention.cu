@@ -127,16 +127,17 @@ struct Results {
   int32_t head, batch, row, end;
 };
 
+// What sums of a thread's two rows are multiplied by, for this thread's sums of weights.
+TREFOIL_DEVICE float2 factors_of(const float (&sums)[2]) {
+  const auto factor = [](float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); };
+  return {factor(row_sum(sums[0])), factor(row_sum(sums[1]))};
+}
+
 template <class Tile>
-TREFOIL_DEVICE Results prepare_results(const Sm90AttentionArgs &args, const float (&sums)[2], int32_t head, int32_t row,
+TREFOIL_DEVICE Results prepare_results(const Sm90AttentionArgs &args, float2 factors, int32_t head, int32_t row,
                                        int32_t end) {
-  Results of = {{}, head, batch_of<Tile>(args, head), row, end};
+  Results of = {{factors.x, factors.y}, head, batch_of<Tile>(args, head), row, end};
   of.head -= of.batch * args.heads;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = row_sum(sums[r]);
-    of.factor[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-  }
   if (is_elected()) wait_stores_read<0>();  // of the tile before
   __syncwarp();
   return of;
@@ -219,9 +220,9 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
     first.weigh_first(rows);
     scores.refer(rows);
   };
-  auto prepare_tile = [&](uint32_t use, const float (&sums)[2]) {
+  auto prepare_tile = [&](uint32_t use, float2 factors) {
     const Record tile = read_record(shared.record(group, use));
-    return prepare_results<Tile>(args, sums, tile.head, tile.row + warp_row(), end_of<Tile>(shared.record(group, use)));
+    return prepare_results<Tile>(args, factors, tile.head, tile.row + warp_row(), end_of<Tile>(shared.record(group, use)));
   };
   auto store_tile = [&](const Results &of) {
     store_rows<Tile>(args, o, of, shared.result(group) + warp_row() * kRowBytes);
@@ -282,7 +283,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       if (chunks == 0 || !tile.is_near) {
         barrier_wait(shared.v_full(at), shared.parity(at));
         multiply_values<Tile>(o, p, v, adds);
-        const Results of = prepare_tile(use - 1, sums);
+        const Results of = prepare_tile(use - 1, factors_of(sums));
         wgmma_wait<0>();
         wgmma_use(o);
         barrier_arrive_once(shared.v_empty(at));
@@ -294,13 +295,14 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
       first.multiply(q, k);
       barrier_wait(shared.v_full(at), shared.parity(at));
       multiply_values<Tile>(o, p, v, adds);
+      const float2 factors = Tile::kEarlyFactors ? factors_of(sums) : float2{};
       wgmma_wait<1>();
       first.use();
       begin_tile(tile);
       wgmma_wait<0>();
       wgmma_use(o);
       barrier_arrive_once(shared.v_empty(before));
-      store_tile(prepare_tile(use - 1, sums));
+      store_tile(prepare_tile(use - 1, Tile::kEarlyFactors ? factors : factors_of(sums)));
       first.put(p);
     }
   }

@@ -64,6 +64,8 @@ struct AttentionTile {
   // Whether scores behind a head's first chunk are sums of halves. Masks are added to floats.
   static constexpr bool kHalfScores =
       !Element::kIsWide && kDims == 64 && kKeys == 128 && kMask == MaskOf::kNothing && !kPacked;
+  // Whether what a tile's sums are multiplied by is found beside its last products: no registers beside a mask of rows.
+  static constexpr bool kEarlyFactors = kMask != MaskOf::kRows;
   // Whether tails have a warp: no registers beside a mask's, and beside packed rows those warps have other work.
   static constexpr bool kTails = kHasTails && kMask == MaskOf::kNothing && !kPacked;
   static constexpr int kThreads = (kGroups + 1) * 128;

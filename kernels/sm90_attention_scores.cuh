@@ -22,6 +22,15 @@ TREFOIL_DEVICE void find_seen(const Sm90AttentionArgs &args, const Record &tile,
   seen[1] = min(tile.keys, row + 8 + args.ahead + 1) - key;
 }
 
+// Whether all rows of this warp see the keys of a chunk of so many, but for some of its last sixteen: only these are then
+// hidden, which takes a fraction of the instructions.
+constexpr int kLastKeys = 16;
+template <class Tile>
+TREFOIL_DEVICE bool sees_most(const Sm90AttentionArgs &args, const Record &tile, int32_t chunk, int32_t keys) {
+  const int32_t seen_by_first = min(tile.keys, tile.row + warp_row() + args.ahead + 1);
+  return seen_by_first - Tile::first_key(chunk) >= keys - kLastKeys;
+}
+
 // ---- floats ------------------------------------------------------------------------------------------------------
 
 // A chunk's scores once more, of this warp's rows alone: where weights were relative to too small a score.
@@ -87,7 +96,10 @@ template <class Tile, int kKeys_ = Tile::kKeys> struct FloatScores {
     } else {
       int32_t seen[2];
       find_seen<Tile>(args, tile, chunk, seen);
-      hide<kKeys>(s, seen);
+      if (sees_most<Tile>(args, tile, chunk, kKeys))
+        hide<kKeys, kKeys - kLastKeys>(s, seen);
+      else
+        hide<kKeys>(s, seen);
     }
   }
 
@@ -226,10 +238,17 @@ template <class Tile> struct HalfScores {
   __device__ __forceinline__ void finish(const Sm90AttentionArgs &args, const Shared<Tile> &, uint32_t record, uint32_t,
                                          int32_t chunk, int32_t whole) {
     if (chunk < whole) return;
+    const Record tile = read_record(record);
     int32_t seen[2];
-    find_seen<Tile>(args, read_record(record), chunk, seen);
+    find_seen<Tile>(args, tile, chunk, seen);
+    if (sees_most<Tile>(args, tile, chunk, Tile::kKeys))
+      hide_from<Tile::kKeys - kLastKeys>(seen);
+    else
+      hide_from<0>(seen);
+  }
+  template <int kFrom> __device__ __forceinline__ void hide_from(const int32_t (&seen)[2]) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
+    for (int i = kFrom / 4; i < kPairs; ++i) {
       const uint32_t kept = low_bits(max(16 * seen[i % 2] - 128 * (i / 2), 0));
       uint32_t &pair = s[i / 4][i % 4];
       pair = (pair & kept) | (kLowestHalf2 & ~kept);

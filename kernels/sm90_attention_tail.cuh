@@ -59,21 +59,6 @@ TREFOIL_DEVICE void multiply_tail_values(Tail<Tile> &tail, const uint32_t (&p)[k
   }
 }
 
-// Scales the scores of keys from `first` on, and hides those that are not seen, or not before `end`.
-template <int kSteps>
-TREFOIL_DEVICE void finish_tail_scores(const Sm90AttentionArgs &args, const Record &record, int32_t first, int32_t end,
-                                       float (&s)[kSteps][4]) {
-  const int32_t lane = thread_idx_x() % 32, seen_by_first = record.row + lane % 4 * 2 + args.ahead + 1;
-  const int32_t last = min(record.keys, end), key = first + lane / 4;
-  const int32_t seen[2] = {min(last, seen_by_first) - key, min(last, seen_by_first + 1) - key};
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      s[i][j] = 16 * i + j / 2 * 8 < seen[j % 2] ? s[i][j] * args.scale_log2 : -INFINITY;
-  }
-}
-
 // Over the eight lanes that share two rows.
 TREFOIL_DEVICE float tail_max(float x) {
 #pragma unroll
@@ -87,34 +72,44 @@ TREFOIL_DEVICE float tail_sum(float x) {
   return x;
 }
 
-// Weights relative to the largest scores so far, as the right operand; what was summed before is scaled to it.
+// Weights of a chunk's keys, of which `first` is the first, relative to the largest scores so far, as the right operand;
+// what was summed before is scaled to it. Keys that are not seen have zeros. Of a tail of one row lanes have no second.
 template <class Tile, int kSteps>
-TREFOIL_DEVICE void weigh_tail(Tail<Tile> &tail, float (&s)[kSteps][4], uint32_t (&p)[kSteps][2]) {
-  float most[2] = {-INFINITY, -INFINITY}, from[2], shrink[2];
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) most[j % 2] = fmaxf(most[j % 2], s[i][j]);
-  }
+TREFOIL_DEVICE void weigh_tail(const Sm90AttentionArgs &args, const Record &record, int32_t first, Tail<Tile> &tail,
+                               float (&s)[kSteps][4], uint32_t (&p)[kSteps][2]) {
+  const int32_t lane = thread_idx_x() % 32, last = min(record.keys, first + Tile::kKeys);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float top = fmaxf(tail.rows.top[r], tail_max(most[r]));
-    from[r] = top == -INFINITY ? 0.0f : top;  // of a row that sees no key all weights are 0
-    shrink[r] = exp2_approximate(tail.rows.top[r] - from[r]);
+    if (r == 1 && args.tail == 1) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) s[i][1] = s[i][3] = 0.0f;
+      break;
+    }
+    const int32_t seen = min(last, record.row + lane % 4 * 2 + r + args.ahead + 1) - (first + lane / 4);
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      float &score = s[i / 2][i % 2 * 2 + r];
+      score = 8 * i < seen ? score * args.scale_log2 : -INFINITY;
+      most = fmaxf(most, score);
+    }
+    const float top = fmaxf(tail.rows.top[r], tail_max(most));
+    const float from = top == -INFINITY ? 0.0f : top;  // of a row that sees no key all weights are 0
+    const float shrink = exp2_approximate(tail.rows.top[r] - from);
     tail.rows.top[r] = top;
-    tail.rows.sum[r] *= shrink[r];
+    tail.rows.sum[r] *= shrink;
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      float &score = s[i / 2][i % 2 * 2 + r];
+      tail.rows.sum[r] += score = exp2_approximate(score - from);
+    }
+#pragma unroll
+    for (int d = 0; d < Tile::kDims / 16; ++d) tail.o[d][r] *= shrink, tail.o[d][2 + r] *= shrink;
   }
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) tail.rows.sum[j % 2] += s[i][j] = exp2_approximate(s[i][j] - from[j % 2]);
-#pragma unroll
     for (int j = 0; j < 2; ++j) p[i][j] = transpose_8x8(pack_elements(s[i][2 * j], s[i][2 * j + 1]));
-  }
-#pragma unroll
-  for (int d = 0; d < Tile::kDims / 16; ++d) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) tail.o[d][j] *= shrink[j % 2];
   }
 }
 
@@ -192,8 +187,7 @@ TREFOIL_DEVICE void attend_tails(const Sm90AttentionArgs &args, const Shared<Til
       barrier_wait(shared.k_full(at), shared.parity(at));
       multiply_tail_keys<Tile>(s, shared.tail_q(reader, use), shared.k(at));
       barrier_arrive_once(shared.k_empty(at));
-      finish_tail_scores(args, read_record(record), chunk * Tile::kKeys, (chunk + 1) * Tile::kKeys, s);
-      weigh_tail(tail, s, p);
+      weigh_tail(args, read_record(record), chunk * Tile::kKeys, tail, s, p);
       barrier_wait(shared.v_full(at), shared.parity(at));
       multiply_tail_values(tail, p, shared.v(at));
       barrier_arrive_once(shared.v_empty(at));

@@ -415,12 +415,14 @@ fn moves() -> Vec<Case> {
     all.extend(
         [(Dtype::F16, 2), (Dtype::U8, 2), (Dtype::F16, 3), (Dtype::F32, 2)].map(|(dtype, count)| turned(dtype, count)),
     );
-    // There is a number for each of three colours: a thread computes whole pixels.
-    let pixels = values(Dtype::U8, &[8, 265, 264, 3], "pixels");
-    let of_colours = ["factors", "terms"].map(|what| signed(Dtype::F32, &[3], what));
-    let normalised = (Expr::arg(0).cast(Dtype::F32) * Expr::arg(1) + Expr::arg(2)).cast(Dtype::F16);
-    let operands = [&pixels, &of_colours[0], &of_colours[1]];
-    all.extend(Case::of("pixels of three colours", &Op::Map(normalised), &operands, 1));
+    // There is a number for each of three colours: a thread computes whole pixels, eight or two of them.
+    for (name, width) in [("pixels of three colours", 264), ("pixels of three colours in pairs", 270)] {
+        let pixels = values(Dtype::U8, &[8, 265, width, 3], "pixels");
+        let of_colours = ["factors", "terms"].map(|what| signed(Dtype::F32, &[3], what));
+        let normalised = (Expr::arg(0).cast(Dtype::F32) * Expr::arg(1) + Expr::arg(2)).cast(Dtype::F16);
+        let operands = [&pixels, &of_colours[0], &of_colours[1]];
+        all.extend(Case::of(name, &Op::Map(normalised), &operands, 1));
+    }
     let x = signed(Dtype::F32, &[640, 1024], "far");
     let swish = Expr::arg(0) / (Expr::float(Dtype::F32, 1.0) + (-Expr::arg(0)).unary(Unary::Exp));
     all.extend(Case::of("swish of a large value", &Op::Map(swish), &[&x], 1));

@@ -105,7 +105,7 @@ fn pixels(nest: &Nest, axes: &[usize], units: usize) -> Option<[usize; 2]> {
     let fits =
         |side: &usize| nest.extents[before].is_multiple_of(*side) && elems / (side * points) >= units * 2 * THREADS;
     let is_pixel = (2..=SHORT).contains(&points) && nest.needed().any(is_one);
-    is_pixel.then(|| [SIDE, 4].into_iter().find(fits)).flatten().map(|side| [side, points])
+    is_pixel.then(|| [SIDE, 4, 2].into_iter().find(fits)).flatten().map(|side| [side, points])
 }
 
 /// The number of points of the result.
