@@ -36,7 +36,7 @@ pub fn all(dtype: Dtype) -> Vec<Problem> {
     // Above 1024 rows a block computes several of them.
     all.extend([1, 7, 8, 1000, 1025].map(|rows| of(rows, 776)));
     all.extend([8, 64, 256, 264, 1024, 1280, 1536, 1664, 2048].map(|columns| of(1027, columns)));
-    // Above 1716 rows a block of those that write floats does.
+    // Above 2112 rows a block of those that write floats does.
     all.push(of(4500, 72));
     all.extend([false, true].map(|centred| Problem { centred, ..of(4300, 264) }));
     all.extend([false, true].map(|centred| Problem { centred, ..of(2300, 2048) }));

@@ -64,9 +64,9 @@ const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
 const FEW_ROWS: usize = 1024;
-/// The most blocks of a result in floats: as many as run at the same time on an H200 if rows have 768 columns. Where there
-/// are more rows, each block has several.
-const FLOAT_BLOCKS: usize = 13 * 132;
+/// The most blocks of a result in floats: 16 for each multiprocessor of an H200. Where there are more rows, each block
+/// has several.
+const FLOAT_BLOCKS: usize = 16 * 132;
 /// Threads of a block.
 const THREADS: u32 = 64;
 /// Rows of a block, two for each warp.
@@ -274,12 +274,12 @@ mod tests {
             assert_eq!(([alone.y, both.y], [alone.y_pitch, both.y_pitch]), ([0, 0x400], [0, 99]));
             assert!([alone, both].iter().all(|of| (of.codes, of.codes_pitch, of.to_codes) == (0x508, 100, 4.0)));
         }
-        for (rows, (dtype, name)) in [7, 1717].into_iter().zip([Dtype::F16, Dtype::Bf16].into_iter().zip(TO_F32)) {
+        for (rows, (dtype, name)) in [7, 2113].into_iter().zip([Dtype::F16, Dtype::Bf16].into_iter().zip(TO_F32)) {
             let floats = Some(Rows { address: 0x600, pitch: 808 });
             let to_f32 = RowNormProblem { dtype, sizes: [rows, 776], y: None, floats, backward: true, ..PROBLEM };
             let of = launch(&to_f32).unwrap();
             let args: RowNormArgs = of.args.read();
-            assert_eq!((&*of.entry, of.grid, of.block), (name, [rows.min(1716) as u32, 1, 1], [128, 1, 1]));
+            assert_eq!((&*of.entry, of.grid, of.block), (name, [rows.min(2112) as u32, 1, 1], [128, 1, 1]));
             assert_eq!((args.y, args.y_pitch, args.first_block), (0x600, 101, 0));
             assert!(launch(&RowNormProblem { floats: None, ..to_f32 }).is_err());
         }
