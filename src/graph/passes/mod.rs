@@ -3,6 +3,7 @@
 mod batch;
 mod expand;
 mod layout;
+mod narrow;
 mod parts;
 mod rebuild;
 mod views;
@@ -15,7 +16,8 @@ use self::rebuild::{Rebuild, needed};
 use super::value::Graph;
 
 /// The graph without operations that do nothing, and with transposes moved towards the outputs until they meet
-/// transposes that undo them. Nodes that no output needs are removed, and equal nodes are merged.
+/// transposes that undo them. Nodes that no output needs are removed, and equal nodes are merged. Where a network asks for
+/// some rows of a product's result alone, such as those of the first token, what computes them row by row computes no others.
 ///
 /// Importers of networks whose channels are not innermost add transposes around each convolution; this pass removes
 /// nearly all of them.
@@ -33,6 +35,11 @@ use super::value::Graph;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 pub fn simplify(graph: &Graph) -> Graph {
+    let simple = rewritten(graph);
+    narrow::narrowed(&simple).map_or(simple, |narrowed| rewritten(&narrowed))
+}
+
+fn rewritten(graph: &Graph) -> Graph {
     let rewritten = Rebuild::new(graph).with(|rebuild, node| {
         let mut node = node;
         while let Some(change) = views::simplify(rebuild, &node).or_else(|| layout::sink_transpose(rebuild, &node)) {

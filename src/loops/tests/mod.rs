@@ -5,6 +5,7 @@ mod fused;
 mod graphs;
 mod layers;
 mod moves;
+mod narrowed;
 mod numbers;
 mod packed;
 mod ptx;
