@@ -45,7 +45,7 @@ pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Recurrent,
     RecurrentCell, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
-pub(crate) use passes::{Names, batch_first, computing, cut, expand_but, joined, unrolled, up_to};
+pub(crate) use passes::{Names, batch_first, computing, cut, expand_but, joined, narrowed, unrolled, up_to};
 pub use passes::{expand, simplify};
 pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

@@ -11,13 +11,13 @@ mod views;
 pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
 pub(crate) use self::expand::{expand_but, unrolled};
+pub(crate) use self::narrow::narrowed;
 pub(crate) use self::parts::{Names, computing, cut, joined, up_to};
 use self::rebuild::{Rebuild, needed};
 use super::value::Graph;
 
 /// The graph without operations that do nothing, and with transposes moved towards the outputs until they meet
-/// transposes that undo them. Nodes that no output needs are removed, and equal nodes are merged. Where a network asks for
-/// some rows of a product's result alone, such as those of the first token, what computes them row by row computes no others.
+/// transposes that undo them. Nodes that no output needs are removed, and equal nodes are merged.
 ///
 /// Importers of networks whose channels are not innermost add transposes around each convolution; this pass removes
 /// nearly all of them.
@@ -35,11 +35,6 @@ use super::value::Graph;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 pub fn simplify(graph: &Graph) -> Graph {
-    let simple = rewritten(graph);
-    narrow::narrowed(&simple).map_or(simple, |narrowed| rewritten(&narrowed))
-}
-
-fn rewritten(graph: &Graph) -> Graph {
     let rewritten = Rebuild::new(graph).with(|rebuild, node| {
         let mut node = node;
         while let Some(change) = views::simplify(rebuild, &node).or_else(|| layout::sink_transpose(rebuild, &node)) {

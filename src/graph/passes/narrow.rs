@@ -1,7 +1,7 @@
-//! Leaves out rows that nothing reads: where of a product's result only some rows are asked for, such as those of the first
-//! token of a vision transformer, all that computes them row by row computes these alone.
+//! Leaves out rows that nothing reads. A vision transformer that classifies by its first token reads one row of its last
+//! layer's result, so that the products of this layer need to compute that row alone.
 
-use super::rebuild::{Change, Draft, Rebuild};
+use super::rebuild::{Change, Draft, Rebuild, needed};
 use crate::graph::expr::Expr;
 use crate::graph::op::{Contract, Op, Slice};
 use crate::graph::tensor::Tensor;
@@ -33,25 +33,25 @@ impl Need {
     }
 }
 
-/// The graph in which nodes that compute row by row compute only the rows that others read, if a product then has fewer
-/// rows; else `None`. Rows are indices along any axis but the last of a value. Of values that several nodes read, all have to
-/// read the same rows.
-pub(super) fn narrowed(graph: &Graph) -> Option<Graph> {
+/// The graph in which nodes that compute row by row compute only the rows that others read; `None` if no product then has
+/// fewer rows. Rows are neighbouring indices along any axis of a value but the last. If several nodes read a value, all of
+/// them have to read the same rows. Nodes keep their names.
+pub(crate) fn narrowed(graph: &Graph) -> Option<Graph> {
     let cuts = cuts(graph);
     let is_product = |node: &Node| matches!(node.op, Op::Contract(_)) && cuts[node.outputs[0].0].is_some();
     if !graph.nodes.iter().any(is_product) {
         return None;
     }
     let mut nodes = graph.nodes.iter();
-    Some(Rebuild::new(graph).with(|rebuild, mut draft| {
+    let rewritten = Rebuild::new(graph).with(|rebuild, mut draft| {
         let node = nodes.next().expect("each node once");
         let cut = |id: ValueId| cuts[id.0];
         let Some(of) = node.outputs.first().and_then(|&id| cut(id)) else {
             return match (read_cut(graph, node), node.inputs.first().copied().flatten().and_then(cut)) {
                 (Some(_), Some(_)) => {
-                    let x = draft.inputs[0].expect("it has a cut");
-                    let dims = &graph.value(node.outputs[0]).dims;
-                    vec![rebuild.part(&node.name, Op::Reshape(dims.clone()), &[x])]
+                    let dims = graph.value(node.outputs[0]).dims.clone();
+                    let inputs = draft.inputs[..1].to_vec();
+                    simplified(rebuild, Draft { op: Op::Reshape(dims), inputs, ..draft })
                 }
                 _ => rebuild.add(draft),
             };
@@ -66,7 +66,8 @@ pub(super) fn narrowed(graph: &Graph) -> Option<Graph> {
         }
         narrow(&mut draft.op, of);
         simplified(rebuild, draft)
-    }))
+    });
+    Some(needed(&rewritten, &rewritten.inputs, &rewritten.outputs))
 }
 
 fn simplified(rebuild: &mut Rebuild<'_>, mut draft: Draft) -> Vec<ValueId> {
@@ -95,8 +96,9 @@ fn cuts(graph: &Graph) -> Vec<Option<Cut>> {
             Need::Part(of) => operands(graph, node, of.axis).map(|axes| (of, axes)),
             Need::Nothing | Need::All => None,
         };
-        if let (Need::Part(_), None) = (need, &by_axes) {
-            needs[node.outputs[0].0] = Need::All;
+        if by_axes.is_none() {
+            // It is computed whole, and its readers select.
+            node.outputs.iter().for_each(|output| needs[output.0] = Need::All);
         }
         for (index, input) in node.inputs.iter().enumerate() {
             let Some(input) = input else { continue };
@@ -135,13 +137,18 @@ fn read_cut(graph: &Graph, node: &Node) -> Option<Cut> {
         }
         _ => None,
     }?;
-    (cut.axis + 1 < dims.len() && cut.count > 0).then_some(cut)
+    (cut.axis + 1 < dims.len() && (1..dims[cut.axis]).contains(&cut.count)).then_some(cut)
 }
 
-/// For each operand of a node the axis of which a row of its result along `axis` reads the row of the same index alone; an
-/// operand without such an axis is read whole by each row. `None` unless the node computes row by row.
+/// For each operand of a node, the axis along which row i of the node's result along `axis` reads row i of the operand alone;
+/// `None` for an operand that every row reads whole. The result is `None` if the node does not compute row by row. Channels,
+/// the last axis, are no rows.
 fn operands(graph: &Graph, node: &Node, axis: usize) -> Option<Vec<Option<usize>>> {
-    let result = &graph.value(*node.outputs.first()?).dims;
+    let [output] = node.outputs[..] else { return None };
+    let result = &graph.value(output).dims;
+    if axis + 1 == result.len() {
+        return None;
+    }
     let dims = |index: usize| Some(&graph.value((*node.inputs.get(index)?)?).dims);
     // Axes are counted from the last, and one of a single element is the same for all rows.
     let broadcast = |input: &Option<ValueId>| {

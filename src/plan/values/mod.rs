@@ -34,7 +34,7 @@ use super::{
     cover, kernels,
 };
 use crate::error::Error;
-use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand_but, unrolled};
+use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand_but, narrowed, unrolled};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
 use crate::tensor::{Dtype, RowPort, RowSpec, Shape};
@@ -50,6 +50,8 @@ pub(crate) use rounded::{Rounded, exact, rounded};
 pub(crate) fn plan(given: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
     let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
+    let narrowed = narrowed(given);
+    let given = narrowed.as_ref().unwrap_or(given);
     let images = if on_gpu { images_of(given, batch) } else { batch };
     let target = PlanTarget { limits, batch: images, choices };
     let graph = match on_gpu {
