@@ -234,6 +234,17 @@ impl Expr {
             Self::Select(of) => of.iter().map(Self::axes).max().unwrap_or(0),
         }
     }
+
+    /// Whether the expression reads the index along this axis.
+    pub(crate) fn reads_index(&self, axis: usize) -> bool {
+        match self {
+            Self::Arg(_) | Self::Const(..) => false,
+            Self::Axis(read) => *read == axis,
+            Self::Cast(_, of) | Self::Unary(_, of) => of.reads_index(axis),
+            Self::Binary(_, of) => of.iter().any(|of| of.reads_index(axis)),
+            Self::Select(of) => of.iter().any(|of| of.reads_index(axis)),
+        }
+    }
 }
 
 impl Number {

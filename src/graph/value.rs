@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::op::Op;
+use super::op::{Op, place};
+use super::tensor::Tensor;
 use crate::error::Error;
 use crate::tensor::Dtype;
 
@@ -182,6 +183,15 @@ impl Graph {
             Origin::Constant(constant) => Some(constant),
             Origin::Input(_) | Origin::Node(..) => None,
         }
+    }
+
+    /// The position along an axis of this size that a value stands for as an index, as a gather reads it; `None` unless the
+    /// value is a constant of one element whose bytes are in the graph.
+    pub(crate) fn constant_place(&self, index: ValueId, size: usize) -> Option<usize> {
+        let of = self.value(index);
+        let Constant::Bytes(bytes) = self.constant(index).filter(|_| of.elems() == 1)? else { return None };
+        let number = Tensor::from_bytes(of.clone(), bytes).to_i64s()?[0];
+        Some(place(number, size))
     }
 
     /// The names and types of the weights that the graph reads, in the order in which they were added; a weight that

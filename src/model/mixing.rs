@@ -421,7 +421,7 @@ impl<'a> Rows<'a> {
 
     fn mapped(&self, node: &Node, expr: &Expr, operands: &[Option<Along>]) -> Result<Vec<Along>, Mixed> {
         let found = self.broadcast(node, operands)?;
-        if reads_index(expr, found[0].axis) { Err(Mixed) } else { Ok(found) }
+        if expr.reads_index(found[0].axis) { Err(Mixed) } else { Ok(found) }
     }
 
     /// Of an operation whose operands are broadcast to its result.
@@ -566,17 +566,6 @@ fn differing<'a>(one: &'a [usize], other: &'a [usize]) -> impl Iterator<Item = u
 fn leaves(window: &Window, axis: usize) -> bool {
     let is = |of: &[usize], expected| axis.checked_sub(1).and_then(|axis| of.get(axis)) == Some(&expected);
     is(&window.size, 1) && is(&window.stride, 1) && window.pad[axis - 1] == [0, 0]
-}
-
-/// Whether an expression reads the index along this axis.
-fn reads_index(expr: &Expr, axis: usize) -> bool {
-    match expr {
-        Expr::Arg(_) | Expr::Const(..) => false,
-        Expr::Axis(read) => *read == axis,
-        Expr::Cast(_, of) | Expr::Unary(_, of) => reads_index(of, axis),
-        Expr::Binary(_, of) => of.iter().any(|of| reads_index(of, axis)),
-        Expr::Select(of) => of.iter().any(|of| reads_index(of, axis)),
-    }
 }
 
 /// Whether a map passes indices on, perhaps in another type.

@@ -2,10 +2,8 @@
 //! layer's result, so that the products of this layer need to compute that row alone.
 
 use super::rebuild::{Change, Draft, Rebuild, needed};
-use crate::graph::expr::Expr;
 use crate::graph::op::{Contract, Op, Slice};
-use crate::graph::tensor::Tensor;
-use crate::graph::value::{Constant, Graph, Node, Origin, ValueId};
+use crate::graph::value::{Graph, Node, Origin, ValueId};
 
 /// Neighbouring indices along one axis of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +68,11 @@ pub(crate) fn narrowed(graph: &Graph) -> Option<Graph> {
     Some(needed(&rewritten, &rewritten.inputs, &rewritten.outputs))
 }
 
-fn simplified(rebuild: &mut Rebuild<'_>, mut draft: Draft) -> Vec<ValueId> {
-    while let Some(change) = super::views::simplify(rebuild, &draft) {
-        match change {
-            Change::Same(values) => return values,
-            Change::Become(next) => draft = *next,
-        }
+fn simplified(rebuild: &mut Rebuild<'_>, draft: Draft) -> Vec<ValueId> {
+    match rebuild.simpler(draft) {
+        Change::Same(values) => values,
+        Change::Become(draft) => rebuild.add(*draft),
     }
-    rebuild.add(draft)
 }
 
 /// For each value the rows that are computed, if they are not all.
@@ -128,12 +123,8 @@ fn read_cut(graph: &Graph, node: &Node) -> Option<Cut> {
             (of.step[axis] == 1).then_some(Cut { axis, start: of.start[axis], count: of.dims[axis] })
         }
         &Op::Gather(axis) => {
-            let at = node.inputs[1]?;
-            let Constant::Bytes(bytes) = graph.constant(at).filter(|_| graph.value(at).elems() == 1)? else {
-                return None;
-            };
-            let number = Tensor::from_bytes(graph.value(at).clone(), bytes).to_i64s()?[0];
-            Some(Cut { axis, start: crate::graph::place(number, dims[axis]), count: 1 })
+            let start = graph.constant_place(node.inputs[1]?, dims[axis])?;
+            Some(Cut { axis, start, count: 1 })
         }
         _ => None,
     }?;
@@ -158,7 +149,7 @@ fn operands(graph: &Graph, node: &Node, axis: usize) -> Option<Vec<Option<usize>
     };
     let of_all = |of: &dyn Fn(&Option<ValueId>) -> Option<usize>| Some(node.inputs.iter().map(of).collect());
     match &node.op {
-        Op::Map(expr) if !has_axis(expr, axis) => of_all(&broadcast),
+        Op::Map(expr) if !expr.reads_index(axis) => of_all(&broadcast),
         Op::Broadcast(_) => of_all(&broadcast),
         Op::Norm(of) if axis < of.axis => of_all(&broadcast),
         Op::Softmax { axis: along, .. } if axis != *along => Some(vec![Some(axis)]),
@@ -199,17 +190,6 @@ fn operands(graph: &Graph, node: &Node, axis: usize) -> Option<Vec<Option<usize>
             Some(vec![of(left, 0), of(right, 1)])
         }
         _ => None,
-    }
-}
-
-/// Whether an expression reads the index along an axis.
-fn has_axis(expr: &Expr, axis: usize) -> bool {
-    match expr {
-        Expr::Arg(_) | Expr::Const(..) => false,
-        Expr::Axis(own) => *own == axis,
-        Expr::Cast(_, of) | Expr::Unary(_, of) => has_axis(of, axis),
-        Expr::Binary(_, of) => of.iter().any(|of| has_axis(of, axis)),
-        Expr::Select(of) => of.iter().any(|of| has_axis(of, axis)),
     }
 }
 

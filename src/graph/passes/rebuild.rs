@@ -85,15 +85,24 @@ impl<'a> Rebuild<'a> {
     /// Adds an operation as a part of the node `of`, simplified, under a new name.
     pub fn part(&mut self, of: &str, op: Op, inputs: &[ValueId]) -> ValueId {
         let inputs = inputs.iter().copied().map(Some).collect();
-        let mut draft = Draft { name: String::new(), op, inputs, outputs: 1 };
-        while let Some(change) = super::views::simplify(self, &draft) {
-            match change {
-                Change::Same(values) => return values[0],
-                Change::Become(next) => draft = *next,
+        match self.simpler(Draft { name: String::new(), op, inputs, outputs: 1 }) {
+            Change::Same(values) => values[0],
+            Change::Become(draft) => {
+                let name = self.fresh(format!("{of}.{}", draft.op.kind()));
+                self.add(Draft { name, ..*draft })[0]
             }
         }
-        draft.name = self.fresh(format!("{of}.{}", draft.op.kind()));
-        self.add(draft)[0]
+    }
+
+    /// What is left of an operation once its views are simplified: existing values, or an operation.
+    pub fn simpler(&self, mut draft: Draft) -> Change {
+        loop {
+            match super::views::simplify(self, &draft) {
+                Some(Change::Become(next)) => draft = *next,
+                Some(same) => return same,
+                None => return Change::Become(Box::new(draft)),
+            }
+        }
     }
 
     /// A name that no node has: this one, or this one with a number.

@@ -121,7 +121,7 @@ fn rows_that_others_read_stay() {
         g.output("all", x);
     });
     assert_eq!(rows(&small(&both), "last.fc2"), TOKENS);
-    // Two tokens apart are all for now.
+    // Two tokens that are no neighbours: all rows are computed.
     let two = network(|g, x| {
         for (name, at) in [("one", 0), ("other", 2)] {
             let one = token(g, name, x, at);

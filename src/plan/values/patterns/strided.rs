@@ -1,7 +1,7 @@
 //! Values that are views of others: the elements of another value, with strides. Slices, transposes, reshapes and
 //! factors may lie between.
 
-use crate::graph::{Constant, Graph, Op, Origin, Slice, Tensor, ValueId, place};
+use crate::graph::{Graph, Op, Origin, Slice, ValueId};
 
 use super::expr::factor_of;
 
@@ -66,12 +66,10 @@ impl Strided {
 
     /// The slice at a constant index along an axis.
     fn gathered(mut self, axis: usize, graph: &Graph, index: ValueId) -> Option<Self> {
-        let of = graph.value(index);
-        let Constant::Bytes(bytes) = graph.constant(index).filter(|_| of.elems() == 1)? else { return None };
-        let number = Tensor::from_bytes(of.clone(), bytes).to_i64s()?[0];
         let [size, stride] = self.axes[axis];
-        self.axes.splice(axis..=axis, vec![[1, 0]; of.rank()]);
-        Some(Self { first: self.first + stride * place(number, size), ..self })
+        let place = graph.constant_place(index, size)?;
+        self.axes.splice(axis..=axis, vec![[1, 0]; graph.value(index).rank()]);
+        Some(Self { first: self.first + stride * place, ..self })
     }
 
     /// The elements in other dimensions, if each of these has one stride.
