@@ -72,8 +72,9 @@ TREFOIL_DEVICE float tail_sum(float x) {
   return x;
 }
 
-// Weights of a chunk's keys, of which `first` is the first, relative to the largest scores so far, as the right operand;
-// what was summed before is scaled to it. Keys that are not seen have zeros. Of a tail of one row lanes have no second.
+// Makes weights of a chunk's keys, relative to the largest scores so far, as the right operand, and scales what was summed
+// before to these scores. The chunk's first key is `first`. Keys that are not seen have zeros. A lane has two rows of the
+// tail; the weights of its second row are zeros, and are not computed, if the tail has one row.
 template <class Tile, int kSteps>
 TREFOIL_DEVICE void weigh_tail(const Sm90AttentionArgs &args, const Record &record, int32_t first, Tail<Tile> &tail,
                                float (&s)[kSteps][4], uint32_t (&p)[kSteps][2]) {
