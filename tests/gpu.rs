@@ -276,6 +276,13 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         }
     }
     for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
+        for problem in support::class_attention::all(of) {
+            let (name, values) = (format!("class attention, {problem:?}"), problem.values());
+            let trial = on_device(name, device, move |device| problem.run(device));
+            of_kernels.entry(format!("class attention in {of:?}")).or_default().push((values, trial));
+        }
+    }
+    for of in [Precision::F16, Precision::Bf16].into_iter().filter(|_| limits.has_sm90_kernels()) {
         for problem in support::recurrent::all(of) {
             let (name, values) = (format!("recurrent layer, {problem:?}"), problem.values());
             let trial = on_device(name, device, move |device| problem.run(device));

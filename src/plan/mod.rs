@@ -49,8 +49,8 @@ pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use display::PlanTable;
 pub use kernels::{
-    ChainTile, ConvTile, DepthwiseTile, FewOp, Gate, ImagesAt, Kernel, LinearTile, RecurrentKind, RecurrentOp,
-    RecurrentTile, Sm90Tile, SqueezeExciteOp, SqueezeTile, Stem, StemTile, Tail, TailTile,
+    ChainTile, ClassAttentionOp, ConvTile, DepthwiseTile, FewOp, Gate, ImagesAt, Kernel, LinearTile, RecurrentKind,
+    RecurrentOp, RecurrentTile, Sm90Tile, SqueezeExciteOp, SqueezeTile, Stem, StemTile, Tail, TailTile,
 };
 pub use limits::{Family, Limits};
 pub(crate) use op::mean_factor;

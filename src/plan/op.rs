@@ -10,7 +10,7 @@ use super::packed_attention::PackedAttentionOp;
 use super::product_e4m3::E4m3ProductOp;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
-use super::{Family, FewOp, RecurrentOp, SqueezeExciteOp, Stem, Tail};
+use super::{ClassAttentionOp, Family, FewOp, RecurrentOp, SqueezeExciteOp, Stem, Tail};
 use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
@@ -101,6 +101,8 @@ pub enum StepOp {
     Attention(AttentionOp),
     /// Attention of all heads within rows that lie end to end.
     PackedAttention(PackedAttentionOp),
+    /// Attention of one row of each image, with the products before it.
+    ClassAttention(ClassAttentionOp),
     /// LayerNorm or RMSNorm of rows.
     RowNorm(RowNormOp),
     /// All steps of a recurrent layer.
@@ -323,6 +325,7 @@ impl StepOp {
             | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
+            | Self::ClassAttention(_)
             | Self::RowNorm(_)
             | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
@@ -402,6 +405,7 @@ impl StepOp {
             Self::E4m3Product(of) => of.label(),
             Self::Attention(of) => of.label(),
             Self::PackedAttention(_) => "packed-attention".into(),
+            Self::ClassAttention(_) => "class-attention".into(),
             Self::Recurrent(of) => of.label(),
             Self::SqueezeExcite(of) => of.label(),
             Self::RowNorm(of) => of.label(),
@@ -432,6 +436,7 @@ impl StepOp {
             Self::Emit(_) => "emit",
             Self::Product(_) | Self::E4m3Product(_) => "product",
             Self::Attention(_) | Self::PackedAttention(_) => "attention",
+            Self::ClassAttention(_) => "class_attention",
             Self::RowNorm(_) => "row_norm",
             Self::Recurrent(_) => "recurrent",
             Self::SqueezeExcite(_) => "squeeze_excite",
@@ -463,6 +468,7 @@ impl StepOp {
             }
             Self::Attention(of) => format!("{:?}", of.sizes),
             Self::PackedAttention(of) => format!("{:?} by {} tiles", of.sizes, of.block_tiles),
+            Self::ClassAttention(of) => format!("{:?}", of.sizes),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
             Self::Recurrent(of) => of.detail(),
             Self::SqueezeExcite(of) => format!("{} by {}", of.input, of.hidden_channels()),
@@ -518,6 +524,12 @@ impl StepOp {
                 let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), x[0].dtype);
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
+            }
+            // Of each image a row: queries, queries times the matrix of keys, and results are as many products as columns.
+            Self::ClassAttention(of) => {
+                let row = |channels| Operand::rows(Shape::vector(channels), x[0].dtype);
+                let Joined { name, conv: own } = &of.product;
+                vec![vec![conv(name, own, row(of.columns()), row(own.out_channels))]]
             }
             Self::Recurrent(of) => {
                 let rows = |channels| Operand::rows(Shape::new(1, of.steps * of.rows, channels), x[0].dtype);
@@ -575,6 +587,7 @@ impl StepOp {
             | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
+            | Self::ClassAttention(_)
             | Self::RowNorm(_)
             | Self::Hand(_) => 0,
         }
@@ -586,6 +599,7 @@ impl StepOp {
         match self {
             Self::Attention(of) => [of.flops(), 0],
             Self::PackedAttention(of) => [of.flops(), 0],
+            Self::ClassAttention(of) => [of.flops(), 0],
             Self::RowNorm(of) => [0, of.flops()],
             Self::Normalize { .. }
             | Self::Stem(_)
@@ -659,6 +673,7 @@ impl StepOp {
             | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
+            | Self::ClassAttention(_)
             | Self::RowNorm(_)
             | Self::Recurrent(_)
             | Self::SqueezeExcite(_)
@@ -688,6 +703,7 @@ impl StepOp {
             | Self::E4m3Product(_)
             | Self::Attention(_)
             | Self::PackedAttention(_)
+            | Self::ClassAttention(_)
             | Self::RowNorm(_)
             | Self::Recurrent(_)
             | Self::SqueezeExcite(_)

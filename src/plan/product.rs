@@ -373,6 +373,11 @@ impl ProductSizes {
         self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts
     }
 
+    /// Predicted clocks of the best kernel; `None` if there is none.
+    pub(super) fn least_clocks(&self, limits: &Limits) -> Option<f64> {
+        self.kernels(limits).first().map(|&kernel| self.clocks(kernel, limits))
+    }
+
     /// Predicted clocks of the multiprocessor with the most tiles, fitted to 22 products on an H200.
     pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;

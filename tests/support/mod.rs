@@ -7,6 +7,8 @@ pub mod attention;
 pub mod beyond_f16;
 pub mod byte_rules;
 #[cfg(feature = "cuda")]
+pub mod class_attention;
+#[cfg(feature = "cuda")]
 pub mod codes;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;

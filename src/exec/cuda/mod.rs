@@ -35,6 +35,7 @@ mod row_norm_run;
 mod s8_ends_run;
 mod sm90_attention;
 mod sm90_attention_packed;
+mod sm90_class_attention;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_depthwise_s8;
@@ -112,6 +113,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &normalize::Normalize,
     &pool2d::Pool2d,
     &sm90_attention::Sm90Attention,
+    &sm90_class_attention::Sm90ClassAttention,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
     &sm90_conv2d_depthwise_s8::Sm90Conv2dDepthwiseS8,

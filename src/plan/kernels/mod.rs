@@ -5,6 +5,7 @@ mod conv2d_s8;
 mod conv_shape;
 mod linear;
 mod sm90_attention;
+mod sm90_class_attention;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_expand;
@@ -47,6 +48,9 @@ pub(crate) use conv_shape::{packed_channel, packed_channels};
 pub use conv2d_fprop::ConvTile;
 #[cfg(feature = "cuda")]
 pub(crate) use conv2d_fprop::Pipeline;
+pub use sm90_class_attention::ClassAttentionOp;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_class_attention::{CLASS_HEADS, ClassAttentionLayout};
 pub use sm90_conv2d_chain::ChainTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_conv2d_chain::{ChainLayout, ChainShape};
@@ -161,6 +165,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_product::Sm90Product,
     &sm90_product_e4m3::Sm90ProductE4m3,
     &sm90_attention::Sm90Attention,
+    &sm90_class_attention::Sm90ClassAttention,
     &sm90_row_norm::Sm90RowNorm,
     &sm90_recurrent::Sm90Recurrent,
     &sm90_squeeze_excite::Sm90SqueezeExcite,
@@ -334,6 +339,8 @@ pub enum Kernel {
     Sm90ProductE4m3(ProductTile),
     /// An sm90 attention kernel.
     Sm90Attention(AttentionKernel),
+    /// The sm90 kernel of attention of one row and the products before it.
+    Sm90ClassAttention,
     /// The sm90 norm of rows.
     Sm90RowNorm,
     /// The sm90 kernel of recurrent layers with a tile.
@@ -381,6 +388,7 @@ impl Kernel {
             | Self::Sm90Product(_)
             | Self::Sm90ProductE4m3(_)
             | Self::Sm90Attention(_)
+            | Self::Sm90ClassAttention
             | Self::Sm90RowNorm
             | Self::Sm90Recurrent(_)
             | Self::Sm90SqueezeExcite(_) => true,
@@ -424,6 +432,7 @@ impl fmt::Display for Kernel {
                 write!(f, "sm90 e4m3 product {}x{}{}", tile.n, tile.m, if tile.adds_up() { ", long" } else { "" })
             }
             Self::Sm90Attention(kernel) => write!(f, "{kernel}"),
+            Self::Sm90ClassAttention => write!(f, "sm90 class attention"),
             Self::Sm90RowNorm => write!(f, "sm90 row norm"),
             Self::Sm90Recurrent(tile) => write!(f, "sm90 recurrent {tile}"),
             Self::Sm90SqueezeExcite(tile) => write!(f, "sm90 squeeze-excite {tile}"),

@@ -136,7 +136,11 @@ fn products_of_one_row_leave_places() {
 fn encoders_in_bf16_are_the_same_kernels() {
     let is_packed = |step: &&Step| matches!(step.op, StepOp::PackedAttention(_));
     let is_fused = |step: &&Step| {
-        is_packed(step) || matches!(step.op, StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_))
+        is_packed(step)
+            || matches!(
+                step.op,
+                StepOp::Product(_) | StepOp::Attention(_) | StepOp::ClassAttention(_) | StepOp::RowNorm(_)
+            )
     };
     for (name, config, asked) in encoders() {
         let [of_f16, of_bf16] = [Dtype::F16, Dtype::Bf16].map(|precision| plan_of(&config, &asked, precision));

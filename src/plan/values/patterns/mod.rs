@@ -2,6 +2,7 @@
 //! norms. Patterns find nodes of a graph of values by what they compute, whichever operations an exporter uses.
 
 mod attention;
+mod class_attention;
 mod convolution;
 mod e4m3;
 mod epilogue;
@@ -171,7 +172,9 @@ pub(super) fn find(
     let (mut halves, mut photos) = (HashSet::new(), HashMap::new());
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
-        let found = attention::find(&context, at).or_else(|| packed::find(&context, at));
+        let found = attention::find(&context, at);
+        let found = found.map(|(last, found)| (last, class_attention::joined(&context, found, &all)));
+        let found = found.or_else(|| packed::find(&context, at));
         let found = found.or_else(|| recurrent::find(&context, at));
         let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
         let found = found.or_else(|| e4m3::find(&context, at));

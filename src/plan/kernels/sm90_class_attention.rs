@@ -1,0 +1,172 @@
+//! Attention of one row of each image, with the products that make its queries, keys and values, on sm90 hardware.
+
+use super::{Kernel, KernelDef, Variant, not_a_choice};
+use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::plan::packing::{PackedSum, usual};
+use crate::plan::roofline::LAUNCH;
+use crate::plan::work::Work;
+use crate::plan::{AttentionSizes, Joined, Limits, Rates, StepOp};
+use crate::tensor::Dtype;
+
+/// The kernel in `kernels/sm90_class_attention.cu`.
+pub(super) struct Sm90ClassAttention;
+
+impl KernelDef for Sm90ClassAttention {
+    fn name(&self) -> &'static str {
+        "sm90_class_attention"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        let StepOp::ClassAttention(_) = work.op else { return false };
+        let [_, biases @ ..] = &work.inputs[..] else { return false };
+        work.half().is_some() && biases.len() <= 1 && biases.iter().all(|of| of.dtype == Dtype::F32)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        kernel == Kernel::Sm90ClassAttention
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let StepOp::ClassAttention(of) = work.op else { return Vec::new() };
+        let clocks = of.clocks(limits).into_iter();
+        clocks.map(|clocks| Variant::modelled((Kernel::Sm90ClassAttention, clocks))).collect()
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        match (work.op, kernel) {
+            (StepOp::ClassAttention(of), Kernel::Sm90ClassAttention) if of.layout(limits).is_some() => Ok(()),
+            _ => Err(not_a_choice(work.name, kernel)),
+        }
+    }
+
+    /// The matrix without a bias, as a product of rows has it, so that a model with both has it once.
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        usual(work).into_iter().map(|sum| PackedSum { bias: None, ..sum }).collect()
+    }
+}
+
+/// Attention of one row of each image to all rows of the image, with the products that make queries, keys and values of
+/// the rows. Its step reads the rows, and the biases of the products if there are any, and writes a row for each image.
+///
+/// ```
+/// use trefoil::model::images::{Conv2d, Window};
+/// use trefoil::plan::{AttentionSizes, ClassAttentionOp, Joined, StepOp};
+/// let sizes = AttentionSizes { images: 64, heads: 16, rows: 1, keys: 257, dims: 64 };
+/// let conv = Conv2d::named("qkv", 3072, Window::square(1, 1, 0));
+/// let product = Joined { name: "qkv".into(), conv };
+/// let of = ClassAttentionOp { sizes, query: 0, scale: 0.125, product, parts: [0, 1024, 2048], bias: true };
+/// assert_eq!(of.flops(), 4 * 64 * 16 * 257 * 1024);
+/// assert_eq!(StepOp::ClassAttention(of).label(2), "class-attention");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassAttentionOp {
+    /// The sizes of a run: one row.
+    pub sizes: AttentionSizes,
+    /// The index of the row that attends.
+    pub query: usize,
+    /// The factor of the scores; positive.
+    pub scale: f32,
+    /// The product whose result has queries, keys and values side by side.
+    pub product: Joined,
+    /// The first of the product's columns that are queries, keys and values.
+    pub parts: [usize; 3],
+    /// Whether the product has a bias for each column.
+    pub bias: bool,
+}
+
+/// How the blocks of the kernel share the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClassAttentionLayout {
+    /// The largest number of heads of the kernel, one of `CLASS_HEADS`.
+    pub(crate) most_heads: usize,
+    /// The number of images of a cluster.
+    pub(crate) each: usize,
+    /// The number of clusters.
+    pub(crate) clusters: usize,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared_bytes: usize,
+}
+
+/// The numbers of heads up to which there are kernels. A head is a block of a cluster.
+pub(crate) const CLASS_HEADS: [usize; 4] = [4, 8, 12, 16];
+/// The number of values of a head.
+const DIMS: usize = 64;
+/// The limit of counts of an image and of a matrix.
+const MOST: usize = 1 << 31;
+
+impl ClassAttentionOp {
+    /// Floating-point operations of a run besides the products with weights: each head reads whole rows.
+    pub const fn flops(&self) -> usize {
+        4 * self.sizes.images * self.sizes.heads * self.sizes.keys * self.columns()
+    }
+
+    /// The number of values of a row.
+    pub(crate) const fn columns(&self) -> usize {
+        self.sizes.heads * self.sizes.dims
+    }
+
+    /// How the kernel does its work; `None` if it cannot. It agrees with `Shared` in `kernels/sm90_class_attention.cu`.
+    pub(crate) fn layout(&self, limits: &Limits) -> Option<ClassAttentionLayout> {
+        let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
+        let most_heads = CLASS_HEADS.into_iter().find(|&most| heads <= most)?;
+        let is_one = heads > 0 && dims == DIMS && rows == 1 && self.query < keys;
+        let is_counted = (1..MOST).contains(&images) && keys < MOST;
+        let inside =
+            |first: usize| first.is_multiple_of(DIMS) && first + heads * dims <= self.product.conv.out_channels;
+        if !(is_one && is_counted && self.scale > 0.0 && self.scale.is_finite() && self.parts.into_iter().all(inside)) {
+            return None;
+        }
+        let part_bytes = KEYS * (16 * most_heads + 16);
+        let shared_bytes =
+            STAGES * WARPS * part_bytes + 4 * WARPS * MOST_IMAGES * SCORE_PITCH + MOST_IMAGES * QUERY_PITCH;
+        // Each block has an image at most, and all clusters run at the same time if they can.
+        let at_once = at_once(heads, limits);
+        let rounds = images.div_ceil(at_once * heads);
+        let each = images.div_ceil(at_once * rounds);
+        let layout = ClassAttentionLayout { most_heads, each, clusters: images.div_ceil(each), shared_bytes };
+        (shared_bytes <= limits.shared_bytes).then_some(layout)
+    }
+
+    /// Predicted clocks; `None` if the kernel cannot compute it.
+    pub(crate) fn clocks(&self, limits: &Limits) -> Option<f64> {
+        let ClassAttentionLayout { clusters, .. } = self.layout(limits)?;
+        let AttentionSizes { images, heads, keys, .. } = self.sizes;
+        let rounds = clusters.div_ceil(at_once(heads, limits)) as f64;
+        let weights = (3 * 2 * DIMS * self.columns()) as f64 / CACHE_BYTES;
+        let steps = keys.div_ceil(KEYS) as f64;
+        let clocks = rounds * (FIXED + weights + steps * (STEP + STEP_OF_HEAD * heads as f64));
+        let rates = Rates::of(limits);
+        let memory = |rates: Rates| (2 * images * keys * self.columns()) as f64 / rates.memory_bytes * rates.clock_hz;
+        let [hz, memory] = [rates.map_or(CLOCK_HZ, |rates| rates.clock_hz), rates.map_or(0.0, memory)];
+        Some(LAUNCH * hz + clocks.max(memory))
+    }
+}
+
+/// The number of clusters of so many blocks that run at the same time. A cluster's blocks are neighbours: of the groups of 16
+/// or 18 multiprocessors that an H100 and an H200 have, seven have 16. On an H200 seven clusters of 10 to 16 blocks do, 15 of
+/// 8 and 17 of 6.
+fn at_once(blocks: usize, limits: &Limits) -> usize {
+    (limits.units / NEIGHBOURS * (16 / blocks)).max(1)
+}
+
+/// The most multiprocessors that are neighbours.
+const NEIGHBOURS: usize = 18;
+/// What the kernel's source has: the most images of a cluster, rows that are multiplied at a time and parts of so many that a
+/// block has, warps, and pitches.
+const MOST_IMAGES: usize = 16;
+const KEYS: usize = 32;
+const STAGES: usize = 3;
+const WARPS: usize = 8;
+const SCORE_PITCH: usize = 40;
+const QUERY_PITCH: usize = 144;
+/// The clock frequency of unknown hardware.
+const CLOCK_HZ: f64 = 1.8e9;
+/// Bytes of weights that a multiprocessor reads in a clock.
+const CACHE_BYTES: f64 = 24.0;
+/// Clocks of the accesses and barriers that follow each other.
+const FIXED: f64 = 8000.0;
+/// Clocks of a step of rows, and what each head adds.
+const STEP: f64 = 600.0;
+const STEP_OF_HEAD: f64 = 80.0;

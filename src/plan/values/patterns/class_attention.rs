@@ -1,0 +1,83 @@
+//! Attention of one row of each image together with the product that makes queries, keys and values: a network that
+//! classifies by its first token ends so.
+
+use std::collections::HashMap;
+
+use super::{Context, Found, Read, covered};
+use crate::graph::{NodeId, Origin};
+use crate::plan::{
+    AttentionOp, AttentionSizes, ClassAttentionOp, Joined, Kernel, ProductActivation, ProductOp, RowsAt, StepOp,
+};
+
+/// The attention that was found, with the product in one step, if its kernel takes less time than a step for each; else as
+/// it was found. `all` has the steps of the nodes before.
+pub(super) fn joined(context: &Context<'_>, found: Found, all: &HashMap<NodeId, Found>) -> Found {
+    instead(context, &found, all).unwrap_or(found)
+}
+
+fn instead(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -> Option<Found> {
+    let StepOp::Attention(attention) = &found.op else { return None };
+    let &AttentionOp { sizes, scale, qkv, out, mask: None, result: None } = attention else { return None };
+    let [Read::Half(root), Read::Half(k), Read::Half(v)] = found.reads[..] else { return None };
+    let Origin::Node(last, 0) = context.graph.values[root.0].origin else { return None };
+    let AttentionSizes { images, heads, rows: 1, keys, dims } = sizes else { return None };
+    let made = all.get(&last).filter(|made| made.writes == root && [k, v] == [root; 2])?;
+    let StepOp::Product(product) = &made.op else { return None };
+    let columns = heads * dims;
+    let width = product.weights.out_channels;
+    let is_plain = *product
+        == ProductOp {
+            weights: product.weights.clone(),
+            rows: keys,
+            terms: columns,
+            x: RowsAt { first: 0, pitch: columns },
+            activation: ProductActivation::None,
+            bias: product.bias,
+            scale: false,
+            residual: None,
+            norm: None,
+            statistics: false,
+        };
+    // An axis of one index may have any distance.
+    let steps = |[head, row, image]: [usize; 3], rows: usize| {
+        (heads == 1 || head == dims) && (rows == 1 || row == width) && (images == 1 || image == keys * width)
+    };
+    let [of_head, _, of_image] = out.pitches;
+    let is_out_dense = out.first == 0 && (heads == 1 || of_head == dims) && (images == 1 || of_image == columns);
+    let are_side_by_side = qkv.iter().zip([1, keys, keys]).all(|(at, rows)| steps(at.pitches, rows));
+    let is_read_here_alone = {
+        let nodes = covered(context.graph, found);
+        !context.shown.contains(&root) && context.readers[root.0].iter().all(|reader| nodes.contains(reader))
+    };
+    if !(is_plain && is_out_dense && are_side_by_side && is_read_here_alone && images == context.batch) {
+        return None;
+    }
+    let [q, k, v] = qkv.map(|at| at.first);
+    let op = ClassAttentionOp {
+        sizes,
+        query: q / width,
+        scale,
+        product: Joined { name: context.graph.nodes[made.named.0].name.clone(), conv: product.weights.clone() },
+        parts: [q % width, k, v],
+        bias: product.bias,
+    };
+    let name = |node: NodeId| &context.graph.nodes[node.0].name;
+    let [chosen, of_product] = [found.named, made.named].map(|node| context.choices.get(name(node)));
+    let is_taken = match chosen {
+        Some(kernel) => *kernel == Kernel::Sm90ClassAttention,
+        None => of_product.is_none() && is_sooner(context, &op, product),
+    };
+    (is_taken && op.layout(context.limits).is_some()).then(|| Found {
+        op: StepOp::ClassAttention(op),
+        reads: made.reads.clone(),
+        ..found.clone()
+    })
+}
+
+/// Whether the kernel takes less time than the product and the attention by themselves.
+fn is_sooner(context: &Context<'_>, op: &ClassAttentionOp, product: &ProductOp) -> bool {
+    let limits = context.limits;
+    let apart = [product.sizes(context.batch).least_clocks(limits), op.sizes.least_clocks(limits)];
+    let apart = apart.into_iter().sum::<Option<f64>>();
+    op.clocks(limits).zip(apart).is_some_and(|(together, apart)| together < apart)
+}

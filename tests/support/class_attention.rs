@@ -1,0 +1,268 @@
+//! Attention of one row with the products before it, by plain loops in f64, with the error that a kernel of f16 or bf16
+//! may have, and problems for it, each a network of values.
+
+use half::{bf16, f16};
+use trefoil::graph::{Expr, Graph, GraphBuilder, Linear, Op, Slice, ValueId};
+use trefoil::model::{Model, Weights};
+use trefoil::plan::{Choices, Kernel};
+use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
+
+use super::convolution::number;
+use super::halves::Half;
+use super::random::Random;
+use super::tolerance::{Expected, Growth, Storage, U32};
+
+/// Random rows, of which one attends to all.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    precision: Precision,
+    images: usize,
+    heads: usize,
+    tokens: usize,
+    /// The row that attends.
+    query: usize,
+    /// The places of queries, keys and values beside each other.
+    order: [usize; 3],
+    has_bias: bool,
+    /// The largest absolute value of the matrix, times the root of its terms.
+    most: f64,
+}
+
+/// The number of values of a head.
+const DIMS: usize = 64;
+
+/// All problems in f16 or bf16.
+pub fn all(precision: Precision) -> Vec<Problem> {
+    let of = |images, heads, tokens| Problem {
+        precision,
+        images,
+        heads,
+        tokens,
+        query: 0,
+        order: [0, 1, 2],
+        has_bias: true,
+        most: 2.0,
+    };
+    // As in ViT-B/16, CLIP L/14, DINOv2 B/14, ViT-S/16 and DeiT-Ti/16.
+    let mut all = vec![of(3, 12, 197), of(2, 16, 257), of(9, 12, 257), of(2, 6, 197), of(5, 3, 197)];
+    // One row, and numbers of rows around those that are multiplied at a time and that a block has.
+    all.extend([1, 2, 31, 32, 33, 63, 64, 65, 95, 96, 97, 128, 577, 1025].map(|tokens| of(2, 4, tokens)));
+    all.extend([96, 97].map(|tokens| of(2, 16, tokens)));
+    // Any number of heads, and images: clusters of one, of eight, of more, and of as many as there are blocks.
+    all.extend((1..=16).map(|heads| of(1, heads, 50)));
+    all.extend([1, 2, 3, 7, 8, 9, 16, 17].map(|images| of(images, 2, 21)));
+    all.extend(
+        [(57, 16), (64, 16), (112, 16), (113, 16), (93, 12), (85, 12), (120, 8)]
+            .map(|(images, heads)| of(images, heads, 9)),
+    );
+    all.push(of(1100, 2, 10));
+    all.extend([5, 36].map(|query| Problem { query, ..of(2, 5, 37) }));
+    all.extend([[2, 0, 1], [1, 2, 0]].map(|order| Problem { order, ..of(2, 5, 37) }));
+    all.push(Problem { has_bias: false, ..of(3, 6, 50) });
+    // Scores far apart, and scores that are almost the same.
+    all.extend([0.01, 8.0].map(|most| Problem { most, ..of(2, 12, 50) }));
+    all
+}
+
+impl Problem {
+    fn columns(&self) -> usize {
+        self.heads * DIMS
+    }
+
+    /// Number of values of the result.
+    pub fn values(&self) -> usize {
+        self.images * self.columns()
+    }
+
+    /// Runs the problem on a device of compute capability 9.0, with its kernel, and compares.
+    pub fn run(&self, device: &Device) -> Result<(), String> {
+        match self.precision {
+            Precision::Bf16 => self.run_of::<bf16>(device),
+            _ => self.run_of::<f16>(device),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device) -> Result<(), String> {
+        let operands = self.operands::<T>();
+        let (columns, own) = (self.columns(), self.clone());
+        let tensors = [
+            ("qkv.weight", vec![3 * columns, columns], operands.matrix.clone()),
+            ("qkv.bias", vec![3 * columns], operands.bias.clone()),
+        ];
+        let tensors = tensors.into_iter().filter(|(name, ..)| self.has_bias || !name.ends_with("bias"));
+        let told = |error: Error| error.to_string();
+        let weights = Weights::from_tensors(tensors);
+        let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
+        let engine = Engine::builder(&model).on(device).precision(self.precision).batch_sizes(&[self.images]);
+        let choices = Choices::from([("attention".into(), Kernel::Sm90ClassAttention)]);
+        let engine = engine.choices(choices).check(true).build().map_err(told)?;
+        let plan = &engine.plans()[0];
+        if !plan.steps.iter().any(|step| step.kernel == Kernel::Sm90ClassAttention) {
+            return Err(format!("the kernel is not in the plan:\n{plan}"));
+        }
+        let mut batch = engine.acquire().map_err(told)?;
+        for (row, image) in operands.images.iter().enumerate() {
+            batch.port_mut::<f32>(row, "x").map_err(told)?.copy_from_slice(image);
+        }
+        let output = batch.submit(self.images).and_then(|ticket| ticket.wait()).map_err(told)?;
+        for (row, image) in operands.images.iter().enumerate().filter(|(row, _)| self.is_compared(*row)) {
+            let expected = self.expected::<T>(image, &operands);
+            let actual = output.port::<f32>(row, "y").map_err(told)?;
+            expected.check(Growth::Worst, actual).map_err(|error| format!("image {row}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// The reference has no time for many images: the first and last eight are compared.
+    fn is_compared(&self, image: usize) -> bool {
+        image < 8 || image + 8 >= self.images
+    }
+
+    /// Rows and matrix are values of the type, so their conversion is exact.
+    fn operands<T: Half>(&self) -> Operands {
+        let mut random = Random::new(&format!("{} {} {}", self.heads, self.tokens, self.most));
+        let columns = self.columns();
+        let mut halves = |count: usize, most: f64| {
+            let values = random.singles(count, most);
+            values.into_iter().map(|value| T::of(value.into()).value() as f32).collect::<Vec<f32>>()
+        };
+        let images = (0..self.images).map(|_| halves(self.tokens * columns, 2.0)).collect();
+        let matrix = halves(3 * columns * columns, self.most / (columns as f64).sqrt());
+        Operands { images, matrix, bias: if self.has_bias { halves(3 * columns, 0.5) } else { vec![0.0; 3 * columns] } }
+    }
+
+    fn graph(&self, rows: usize) -> Result<Graph, Error> {
+        let mut g = GraphBuilder::new();
+        let columns = self.columns();
+        let x = g.input("x", Dtype::F32, &[rows, self.tokens, columns]);
+        let mut of = Linear::named("qkv", 3 * columns);
+        of.bias = of.bias.filter(|_| self.has_bias);
+        let qkv = g.linear_with("qkv", x, of);
+        let part = |g: &mut GraphBuilder, name: &str, part: usize, [first, tokens]: [usize; 2]| -> ValueId {
+            let slice = Slice {
+                start: vec![0, first, self.order[part] * columns],
+                step: vec![1; 3],
+                dims: vec![rows, tokens, columns],
+            };
+            let cut = g.node(&format!("{name}.cut"), Op::Slice(slice), &[qkv]);
+            g.node(name, Op::Reshape(vec![rows, tokens, self.heads, DIMS]), &[cut])
+        };
+        let q = part(&mut g, "q", 0, [self.query, 1]);
+        let [k, v] = [("k", 1), ("v", 2)].map(|(name, index)| part(&mut g, name, index, [0, self.tokens]));
+        let y = g.attention("attention", [q, k, v], None);
+        let y = g.node("together", Op::Reshape(vec![rows, columns]), &[y]);
+        // Not the step's own result, which is in 16 bits.
+        let y = g.map("result", Expr::arg(0) * number(1.0), &[y]);
+        g.output("y", y);
+        g.finish()
+    }
+
+    /// The expected result of an image, with the error of each value. A value with its error goes through each product and
+    /// each rounding of the kernel; its exponentials are off by 2^-22 of themselves, as `exp2_approximate` says.
+    fn expected<T: Half>(&self, image: &[f32], operands: &Operands) -> Expected {
+        let (columns, rounding) = (self.columns(), T::ROUNDING);
+        let row = |token: usize| &image[token * columns..][..columns];
+        let weights = |part: usize, head: usize, d: usize| {
+            let of = self.order[part] * columns + head * DIMS + d;
+            (&operands.matrix[of * columns..][..columns], f64::from(operands.bias[of]))
+        };
+        let scale = 1.0 / (DIMS as f64).sqrt();
+        let (mut values, mut errors) = (Vec::new(), Vec::new());
+        for head in 0..self.heads {
+            let query = (0..DIMS).map(|d| {
+                let (matrix, bias) = weights(0, head, d);
+                let sum = Sum::of(matrix.iter().zip(row(self.query)).map(|(&w, &x)| (w.into(), x.into(), 0.0)));
+                let (sum, error) = sum.plus(bias);
+                let error = scale * (error + 4.0 * U32 * (sum.abs() + error));
+                (scale * sum, rounding.rounded(scale * sum, error))
+            });
+            let query: Vec<(f64, f64)> = query.collect();
+            let turned: Vec<(f64, f64)> = (0..columns)
+                .map(|i| {
+                    let terms = query
+                        .iter()
+                        .enumerate()
+                        .map(|(d, &(q, error))| (f64::from(weights(1, head, d).0[i]), q, error));
+                    let (sum, error) = Sum::of(terms).plus(0.0);
+                    (sum, rounding.rounded(sum, error))
+                })
+                .collect();
+            let scores: Vec<(f64, f64)> = (0..self.tokens)
+                .map(|token| {
+                    let terms = row(token).iter().zip(&turned).map(|(&x, &(u, error))| (x.into(), u, error));
+                    Sum::of(terms).plus(0.0)
+                })
+                .collect();
+            let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+            let of_top = scores.iter().map(|(_, error)| *error).fold(0.0, f64::max);
+            let exps: Vec<(f64, f64)> = scores
+                .iter()
+                .map(|&(score, error)| {
+                    let off = error + of_top + 8.0 * U32 * ((score - top).abs() + of_top + error) + 4.0 * U32;
+                    ((score - top).exp(), off.exp_m1())
+                })
+                .collect();
+            let total: f64 = exps.iter().map(|(weight, _)| weight).sum();
+            let of_total = exps.iter().map(|(weight, off)| weight * off).sum::<f64>() / total;
+            let of_total = of_total + (self.tokens + 8) as f64 * U32;
+            let shares: Vec<(f64, f64)> = exps
+                .iter()
+                .map(|&(weight, off)| {
+                    let share = weight / total;
+                    // A quotient of two numbers that are off by these parts.
+                    let error = share * ((1.0 + off) / (1.0 - of_total).max(f64::EPSILON) - 1.0).min(1.0 / share);
+                    (share, rounding.rounded(share, error))
+                })
+                .collect();
+            let mixed: Vec<(f64, f64)> = (0..columns)
+                .map(|i| {
+                    let terms = shares.iter().enumerate().map(|(token, &(p, error))| (row(token)[i].into(), p, error));
+                    let (sum, error) = Sum::of(terms).plus(0.0);
+                    (sum, rounding.rounded(sum, error))
+                })
+                .collect();
+            for d in 0..DIMS {
+                let (matrix, bias) = weights(2, head, d);
+                let terms = matrix.iter().zip(&mixed).map(|(&w, &(z, error))| (f64::from(w), z, error));
+                let (sum, error) = Sum::of(terms).plus(bias);
+                // The weights add up to 1 with the error of their roundings, which the bias is not multiplied by.
+                values.push(sum);
+                errors.push(rounding.rounded(sum, error));
+            }
+        }
+        Expected { shape: Shape::vector(columns), values, errors }
+    }
+}
+
+/// A sum of products of exact numbers with numbers that have errors.
+#[derive(Default)]
+struct Sum {
+    value: f64,
+    error: f64,
+    magnitude: f64,
+    terms: usize,
+}
+
+impl Sum {
+    fn of(terms: impl Iterator<Item = (f64, f64, f64)>) -> Self {
+        terms.fold(Self::default(), |sum, (exact, value, error)| Self {
+            value: sum.value + exact * value,
+            error: sum.error + exact.abs() * error,
+            magnitude: sum.magnitude + exact.abs() * (value.abs() + error),
+            terms: sum.terms + 1,
+        })
+    }
+
+    /// The sum and a bias, with the error of both as tensor cores add products; warps' sums are added once more.
+    fn plus(self, bias: f64) -> (f64, f64) {
+        let own = Growth::Worst.sum(Storage::F16, self.terms + 16, self.magnitude + bias.abs());
+        (self.value + bias, self.error + own)
+    }
+}
+
+/// Rows, matrix and biases of a problem.
+struct Operands {
+    images: Vec<Vec<f32>>,
+    matrix: Vec<f32>,
+    bias: Vec<f32>,
+}
