@@ -32,38 +32,57 @@ static_assert(offsetof(ClassAttentionArgs, images) == 56, "mirrored in sm90_clas
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kDims = 64;     // values of a head
 constexpr int kImages = 16;   // of a cluster, at most; products are made of eight and eight
-constexpr int kKeys = 32;     // rows of an image that are multiplied at a time
-constexpr int kStages = 3;    // parts of so many rows that a block has
+constexpr int kKeys = 16;     // rows of an image that are multiplied at a time
+constexpr int kStages = 5;    // parts of so many rows that a block has
 // Rows begin in different banks: floats of a warp's sums and of its scores, and bytes of queries and of weights of keys.
-constexpr int kSumPitch = 72, kScorePitch = 40;
-constexpr int kQueryPitch = 144, kWeightPitch = 80;
+constexpr int kSumPitch = 72, kScorePitch = 24;
+constexpr int kQueryPitch = 144, kWeightPitch = 48;
 
 // A kernel for up to 2 kUnits heads: a warp has kUnits times 16 columns of an image's rows. The bytes of a block's shared
-// memory: rows, in a part for each warp and stage; sums of warps or scores; queries of all images or weights of keys. The
-// last stage is first the place of the turned queries of the block's image, and the first stage at last that of the sums of
-// rows of the block's head.
+// memory: rows, in a part for each stage and warp; scores of two stages, or sums of warps; weights of the keys of two stages and
+// a factor for each head, or queries of all images. The last stage is first the place of the turned queries of the block's
+// image, and the first stage at last that of the sums of rows of the block's head.
 template <int kUnits> struct Shared {
   static constexpr int kRowPitch = 32 * kUnits + 16, kPartBytes = kKeys * kRowPitch, kStageBytes = kWarps * kPartBytes;
-  static constexpr int kSums = kStages * kStageBytes, kSmall = kSums + kWarps * kImages * kScorePitch * 4;
-  static constexpr int kFactors = kImages * kWeightPitch;  // behind the weights of keys: a float for each head
-  static constexpr int kBytes = kSmall + kImages * kQueryPitch;
-  static_assert(kWarps * 8 * kSumPitch * 4 <= kSmall - kSums, "sums of eight images");
-  static_assert(kFactors + kImages * 4 <= kImages * kQueryPitch, "weights and factors");
+  static constexpr int kScoreBytes = kWarps * kImages * kScorePitch * 4, kWeightBytes = kImages * (kWeightPitch + 4);
+  static constexpr int kScores = kStages * kStageBytes, kSmall = kScores + 2 * kScoreBytes;
+  static constexpr int kBarriers = kSmall + kImages * kQueryPitch, kBytes = kBarriers + 16;
+  static constexpr int kHeads = 2 * kUnits, kWidest = kHeads * kDims * 2 + 64;
+  static_assert(kWarps * 8 * kSumPitch * 4 <= 2 * kScoreBytes, "sums of eight images");
+  static_assert(2 * kWeightBytes <= kImages * kQueryPitch, "weights and factors");
+  static_assert(kHeads * kWidest <= kStageBytes, "turned queries, and sums of rows");
 
-  uint32_t x, sums, small, turned, mixed, mixing;
+  uint32_t x, scores, small, turned, mixed, mixing, has_turned, has_mixed;
   int32_t turned_pitch, mixed_pitch;
 
   __device__ __forceinline__ Shared(uint32_t smem, int32_t heads) {
-    x = smem, sums = smem + kSums, small = smem + kSmall;
+    x = smem, scores = smem + kScores, small = smem + kSmall;
     turned_pitch = heads * kDims * 2 + 16, mixed_pitch = heads * kDims * 2 + 64;
     turned = x + (kStages - 1) * kStageBytes;  // elements [heads][64 heads]
     mixed = x;                                 // elements [each][64 heads]
     mixing = turned;                           // and what the block will send of it, as `turned`
+    has_turned = smem + kBarriers, has_mixed = has_turned + 8;
   }
   __device__ __forceinline__ uint32_t part(int32_t stage) const {
     return x + (stage * kWarps + threadIdx.x / 32) * kPartBytes;
   }
+  __device__ __forceinline__ uint32_t score(int32_t step, int32_t warp, int32_t head) const {
+    return scores + step % 2 * kScoreBytes + (warp * kImages + head) * kScorePitch * 4;
+  }
+  __device__ __forceinline__ uint32_t weights(int32_t step, int32_t head) const {
+    return small + step % 2 * kWeightBytes + head * kWeightPitch;
+  }
+  __device__ __forceinline__ uint32_t factor(int32_t step, int32_t head) const {
+    return small + step % 2 * kWeightBytes + kImages * kWeightPitch + head * 4;
+  }
 };
+
+// Sends 16 bytes to a block of the cluster, whose barrier counts them.
+TREFOIL_DEVICE void send(uint32_t shared_dst, uint32_t barrier, int32_t rank, uint4 chunk) {
+  const int32_t words[4] = {static_cast<int32_t>(chunk.x), static_cast<int32_t>(chunk.y), static_cast<int32_t>(chunk.z),
+                            static_cast<int32_t>(chunk.w)};
+  send_four(shared_dst, barrier, rank, words);
+}
 
 // ---- products of images with a head's rows of a matrix -----------------------------------------------------------
 
@@ -192,7 +211,7 @@ struct HeadColumns {
       const uint4 chunk = make_uint4(pack_elements(sums[0][i], sums[1][i]), pack_elements(sums[2][i], sums[3][i]),
                                      pack_elements(sums[4][i], sums[5][i]), pack_elements(sums[6][i], sums[7][i]));
       if (image < images)
-        store_u32x4_at(shared.turned + head * shared.turned_pitch + (first + i % 2 * 32 + lane % 4 * 8) * 2, image, chunk);
+        send(shared.turned + head * shared.turned_pitch + (first + i % 2 * 32 + lane % 4 * 8) * 2, shared.has_turned, image, chunk);
     }
   }
 };
@@ -208,22 +227,26 @@ template <int kUnits> struct Image {
   float most, sum;  // of head threadIdx.x / 16
 
   __device__ __forceinline__ Image(const ClassAttentionArgs &args, int32_t image) {
-    const int32_t warp = threadIdx.x / 32;
+    const int32_t warp = thread_idx_x() / 32;  // nothing is kept in registers from one image to the other
     tokens = args.tokens, terms = args.heads * kDims;
     units = max(0, min(kUnits, terms / 16 - warp * kUnits));
     rows = args.x + (static_cast<int64_t>(image) * tokens * terms + warp * kUnits * 16) * 2;
   }
 
-  // Asks for the warp's columns of some rows; zeros behind the last row.
-  __device__ __forceinline__ void copy(const Shared<kUnits> &shared, int32_t first, int32_t stage) const {
-    const int32_t lane = threadIdx.x % 32, to = shared.part(stage);
+  // Asks for the warp's columns of a step's rows; zeros behind the last row.
+  __device__ __forceinline__ void copy(const Shared<kUnits> &shared, int32_t step, int32_t stage) const {
+    constexpr int kLanes = kUnits > 4 ? 16 : 2 * kUnits, kRows = 32 / kLanes;  // lanes of a row, and rows at a time
+    const int32_t first = step * kKeys;
     if (first < tokens) {
+      const int32_t lane = threadIdx.x % 32, row = lane / kLanes, chunk = lane % kLanes;
+      const bool is_column = chunk < 2 * units;
+      uint32_t to = shared.part(stage) + row * Shared<kUnits>::kRowPitch + chunk * 16;
+      const uint8_t *from = rows + static_cast<int64_t>(first + row) * terms * 2 + chunk * 16;
 #pragma unroll
-      for (int i = 0; i < 2 * kUnits; ++i) {
-        const int32_t at = lane + 32 * i, row = at / (2 * kUnits), chunk = at % (2 * kUnits);
-        const bool exists = first + row < tokens && chunk < 2 * units;
-        const int64_t from = static_cast<int64_t>(first + row) * terms + chunk * 8;
-        cp_async_16(to + row * Shared<kUnits>::kRowPitch + chunk * 16, exists ? rows + from * 2 : rows, exists);
+      for (int i = 0; i < kKeys; i += kRows) {
+        const bool exists = is_column && first + row + i < tokens;
+        if (chunk < 2 * kUnits) cp_async_16(to, exists ? from : rows, exists);
+        to += kRows * Shared<kUnits>::kRowPitch, from += kRows * terms * 2;
       }
     }
     cp_async_commit();
@@ -234,84 +257,97 @@ template <int kUnits> struct Image {
     const uint32_t row = shared.turned + min(lane % 16, heads - 1) * shared.turned_pitch + lane / 16 * 16;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      if (unit < units) ldmatrix_x4(turned[unit], row + (warp * kUnits + unit) * 32);
+      if (unit < units)
+        ldmatrix_x4(turned[unit], row + (warp * kUnits + unit) * 32);
+      else  // its columns are zeros too
+        turned[unit][0] = turned[unit][1] = turned[unit][2] = turned[unit][3] = 0;
       for (int i = 0; i < 4; ++i) mixed[unit][0][i] = mixed[unit][1][i] = 0.0f;
     }
     most = -INFINITY, sum = 0.0f;
   }
 
-  // What the warp's columns add to the scores of a stage's keys.
-  __device__ __forceinline__ void score(const Shared<kUnits> &shared, int32_t stage) const {
+  // What the warp's columns add to the scores of a step's keys.
+  __device__ __forceinline__ void score(const Shared<kUnits> &shared, int32_t step, int32_t stage) const {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t part = shared.part(stage) + lane % 8 * Shared<kUnits>::kRowPitch + lane / 8 * 16;
+    float sums[kKeys / 8][4] = {};
 #pragma unroll
-    for (int eight = 0; eight < kKeys / 8; ++eight) {
-      float sums[4] = {};
+    for (int unit = 0; unit < kUnits; unit += 2) {
 #pragma unroll
-      for (int unit = 0; unit < kUnits; unit += 2) {
-        if (unit >= units) break;
+      for (int eight = 0; eight < kKeys / 8; ++eight) {
         uint32_t b[4];
         ldmatrix_x4(b, part + eight * 8 * Shared<kUnits>::kRowPitch + unit * 32);
-        Element::multiply(sums, turned[unit], b[0], b[1]);
-        if (unit + 1 < units) Element::multiply(sums, turned[unit + 1], b[2], b[3]);
+        Element::multiply(sums[eight], turned[unit], b[0], b[1]);
+        Element::multiply(sums[eight], turned[unit + 1], b[2], b[3]);
       }
-      const uint32_t to = shared.sums + ((warp * kImages + lane / 4) * kScorePitch + eight * 8 + lane % 4 * 2) * 4;
-      store_shared_f32x2(to, make_float2(sums[0], sums[1]));
-      store_shared_f32x2(to + 8 * kScorePitch * 4, make_float2(sums[2], sums[3]));
+    }
+#pragma unroll
+    for (int eight = 0; eight < kKeys / 8; ++eight) {
+      const uint32_t to = shared.score(step, warp, lane / 4) + (eight * 8 + lane % 4 * 2) * 4;
+      store_shared_f32x2(to, make_float2(sums[eight][0], sums[eight][1]));
+      store_shared_f32x2(to + 8 * kScorePitch * 4, make_float2(sums[eight][2], sums[eight][3]));
     }
   }
 
-  // The weights of a stage's keys relative to the largest score so far, for head threadIdx.x / 16 those of two keys; and the
-  // factor of what was summed before.
-  __device__ __forceinline__ void weigh(const Shared<kUnits> &shared, int32_t first) {
-    const int32_t head = threadIdx.x / 16, key = threadIdx.x % 16 * 2;
-    float2 score = {};
+  // The parts of the score of one of a step's keys for head threadIdx.x / 16.
+  static __device__ __forceinline__ void load_scores(const Shared<kUnits> &shared, int32_t step, float (&parts)[kWarps]) {
 #pragma unroll
-    for (int from = 0; from < kWarps; ++from) {
-      const float2 part = load_shared_f32x2(shared.sums + ((from * kImages + head) * kScorePitch + key) * 4);
-      score.x += part.x, score.y += part.y;
-    }
-    if (first + key >= tokens) score.x = -INFINITY;
-    if (first + key + 1 >= tokens) score.y = -INFINITY;
-    float top = max_or_nan(score.x, score.y);
+    for (int from = 0; from < kWarps; ++from)
+      parts[from] =
+          __uint_as_float(load_shared_u32(shared.score(step, from, threadIdx.x / 16) + threadIdx.x % 16 * 4));
+  }
+
+  // The weight of this key, relative to the largest score so far; and the factor of what was summed before. Behind the last
+  // key weights are 0.
+  __device__ __forceinline__ void weigh(const Shared<kUnits> &shared, int32_t step, const float (&parts)[kWarps]) {
+    const int32_t head = threadIdx.x / 16, key = threadIdx.x % 16;
+    float score = 0.0f;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) score += parts[from];
+    if (step * kKeys + key >= tokens) score = -INFINITY;
+    float top = score;
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffff, top, distance));
     top = max_or_nan(top, most);
-    const float factor = exp2_approximate(most - top);
+    const float factor = exp2_approximate(most - top), weight = exp2_approximate(score - top);
     most = top;
-    score.x = exp2_approximate(score.x - top), score.y = exp2_approximate(score.y - top);
-    sum = sum * factor + (score.x + score.y);
-    store_shared_u32(shared.small + head * kWeightPitch + key * 2, pack_elements(score.x, score.y));
-    if (key == 0) store_shared_u32(shared.small + Shared<kUnits>::kFactors + head * 4, __float_as_uint(factor));
+    sum = sum * factor + weight;
+    const float next = __shfl_down_sync(0xffffffff, weight, 1);
+    if (key % 2 == 0) store_shared_u32(shared.weights(step, head) + key * 2, pack_elements(weight, next));
+    if (key == 0) store_shared_u32(shared.factor(step, head), __float_as_uint(factor));
   }
 
   // The factors of the heads whose sums the lane has.
-  static __device__ __forceinline__ float factor(const Shared<kUnits> &shared, int32_t half) {
-    const int32_t head = threadIdx.x % 32 / 4 + 8 * half;
-    return __uint_as_float(load_shared_u32(shared.small + Shared<kUnits>::kFactors + head * 4));
+  static __device__ __forceinline__ float2 factors(const Shared<kUnits> &shared, int32_t step) {
+    const uint32_t of_head = shared.factor(step, threadIdx.x % 32 / 4);
+    return make_float2(__uint_as_float(load_shared_u32(of_head)), __uint_as_float(load_shared_u32(of_head + 8 * 4)));
   }
 
-  // Adds a stage's rows by their weights.
-  __device__ __forceinline__ void mix(const Shared<kUnits> &shared, int32_t stage) {
-    const int32_t lane = threadIdx.x % 32;
-    const float factors[2] = {factor(shared, 0), factor(shared, 1)};
+  __device__ __forceinline__ void scale(float2 factors) {
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      for (int i = 0; i < 4; ++i) mixed[unit][0][i] *= factors[i / 2], mixed[unit][1][i] *= factors[i / 2];
-    }
 #pragma unroll
-    for (int key = 0; key < kKeys; key += 16) {
-      uint32_t a[4];
-      ldmatrix_x4(a, shared.small + lane % 16 * kWeightPitch + lane / 16 * 16 + key * 2);
-      const uint32_t part = shared.part(stage) + (key + lane % 16) * Shared<kUnits>::kRowPitch + lane / 16 * 16;
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {
-        if (unit >= units) break;
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, part + unit * 32);
-        Element::multiply(mixed[unit][0], a, b[0], b[1]);
-        Element::multiply(mixed[unit][1], a, b[2], b[3]);
+      for (int i = 0; i < 2; ++i) {
+        mixed[unit][i][0] *= factors.x, mixed[unit][i][1] *= factors.x;
+        mixed[unit][i][2] *= factors.y, mixed[unit][i][3] *= factors.y;
       }
+    }
+  }
+
+  // Adds a step's rows by their weights.
+  __device__ __forceinline__ void mix(const Shared<kUnits> &shared, int32_t step, int32_t stage) {
+    const int32_t lane = threadIdx.x % 32;
+    const float2 of_before = factors(shared, step);
+    uint32_t a[4];
+    ldmatrix_x4(a, shared.weights(step, lane % 16) + lane / 16 * 16);
+    if (__any_sync(0xffffffff, of_before.x != 1.0f || of_before.y != 1.0f)) scale(of_before);
+    const uint32_t part = shared.part(stage) + lane % 16 * Shared<kUnits>::kRowPitch + lane / 16 * 16;
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, part + unit * 32);
+      Element::multiply(mixed[unit][0], a, b[0], b[1]);
+      Element::multiply(mixed[unit][1], a, b[2], b[3]);
     }
   }
 
@@ -321,10 +357,9 @@ template <int kUnits> struct Image {
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
     __syncthreads();
-    if (threadIdx.x % 16 == 0)
-      store_shared_u32(shared.small + Shared<kUnits>::kFactors + threadIdx.x / 16 * 4, __float_as_uint(1.0f / sum));
+    if (threadIdx.x % 16 == 0) store_shared_u32(shared.factor(0, threadIdx.x / 16), __float_as_uint(1.0f / sum));
     __syncthreads();
-    const float factors[2] = {factor(shared, 0), factor(shared, 1)};
+    scale(factors(shared, 0));
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit >= units) break;
@@ -335,20 +370,13 @@ template <int kUnits> struct Image {
         const uint32_t to = shared.mixing + head * shared.turned_pitch + (warp * kUnits + unit) * 32 + lane % 4 * 4;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          store_shared_u32(to + i * 16, pack_elements(mixed[unit][i][2 * half] * factors[half],
-                                                      mixed[unit][i][2 * half + 1] * factors[half]));
+          store_shared_u32(to + i * 16, pack_elements(mixed[unit][i][2 * half], mixed[unit][i][2 * half + 1]));
       }
     }
   }
 };
 
 // ---- the kernel body ---------------------------------------------------------------------------------------------
-
-// Waits until all blocks of the cluster are here, and can read what the others sent.
-TREFOIL_DEVICE void exchange() {
-  cluster_arrive_written();
-  cluster_wait();
-}
 
 template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionArgs &args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
@@ -358,13 +386,20 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
   const int32_t terms = args.heads * kDims;
   const int32_t first = blockIdx.x / args.heads * args.each, images = min(args.each, args.images - first);
   const bool has_image = rank < images;
+  if (threadIdx.x == 0) {
+    barrier_init(shared.has_turned, 1), barrier_init(shared.has_mixed, 1);
+    fence_barrier_init();
+    barrier_arrive_expect(shared.has_turned, has_image ? args.heads * terms * 2 : 0);
+    barrier_arrive_expect(shared.has_mixed, images * terms * 2);
+  }
   cluster_arrive();
   allow_next_launch();
   const HeadRows<kUnits> queries(args.queries, rank, terms);  // weights are of no launch
   wait_for_earlier_launches();
   if (has_image) {
     const Image<kUnits> image(args, first + rank);
-    image.copy(shared, 0, 0), image.copy(shared, kKeys, 1);
+#pragma unroll
+    for (int stage = 0; stage + 1 < kStages; ++stage) image.copy(shared, stage, stage);
   }
   {
     float sums[8][4] = {};
@@ -375,54 +410,67 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
     });
     const HeadColumns low(args.keys, rank, terms, warp);
     const float2 bias = biases(args.query_bias, rank);
-    add_up(sums, shared.sums, images, [&](int32_t image, float2 sum) {
+    add_up(sums, shared.scores, images, [&](int32_t image, float2 sum) {
       store_shared_u32(shared.small + image * kQueryPitch + lane * 4,
                        pack_elements((sum.x + bias.x) * args.scale, (sum.y + bias.y) * args.scale));
     });
-    const HeadColumns high(args.keys, rank, terms, warp + kWarps);
     __syncthreads();
     cluster_wait();  // all blocks have begun: their shared memory can be written
     low.turn(shared, rank, terms, images);
+    const HeadColumns high(args.keys, rank, terms, warp + kWarps);
     high.turn(shared, rank, terms, images);
   }
-  exchange();
   if (has_image) {
+    barrier_wait_cluster(shared.has_turned);
     Image<kUnits> image(args, first + rank);
     image.load_turned(shared, args.heads);
     __syncthreads();
-    image.copy(shared, 2 * kKeys, 2);
-    for (int32_t key = 0, stage = 0; key < args.tokens; key += kKeys) {
-      cp_async_wait<kStages - 1>();
+    image.copy(shared, kStages - 1, kStages - 1);
+    // A step's rows are mixed while the next one's keys are weighed and scores of the one behind it are made.
+    float parts[kWarps];
+    cp_async_wait<kStages - 1>();
+    __syncwarp();
+    image.score(shared, 0, 0);
+    __syncthreads();
+    image.load_scores(shared, 0, parts);
+    cp_async_wait<kStages - 2>();
+    __syncwarp();
+    image.score(shared, 1, 1);
+    image.weigh(shared, 0, parts);
+    __syncthreads();
+    for (int32_t step = 0, stage = 0; step * kKeys < args.tokens; ++step) {
+      image.load_scores(shared, step + 1, parts);
+      cp_async_wait<kStages - 3>();
       __syncwarp();
-      image.score(shared, stage);
-      __syncthreads();
-      image.weigh(shared, key);
-      __syncthreads();
-      image.mix(shared, stage);
+      image.mix(shared, step, stage);
+      image.score(shared, step + 2, stage < kStages - 2 ? stage + 2 : stage + 2 - kStages);
+      image.weigh(shared, step + 1, parts);
       __syncwarp();
-      image.copy(shared, key + kStages * kKeys, stage);
+      image.copy(shared, step + kStages, stage);
+      __syncthreads();
       stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     cp_async_wait<0>();
     image.finish(shared, args.heads);
   }
   const HeadRows<kUnits> values(args.values, rank, terms);
-  exchange();  // all rows have been read: their place can be written
+  cluster_arrive();  // this block has read its rows, and what it has written is for itself
+  cluster_wait();
   if (has_image) {
     for (int32_t head = warp; head < args.heads; head += kWarps) {
       for (int32_t chunk = lane; chunk < terms / 8; chunk += 32)
-        store_u32x4_at(shared.mixed + rank * shared.mixed_pitch + chunk * 16, head,
-                       load_shared_u32x4(shared.mixing + head * shared.turned_pitch + chunk * 16));
+        send(shared.mixed + rank * shared.mixed_pitch + chunk * 16, shared.has_mixed, head,
+             load_shared_u32x4(shared.mixing + head * shared.turned_pitch + chunk * 16));
     }
   }
-  exchange();
+  barrier_wait_cluster(shared.has_mixed);
   float sums[8][4] = {};
   values.multiply(sums, terms, [&](int32_t image, int32_t chunk, bool exists) {
     if (image >= images || !exists) return make_uint4(0, 0, 0, 0);
     return load_shared_u32x4(shared.mixed + image * shared.mixed_pitch + chunk * 16);
   });
   const float2 bias = biases(args.value_bias, rank);
-  add_up(sums, shared.sums, images, [&](int32_t image, float2 sum) {
+  add_up(sums, shared.scores, images, [&](int32_t image, float2 sum) {
     if (image >= images) return;
     uint32_t *y = reinterpret_cast<uint32_t *>(args.y + (static_cast<int64_t>(first + image) * terms + rank * kDims) * 2);
     y[lane] = pack_elements(sum.x + bias.x, sum.y + bias.y);
@@ -444,7 +492,8 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
 //            or a score that is not finite, makes y of this image NaN.
 // Launch     grid of ceil(images / each) clusters; a cluster has `heads` blocks; block kThreads; dynamic shared memory
 //            Shared::kBytes. Compute capability 9.0 exactly. Entry sm90_class_attention_N has up to N heads.
-// Limits     each 1 to heads; heads up to the entry's; tokens at least 1, and query below it.
+// Limits     each 1 to heads; heads 2 up to the entry's, because a block without a cluster cannot send; tokens at least 1,
+//            and query below it.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only after
 //            griddepcontrol.wait, but weights, which are of no launch, before. Deterministic, no atomics: y of an image does
 //            not depend on the others.

@@ -46,10 +46,12 @@ pub fn all(precision: Precision) -> Vec<Problem> {
     // As in ViT-B/16, CLIP L/14, DINOv2 B/14, ViT-S/16 and DeiT-Ti/16.
     let mut all = vec![of(3, 12, 197), of(2, 16, 257), of(9, 12, 257), of(2, 6, 197), of(5, 3, 197)];
     // One row, and numbers of rows around those that are multiplied at a time and that a block has.
-    all.extend([1, 2, 31, 32, 33, 63, 64, 65, 95, 96, 97, 128, 577, 1025].map(|tokens| of(2, 4, tokens)));
-    all.extend([96, 97].map(|tokens| of(2, 16, tokens)));
+    all.extend(
+        [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 79, 80, 81, 96, 97, 128, 577, 1025].map(|tokens| of(2, 4, tokens)),
+    );
+    all.extend([80, 81].map(|tokens| of(2, 16, tokens)));
     // Any number of heads, and images: clusters of one, of eight, of more, and of as many as there are blocks.
-    all.extend((1..=16).map(|heads| of(1, heads, 50)));
+    all.extend((2..=16).map(|heads| of(1, heads, 50)));
     all.extend([1, 2, 3, 7, 8, 9, 16, 17].map(|images| of(images, 2, 21)));
     all.extend(
         [(57, 16), (64, 16), (112, 16), (113, 16), (93, 12), (85, 12), (120, 8)]

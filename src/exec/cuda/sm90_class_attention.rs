@@ -175,10 +175,10 @@ mod tests {
         has(&format!("kThreads = {THREADS}, kWarps = kThreads / 32;"));
         has("kDims = 64;");
         has("kImages = 16;");
-        has("kKeys = 32;");
-        has("kStages = 3;");
-        has("kSumPitch = 72, kScorePitch = 40;");
-        has("kQueryPitch = 144, kWeightPitch = 80;");
+        has("kKeys = 16;");
+        has("kStages = 5;");
+        has("kSumPitch = 72, kScorePitch = 24;");
+        has("kQueryPitch = 144, kWeightPitch = 48;");
         for (heads, name) in CLASS_HEADS.into_iter().zip(ENTRIES[0]) {
             has(&format!("TREFOIL_SM90_CLASS_ATTENTION({heads})"));
             assert_eq!(name, format!("sm90_class_attention_{heads}"));
@@ -196,8 +196,8 @@ mod tests {
         assert_eq!([args.images, args.heads, args.tokens, args.query, args.each], [40, 3, 37, 5, 2]);
         assert_eq!(args.scale, (0.125 * LOG2_E) as f32);
         assert_eq!((&*launch.entry, launch.grid, launch.cluster), ("sm90_class_attention_4", [60, 1, 1], 3));
-        // Three parts of 32 rows for each of 8 warps, scores of 16 heads for each warp, and queries of 16 images.
-        let bytes = 3 * 8 * 32 * 80 + 8 * 16 * 40 * 4 + 16 * 144;
+        // Five parts of 16 rows for each of 8 warps, scores of 16 heads for each warp, twice, queries of 16 images, barriers.
+        let bytes = 5 * 8 * 16 * 80 + 2 * 8 * 16 * 24 * 4 + 16 * 144 + 16;
         assert_eq!((launch.block, launch.shared_bytes, launch.waits_itself), ([256, 1, 1], bytes, true));
         let args: ClassAttentionArgs = of(|_, operands| operands.bias = None).unwrap().args.read();
         assert_eq!([args.query_bias, args.value_bias], [0; 2]);
@@ -214,11 +214,11 @@ mod tests {
             launch.map(|launch| (launch.entry.into_owned(), launch.shared_bytes))
         };
         let of_f16 = |heads| entry(heads, Dtype::F16).unwrap();
-        assert_eq!([1, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 84_224)));
-        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 133_376)));
-        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 182_528)));
-        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 231_680)));
-        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 182_528));
+        assert_eq!([2, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 78_096)));
+        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 119_056)));
+        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 160_016)));
+        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 200_976)));
+        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 160_016));
         assert!(entry(17, Dtype::F16).is_err() && entry(12, Dtype::F32).is_err());
     }
 
@@ -246,7 +246,7 @@ mod tests {
         assert!(of(|_, operands| operands.matrix = 0x1008).is_err());
         assert!(of(|_, operands| operands.bias = Some(0x204)).is_err());
         assert!(of(|of, _| of.sizes.images = 0).is_err() && of(|of, _| of.sizes.images = 1 << 31).is_err());
-        assert!(of(|of, _| of.sizes.heads = 0).is_err());
+        assert!(of(|of, _| of.sizes.heads = 1).is_err() && of(|of, _| of.sizes.heads = 0).is_err());
         assert!(of(|of, _| of.sizes.dims = 32).is_err() && of(|of, _| of.sizes.rows = 2).is_err());
         assert!(of(|of, _| of.query = 37).is_err() && of(|of, _| of.scale = f32::INFINITY).is_err());
         assert!(of(|of, _| of.parts[1] = 385).is_err() && of(|of, _| of.parts[1] = 448).is_err());

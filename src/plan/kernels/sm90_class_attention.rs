@@ -89,7 +89,8 @@ pub(crate) struct ClassAttentionLayout {
     pub(crate) shared_bytes: usize,
 }
 
-/// The numbers of heads up to which there are kernels. A head is a block of a cluster.
+/// The numbers of heads up to which there are kernels. A head is a block of a cluster, and a cluster has two at least: a block
+/// of its own cannot send to itself (CUDA_ERROR_ILLEGAL_INSTRUCTION).
 pub(crate) const CLASS_HEADS: [usize; 4] = [4, 8, 12, 16];
 /// The number of values of a head.
 const DIMS: usize = 64;
@@ -111,16 +112,16 @@ impl ClassAttentionOp {
     pub(crate) fn layout(&self, limits: &Limits) -> Option<ClassAttentionLayout> {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let most_heads = CLASS_HEADS.into_iter().find(|&most| heads <= most)?;
-        let is_one = heads > 0 && dims == DIMS && rows == 1 && self.query < keys;
+        let is_one = heads > 1 && dims == DIMS && rows == 1 && self.query < keys;
         let is_counted = (1..MOST).contains(&images) && keys < MOST;
         let inside =
             |first: usize| first.is_multiple_of(DIMS) && first + heads * dims <= self.product.conv.out_channels;
         if !(is_one && is_counted && self.scale > 0.0 && self.scale.is_finite() && self.parts.into_iter().all(inside)) {
             return None;
         }
-        let part_bytes = KEYS * (16 * most_heads + 16);
-        let shared_bytes =
-            STAGES * WARPS * part_bytes + 4 * WARPS * MOST_IMAGES * SCORE_PITCH + MOST_IMAGES * QUERY_PITCH;
+        let rows = STAGES * WARPS * KEYS * (16 * most_heads + 16);
+        let scores = 2 * 4 * WARPS * MOST_IMAGES * SCORE_PITCH;
+        let shared_bytes = rows + scores + MOST_IMAGES * QUERY_PITCH + BARRIERS;
         // Each block has an image at most, and all clusters run at the same time if they can.
         let at_once = at_once(heads, limits);
         let rounds = images.div_ceil(at_once * heads);
@@ -154,19 +155,21 @@ fn at_once(blocks: usize, limits: &Limits) -> usize {
 /// The most multiprocessors that are neighbours.
 const NEIGHBOURS: usize = 18;
 /// What the kernel's source has: the most images of a cluster, rows that are multiplied at a time and parts of so many that a
-/// block has, warps, and pitches.
+/// block has, warps, pitches, and bytes of barriers.
 const MOST_IMAGES: usize = 16;
-const KEYS: usize = 32;
-const STAGES: usize = 3;
+const KEYS: usize = 16;
+const STAGES: usize = 5;
 const WARPS: usize = 8;
-const SCORE_PITCH: usize = 40;
+const SCORE_PITCH: usize = 24;
 const QUERY_PITCH: usize = 144;
+const BARRIERS: usize = 16;
 /// The clock frequency of unknown hardware.
 const CLOCK_HZ: f64 = 1.8e9;
-/// Bytes of weights that a multiprocessor reads in a clock.
-const CACHE_BYTES: f64 = 24.0;
+/// Bytes of weights that a multiprocessor reads in a clock. This and what follows is fitted to four problems on an H200
+/// (benches/notes/2026-11-30-one-row-of-the-last-layer.md).
+const CACHE_BYTES: f64 = 18.0;
 /// Clocks of the accesses and barriers that follow each other.
-const FIXED: f64 = 8000.0;
+const FIXED: f64 = 3000.0;
 /// Clocks of a step of rows, and what each head adds.
-const STEP: f64 = 600.0;
-const STEP_OF_HEAD: f64 = 80.0;
+const STEP: f64 = 490.0;
+const STEP_OF_HEAD: f64 = 75.0;

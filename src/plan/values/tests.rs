@@ -11,7 +11,19 @@ fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
 
 /// The plan of a graph without states, as the planner chooses.
 pub(crate) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Dtype) -> Plan {
-    let (states, in_f32, choices) = (&[][..], &BTreeSet::new(), &Choices::new());
+    planned_by(graph, limits, batch, rows, precision, &Choices::new())
+}
+
+/// The plan of a graph without states, with these choices.
+pub(crate) fn planned_by(
+    graph: &Graph,
+    limits: &Limits,
+    batch: usize,
+    rows: [&RowSpec; 2],
+    precision: Dtype,
+    choices: &Choices,
+) -> Plan {
+    let (states, in_f32) = (&[][..], &BTreeSet::new());
     plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices }).unwrap()
 }
 

@@ -7,8 +7,8 @@ use crate::graph::{
     simplify,
 };
 use crate::plan::values::rounded::rounded;
-use crate::plan::values::tests::planned;
-use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
+use crate::plan::values::tests::planned_by;
+use crate::plan::{Choices, HeadsAt, Kernel, Limits, Plan, StepOp};
 use crate::tensor::{Dtype, RowSpec};
 
 /// The sizes of a block: images, tokens, heads and values of a head.
@@ -185,6 +185,10 @@ fn text(of: Sizes) -> Graph {
 }
 
 fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
+    chosen_plan_of(graph, limits, batch, &Choices::new())
+}
+
+fn chosen_plan_of(graph: &Graph, limits: &Limits, batch: usize, choices: &Choices) -> Plan {
     let spec = |ports: &[crate::graph::Port]| {
         let port = |port: &crate::graph::Port| {
             let of = graph.value(port.value);
@@ -192,7 +196,8 @@ fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
         };
         RowSpec::new(ports.iter().map(port))
     };
-    let plan = planned(graph, limits, batch, [&spec(&graph.inputs), &spec(&graph.outputs)], Dtype::F16);
+    let rows = [&spec(&graph.inputs), &spec(&graph.outputs)];
+    let plan = planned_by(graph, limits, batch, rows, Dtype::F16, choices);
     plan.check().unwrap();
     plan
 }
@@ -475,6 +480,66 @@ fn a_product_of_the_first_tokens_reads_rows_at_a_distance() {
         _ => None,
     });
     assert_eq!(found, Some(197 * 192), "{plan}");
+}
+
+/// The last layer of a network that answers by one token: the query of `token` attends, and the graph's other outputs are
+/// `more` of what the block has.
+fn of_one_token(of: Sizes, token: usize, more: impl Fn(&Block) -> Option<ValueId>) -> Graph {
+    let (mut block, x) = Block::new(of);
+    let y = block.norm("norm", x);
+    let [q, k, v] = block.joined(y);
+    let cut = Slice { start: vec![0, 0, token, 0], step: vec![1; 4], dims: vec![of.batch, of.heads, 1, of.dims] };
+    let q = block.g.node("query", Op::Slice(cut), &[q]);
+    block.of.tokens = 1;
+    let y = block.attention([q, k, v], None);
+    let y = block.product("proj", y, of.width());
+    if let Some(more) = more(&block) {
+        block.g.output("more", more);
+    }
+    block.finish(y)
+}
+
+#[test]
+fn attention_of_one_token_takes_the_product_with_it_where_that_is_sooner() {
+    let of = |batch| Sizes { batch, tokens: 197, heads: 12, dims: 64 };
+    let plan = plan_of(&of_one_token(of(32), 3, |_| None), &Limits::h200(), 32);
+    assert_eq!(labels(&plan), ["layer-norm", "class-attention", "product"], "{plan}");
+    let step = plan.steps.iter().find(|step| step.kernel == Kernel::Sm90ClassAttention).unwrap();
+    let StepOp::ClassAttention(op) = &step.op else { panic!("{plan}") };
+    assert_eq!((op.query, op.parts, op.bias), (3, [0, 768, 1536], true));
+    assert_eq!((&*op.product.name, op.product.conv.out_channels, step.inputs.len()), ("qkv", 2304, 2));
+    assert!((op.scale - 0.125).abs() < 1e-6);
+    // Few images take as long as many.
+    let plan = plan_of(&of_one_token(of(4), 3, |_| None), &Limits::h200(), 4);
+    assert_eq!(labels(&plan), ["layer-norm", "product", "attention", "product"], "{plan}");
+}
+
+#[test]
+fn keys_that_are_read_elsewhere_and_other_heads_keep_the_product() {
+    let apart = |of: Sizes, more: fn(&Block) -> Option<ValueId>| {
+        let plan = plan_of(&of_one_token(of, 0, more), &Limits::h200(), of.batch);
+        assert!(labels(&plan).contains(&"attention".to_owned()), "{plan}");
+    };
+    let of = Sizes { batch: 32, tokens: 197, heads: 12, dims: 64 };
+    apart(of, |block| block.g.graph().nodes.iter().find(|node| node.name == "qkv.bias").map(|node| node.outputs[0]));
+    apart(Sizes { dims: 32, heads: 24, ..of }, |_| None);
+    apart(Sizes { heads: 17, ..of }, |_| None);
+}
+
+/// A choice for the attention decides, and one for the product keeps it a step of its own.
+#[test]
+fn a_choice_says_whether_the_product_is_in_the_step_of_one_token() {
+    let of = |batch| Sizes { batch, tokens: 197, heads: 12, dims: 64 };
+    let chosen = |batch: usize, choices: &[(&str, Kernel)]| {
+        let choices: Choices = choices.iter().map(|(name, kernel)| ((*name).to_owned(), *kernel)).collect();
+        chosen_plan_of(&of_one_token(of(batch), 0, |_| None), &Limits::h200(), batch, &choices)
+    };
+    let has = |plan: &Plan| plan.steps.iter().any(|step| step.kernel == Kernel::Sm90ClassAttention);
+    let apart = chosen(4, &[]);
+    assert!(!has(&apart) && has(&chosen(4, &[("mixed", Kernel::Sm90ClassAttention)])));
+    for step in apart.steps.iter().filter(|step| ["mixed", "qkv"].contains(&&*step.name)) {
+        assert!(has(&chosen(32, &[])) && !has(&chosen(32, &[(&step.name, step.kernel)])), "{}", step.name);
+    }
 }
 
 /// Patches of 3 channels: a loop puts them side by side, and the product adds the convolution's bias.
