@@ -41,7 +41,8 @@ constexpr int kQueryPitch = 144, kWeightPitch = 48;
 // A kernel for up to 2 kUnits heads: a warp has kUnits times 16 columns of an image's rows. The bytes of a block's shared
 // memory: rows, in a part for each stage and warp; scores of two stages, or sums of warps; weights of the keys of two stages and
 // a factor for each head, or queries of all images. The last stage is first the place of the turned queries of the block's
-// image, and the first stage at last that of the sums of rows of the block's head.
+// image, and at last that of its sums of rows, before they are sent; the first stage is then that of the sums that the block is
+// sent, those of its head.
 template <int kUnits> struct Shared {
   static constexpr int kRowPitch = 32 * kUnits + 16, kPartBytes = kKeys * kRowPitch, kStageBytes = kWarps * kPartBytes;
   static constexpr int kScoreBytes = kWarps * kImages * kScorePitch * 4, kWeightBytes = kImages * (kWeightPitch + 4);
@@ -60,7 +61,7 @@ template <int kUnits> struct Shared {
     turned_pitch = heads * kDims * 2 + 16, mixed_pitch = heads * kDims * 2 + 64;
     turned = x + (kStages - 1) * kStageBytes;  // elements [heads][64 heads]
     mixed = x;                                 // elements [each][64 heads]
-    mixing = turned;                           // and what the block will send of it, as `turned`
+    mixing = turned;                           // elements [heads][64 heads], which the block sends
     has_turned = smem + kBarriers, has_mixed = has_turned + 8;
   }
   __device__ __forceinline__ uint32_t part(int32_t stage) const {
@@ -454,7 +455,8 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
     image.finish(shared, args.heads);
   }
   const HeadRows<kUnits> values(args.values, rank, terms);
-  cluster_arrive();  // this block has read its rows, and what it has written is for itself
+  // All blocks have read their rows: their place can be written. Other warps send what this one has written.
+  cluster_arrive_written();
   cluster_wait();
   if (has_image) {
     for (int32_t head = warp; head < args.heads; head += kWarps) {
@@ -488,8 +490,8 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
 //            All at multiples of 16 bytes. Elements are f16, or bf16 by the entries *_bf16.
 // Arithmetic sums of products in float, in a fixed order; queries times scale and log2(e), turned queries, weights and sums of
 //            rows are rounded to elements, to nearest even; weights are relative to the largest score so far, and
-//            exponentials off by about two units of the last place of a float; one rounding of y. NaN in a row of an image,
-//            or a score that is not finite, makes y of this image NaN.
+//            exponentials off by about two units of the last place of a float; one rounding of y. NaN in a row makes y of
+//            its image NaN; a score of infinity or NaN, or none above minus infinity, makes y of the image's head NaN.
 // Launch     grid of ceil(images / each) clusters; a cluster has `heads` blocks; block kThreads; dynamic shared memory
 //            Shared::kBytes. Compute capability 9.0 exactly. Entry sm90_class_attention_N has up to N heads.
 // Limits     each 1 to heads; heads 2 up to the entry's, because a block without a cluster cannot send; tokens at least 1,

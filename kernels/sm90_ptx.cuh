@@ -159,14 +159,6 @@ TREFOIL_DEVICE void store_u32_at(uint32_t shared_dst, uint32_t rank, uint32_t va
                "}" :: "r"(shared_dst), "r"(rank), "r"(value) : "memory");
 }
 
-TREFOIL_DEVICE void store_f32x2_at(uint32_t shared_dst, uint32_t rank, float2 value) {
-  asm volatile("{\n"
-               ".reg .b32 there;\n"
-               "mapa.shared::cluster.u32 there, %0, %1;\n"
-               "st.shared::cluster.v2.f32 [there], {%2, %3};\n"
-               "}" :: "r"(shared_dst), "r"(rank), "f"(value.x), "f"(value.y) : "memory");
-}
-
 TREFOIL_DEVICE void store_u32x4_at(uint32_t shared_dst, uint32_t rank, uint4 value) {
   asm volatile("{\n"
                ".reg .b32 there;\n"

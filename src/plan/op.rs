@@ -525,7 +525,8 @@ impl StepOp {
                 let channels = of.terms / of.weights.window.size.iter().product::<usize>();
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }
-            // Of each image a row: queries, queries times the matrix of keys, and results are as many products as columns.
+            // Of each image one row: queries, queries times the matrix of keys, and results take as many operations as this
+            // row's queries, keys and values.
             Self::ClassAttention(of) => {
                 let row = |channels| Operand::rows(Shape::vector(channels), x[0].dtype);
                 let Joined { name, conv: own } = &of.product;

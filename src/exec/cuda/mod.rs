@@ -349,8 +349,9 @@ impl Kernels {
     /// Kernels for these plans, with the module of the loops that were written for them.
     fn of_plans(self, plans: &[Plan], written: &Written) -> Result<Self, Error> {
         let mut steps = plans.iter().flat_map(|plan| &plan.steps);
-        let prefers_shared_memory =
-            steps.any(|step| matches!(step.op, StepOp::Attention(_) | StepOp::PackedAttention(_)));
+        let prefers_shared_memory = steps.any(|step| {
+            matches!(step.op, StepOp::Attention(_) | StepOp::PackedAttention(_) | StepOp::ClassAttention(_))
+        });
         Ok(Self { written: written.load(&self.cuda)?, prefers_shared_memory, ..self })
     }
 

@@ -1,5 +1,6 @@
 //! Attention of one row of each image, with the products that make its queries, keys and values, on sm90 hardware.
 
+use super::sm90_tail::WHOLE;
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
 #[cfg(feature = "cuda")]
@@ -38,6 +39,14 @@ impl KernelDef for Sm90ClassAttention {
             (StepOp::ClassAttention(of), Kernel::Sm90ClassAttention) if of.layout(limits).is_some() => Ok(()),
             _ => Err(not_a_choice(work.name, kernel)),
         }
+    }
+
+    /// Rows once, and the matrix once for each cluster.
+    fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
+        let StepOp::ClassAttention(of) = work.op else { return 0 };
+        let Some(layout) = of.layout(limits) else { return 0 };
+        let rows = of.sizes.images * of.sizes.keys;
+        (Dtype::F16.bytes() * of.columns() * (rows + 3 * of.columns() * layout.clusters)) as u64
     }
 
     /// The matrix without a bias, as a product of rows has it, so that a model with both has it once.
@@ -94,7 +103,7 @@ pub(crate) struct ClassAttentionLayout {
 pub(crate) const CLASS_HEADS: [usize; 4] = [4, 8, 12, 16];
 /// The number of values of a head.
 const DIMS: usize = 64;
-/// The limit of counts of an image and of a matrix.
+/// The limit of the numbers of images and of keys.
 const MOST: usize = 1 << 31;
 
 impl ClassAttentionOp {
@@ -113,10 +122,17 @@ impl ClassAttentionOp {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let most_heads = CLASS_HEADS.into_iter().find(|&most| heads <= most)?;
         let is_one = heads > 1 && dims == DIMS && rows == 1 && self.query < keys;
+        let has_clusters = heads <= 8 || limits.units >= WHOLE;
         let is_counted = (1..MOST).contains(&images) && keys < MOST;
         let inside =
             |first: usize| first.is_multiple_of(DIMS) && first + heads * dims <= self.product.conv.out_channels;
-        if !(is_one && is_counted && self.scale > 0.0 && self.scale.is_finite() && self.parts.into_iter().all(inside)) {
+        if !(is_one
+            && has_clusters
+            && is_counted
+            && self.scale > 0.0
+            && self.scale.is_finite()
+            && self.parts.into_iter().all(inside))
+        {
             return None;
         }
         let rows = STAGES * WARPS * KEYS * (16 * most_heads + 16);
@@ -130,7 +146,7 @@ impl ClassAttentionOp {
         (shared_bytes <= limits.shared_bytes).then_some(layout)
     }
 
-    /// Predicted clocks; `None` if the kernel cannot compute it.
+    /// Predicted clocks with a launch; `None` if the kernel cannot compute it.
     pub(crate) fn clocks(&self, limits: &Limits) -> Option<f64> {
         let ClassAttentionLayout { clusters, .. } = self.layout(limits)?;
         let AttentionSizes { images, heads, keys, .. } = self.sizes;
@@ -145,14 +161,14 @@ impl ClassAttentionOp {
     }
 }
 
-/// The number of clusters of so many blocks that run at the same time. A cluster's blocks are neighbours: of the groups of 16
-/// or 18 multiprocessors that an H100 and an H200 have, seven have 16. On an H200 seven clusters of 10 to 16 blocks do, 15 of
-/// 8 and 17 of 6.
+/// The number of clusters of so many blocks that run at the same time, at least: the blocks of a cluster are on neighbouring
+/// multiprocessors, of which a group has 16 to 18 on most of an H200. There, 7 clusters of 10 to 16 blocks run at the same
+/// time, 15 of 8, 17 of 6, 30 of 4 and 66 of 2.
 fn at_once(blocks: usize, limits: &Limits) -> usize {
     (limits.units / NEIGHBOURS * (16 / blocks)).max(1)
 }
 
-/// The most multiprocessors that are neighbours.
+/// The most multiprocessors of a group.
 const NEIGHBOURS: usize = 18;
 /// What the kernel's source has: the most images of a cluster, rows that are multiplied at a time and parts of so many that a
 /// block has, warps, pitches, and bytes of barriers.

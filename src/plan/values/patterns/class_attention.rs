@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{Context, Found, Read, covered};
-use crate::graph::{NodeId, Origin};
+use crate::graph::{NodeId, Origin, ValueId};
 use crate::plan::{
     AttentionOp, AttentionSizes, ClassAttentionOp, Joined, Kernel, ProductActivation, ProductOp, RowsAt, StepOp,
 };
@@ -45,11 +45,11 @@ fn instead(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -
     let [of_head, _, of_image] = out.pitches;
     let is_out_dense = out.first == 0 && (heads == 1 || of_head == dims) && (images == 1 || of_image == columns);
     let are_side_by_side = qkv.iter().zip([1, keys, keys]).all(|(at, rows)| steps(at.pitches, rows));
-    let is_read_here_alone = {
-        let nodes = covered(context.graph, found);
-        !context.shown.contains(&root) && context.readers[root.0].iter().all(|reader| nodes.contains(reader))
-    };
-    if !(is_plain && is_out_dense && are_side_by_side && is_read_here_alone && images == context.batch) {
+    let is_matrix = product.weights.window.size == [1, 1];
+    if !(is_matrix && is_plain && is_out_dense && are_side_by_side && images == context.batch) {
+        return None;
+    }
+    if !is_read_here_alone(context, found, root) {
         return None;
     }
     let [q, k, v] = qkv.map(|at| at.first);
@@ -74,7 +74,17 @@ fn instead(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -
     })
 }
 
-/// Whether the kernel takes less time than the product and the attention by themselves.
+/// Whether nothing but the attention reads the product's result, or a value between that and its own result.
+fn is_read_here_alone(context: &Context<'_>, found: &Found, root: ValueId) -> bool {
+    let nodes = covered(context.graph, found);
+    let between = nodes.iter().flat_map(|node| &context.graph.nodes[node.0].outputs).filter(|id| **id != found.writes);
+    let is_apart =
+        |id: &ValueId| context.shown.contains(id) || !context.readers[id.0].iter().all(|reader| nodes.contains(reader));
+    !between.chain([&root]).any(is_apart)
+}
+
+/// Whether the kernel takes less time than the product and the attention by themselves. A launch is counted for it alone: in a
+/// network its weights come from device memory, which predicted clocks leave out.
 fn is_sooner(context: &Context<'_>, op: &ClassAttentionOp, product: &ProductOp) -> bool {
     let limits = context.limits;
     let apart = [product.sizes(context.batch).least_clocks(limits), op.sizes.least_clocks(limits)];

@@ -516,14 +516,20 @@ fn attention_of_one_token_takes_the_product_with_it_where_that_is_sooner() {
 
 #[test]
 fn keys_that_are_read_elsewhere_and_other_heads_keep_the_product() {
-    let apart = |of: Sizes, more: fn(&Block) -> Option<ValueId>| {
+    let apart = |of: Sizes, more: &dyn Fn(&Block) -> Option<ValueId>| {
         let plan = plan_of(&of_one_token(of, 0, more), &Limits::h200(), of.batch);
         assert!(labels(&plan).contains(&"attention".to_owned()), "{plan}");
     };
     let of = Sizes { batch: 32, tokens: 197, heads: 12, dims: 64 };
-    apart(of, |block| block.g.graph().nodes.iter().find(|node| node.name == "qkv.bias").map(|node| node.outputs[0]));
-    apart(Sizes { dims: 32, heads: 24, ..of }, |_| None);
-    apart(Sizes { heads: 17, ..of }, |_| None);
+    let named = |block: &Block, name: &str| {
+        let node = block.g.graph().nodes.iter().find(|node| node.name == name);
+        node.map(|node| node.outputs[0])
+    };
+    for name in ["qkv.bias", "qkv.turned", "part1", "cut2", "scores", "softmax"] {
+        apart(of, &|block| named(block, name));
+    }
+    apart(Sizes { dims: 32, heads: 24, ..of }, &|_| None);
+    apart(Sizes { heads: 17, ..of }, &|_| None);
 }
 
 /// A choice for the attention decides, and one for the product keeps it a step of its own.
