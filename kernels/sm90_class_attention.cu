@@ -228,7 +228,7 @@ template <int kUnits> struct Image {
   float most, sum;  // of head threadIdx.x / 16
 
   __device__ __forceinline__ Image(const ClassAttentionArgs &args, int32_t image) {
-    const int32_t warp = thread_idx_x() / 32;  // nothing is kept in registers from one image to the other
+    const int32_t warp = thread_idx_x() / 32;  // read anew, so that no register is kept since the first copies
     tokens = args.tokens, terms = args.heads * kDims;
     units = max(0, min(kUnits, terms / 16 - warp * kUnits));
     rows = args.x + (static_cast<int64_t>(image) * tokens * terms + warp * kUnits * 16) * 2;
@@ -253,6 +253,7 @@ template <int kUnits> struct Image {
     cp_async_commit();
   }
 
+  // The turned queries of the warp's columns, before the first step; zeros where the image has no such columns.
   __device__ __forceinline__ void load_turned(const Shared<kUnits> &shared, int32_t heads) {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t row = shared.turned + min(lane % 16, heads - 1) * shared.turned_pitch + lane / 16 * 16;
@@ -352,7 +353,7 @@ template <int kUnits> struct Image {
     }
   }
 
-  // The sums of rows divided by the sums of weights, to the block's own shared memory: what it will send.
+  // The sums of rows divided by the sums of weights, to `mixing` in the block's own shared memory.
   __device__ __forceinline__ void finish(const Shared<kUnits> &shared, int32_t heads) {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
