@@ -199,8 +199,8 @@ impl AttentionSizes {
 
     /// Predicted clocks of the best kernel; `None` if there is none.
     pub(super) fn least_clocks(&self, limits: &Limits) -> Option<f64> {
-        let clocks = self.kernels(limits).into_iter().map(|kernel| STEP_CLOCKS * self.clocks(kernel, limits));
-        clocks.min_by(f64::total_cmp)
+        let kernel = self.kernel(limits).ok()?;
+        Some(STEP_CLOCKS * self.clocks(kernel, limits))
     }
 
     /// The number of tiles of a head without a tail.

@@ -58,6 +58,11 @@ impl Limits {
         self.family == Family::Sm80 && self.compute_capability == [9, 0]
     }
 
+    /// The most blocks of a cluster that the device is sure to run. A part of a GPU may have no group of 16 multiprocessors.
+    pub(crate) const fn most_cluster_blocks(&self) -> usize {
+        if self.units >= WHOLE { 16 } else { 8 }
+    }
+
     /// NVIDIA A100 with 80 GB, on SXM4.
     pub fn a100() -> Self {
         Self::gpu("NVIDIA A100-SXM4-80GB", [8, 0], 108, 166_912)
@@ -129,6 +134,9 @@ impl Family {
         }
     }
 }
+
+/// The least number of multiprocessors of a whole GPU, which has groups of 16.
+const WHOLE: usize = 128;
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -101,7 +101,7 @@ pub enum StepOp {
     Attention(AttentionOp),
     /// Attention of all heads within rows that lie end to end.
     PackedAttention(PackedAttentionOp),
-    /// Attention of one row of each image, with the products before it.
+    /// Attention of one row of each image, with the product before it.
     ClassAttention(ClassAttentionOp),
     /// LayerNorm or RMSNorm of rows.
     RowNorm(RowNormOp),

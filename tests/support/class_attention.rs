@@ -1,4 +1,4 @@
-//! Attention of one row with the products before it, by plain loops in f64, with the error that a kernel of f16 or bf16
+//! Attention of one row with the product before it, by plain loops in f64, with the error that a kernel of f16 or bf16
 //! may have, and problems for it, each a network of values.
 
 use half::{bf16, f16};

@@ -50,7 +50,7 @@ const ENTRIES: [[&str; 4]; 2] = [names!(""), names!("_bf16")];
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Attention of one row with the products before it.
+/// Attention of one row with the product before it.
 pub(super) struct Sm90ClassAttention;
 
 impl Launcher for Sm90ClassAttention {
@@ -220,6 +220,20 @@ mod tests {
         assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 200_976)));
         assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 160_016));
         assert!(entry(17, Dtype::F16).is_err() && entry(12, Dtype::F32).is_err());
+    }
+
+    /// A part of a GPU may have no place for a cluster of more than eight blocks.
+    #[test]
+    fn large_clusters_need_a_whole_gpu() {
+        let part = |units, heads| {
+            let limits = Limits::gpu("a part", [9, 0], units, SM90_SHARED_BYTES as usize);
+            let mut of = problem();
+            (of.sizes.heads, of.parts) = (heads, [0, 64 * heads, 128 * heads]);
+            of.product.conv.out_channels = 192 * heads;
+            launch(&of, &limits, &OPERANDS).is_ok()
+        };
+        assert!([16, 60, 132].into_iter().all(|units| part(units, 8)) && part(132, 9));
+        assert!(![16, 60, 114].into_iter().any(|units| part(units, 9)));
     }
 
     /// All clusters run at the same time while a block of each has no more than an image: of 16 blocks 7, of 3 blocks 35.

@@ -339,7 +339,7 @@ pub enum Kernel {
     Sm90ProductE4m3(ProductTile),
     /// An sm90 attention kernel.
     Sm90Attention(AttentionKernel),
-    /// The sm90 kernel of attention of one row and the products before it.
+    /// The sm90 kernel of attention of one row and the product before it.
     Sm90ClassAttention,
     /// The sm90 norm of rows.
     Sm90RowNorm,

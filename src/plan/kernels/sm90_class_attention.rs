@@ -1,6 +1,5 @@
-//! Attention of one row of each image, with the products that make its queries, keys and values, on sm90 hardware.
+//! Attention of one row of each image, with the product that makes its queries, keys and values, on sm90 hardware.
 
-use super::sm90_tail::WHOLE;
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
 #[cfg(feature = "cuda")]
@@ -56,7 +55,7 @@ impl KernelDef for Sm90ClassAttention {
     }
 }
 
-/// Attention of one row of each image to all rows of the image, with the products that make queries, keys and values of
+/// Attention of one row of each image to all rows of the image, with the product that makes queries, keys and values of
 /// the rows. Its step reads the rows, and the biases of the products if there are any, and writes a row for each image.
 ///
 /// ```
@@ -122,12 +121,11 @@ impl ClassAttentionOp {
         let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
         let most_heads = CLASS_HEADS.into_iter().find(|&most| heads <= most)?;
         let is_one = heads > 1 && dims == DIMS && rows == 1 && self.query < keys;
-        let has_clusters = heads <= 8 || limits.units >= WHOLE;
         let is_counted = (1..MOST).contains(&images) && keys < MOST;
         let inside =
             |first: usize| first.is_multiple_of(DIMS) && first + heads * dims <= self.product.conv.out_channels;
         if !(is_one
-            && has_clusters
+            && heads <= limits.most_cluster_blocks()
             && is_counted
             && self.scale > 0.0
             && self.scale.is_finite()

@@ -1,7 +1,7 @@
 //! The mean over pixels of few images and the linear layer that reads it, as one step on compute capability 9.0.
 
 #[cfg(feature = "cuda")]
-use super::sm90_tail::{TAIL_THREADS, WHOLE, mean_bytes};
+use super::sm90_tail::{TAIL_THREADS, mean_bytes};
 use super::sm90_tail::{Tail, mean_and_layer};
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;
@@ -69,7 +69,7 @@ impl MeanLinearShape {
 
     /// The blocks of a cluster: 16 on a whole GPU.
     pub(crate) const fn blocks(limits: &Limits) -> usize {
-        if limits.units >= WHOLE { 16 } else { 8 }
+        limits.most_cluster_blocks()
     }
 
     /// Bytes of dynamic shared memory of a block: partial sums and means. It agrees with the kernel.

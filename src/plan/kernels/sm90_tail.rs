@@ -176,7 +176,7 @@ impl TailShape {
         let most = TailTile::IMAGES[1].min(self.batch);
         // The smallest number of images for each number of clusters.
         let images = (1..=most).filter(|&images| self.batch.div_ceil(self.batch.div_ceil(images)) == images);
-        let blocks = TailTile::BLOCKS.into_iter().filter(|&blocks| blocks <= 8 || limits.units >= WHOLE);
+        let blocks = TailTile::BLOCKS.into_iter().filter(|&blocks| blocks <= limits.most_cluster_blocks());
         let tiles = images.flat_map(move |images| blocks.clone().map(move |blocks| TailTile { images, blocks }));
         tiles.filter(|&tile| self.fits(tile, limits)).map(|tile| (tile, self.clocks(tile, limits)))
     }
@@ -200,8 +200,6 @@ impl TailShape {
 pub(crate) const MOST_PIXELS: usize = 1 << 23;
 /// Bytes of static shared memory of a block, plus the shared memory that the driver reserves.
 const STATIC_BYTES: usize = 256;
-/// The least number of multiprocessors of a whole GPU, which has groups of 16.
-pub(super) const WHOLE: usize = 128;
 /// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while few others read.
 const OF_ONE: f64 = 60.0;
 /// Bytes per clock that a multiprocessor of an H200 gets from the L2 cache while all others read.

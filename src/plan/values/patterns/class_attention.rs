@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use super::{Context, Found, Read, covered};
 use crate::graph::{NodeId, Origin, ValueId};
 use crate::plan::{
-    AttentionOp, AttentionSizes, ClassAttentionOp, Joined, Kernel, ProductActivation, ProductOp, RowsAt, StepOp,
+    AttentionOp, AttentionSizes, ClassAttentionOp, HeadsAt, Joined, Kernel, ProductActivation, ProductOp, RowsAt,
+    StepOp,
 };
 
 /// The attention that was found, with the product in one step, if its kernel takes less time than a step for each; else as
@@ -39,12 +40,13 @@ fn instead(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -
             statistics: false,
         };
     // An axis of one index may have any distance.
-    let steps = |[head, row, image]: [usize; 3], rows: usize| {
-        (heads == 1 || head == dims) && (rows == 1 || row == width) && (images == 1 || image == keys * width)
+    let has = |at: HeadsAt, rows: usize, pitches: [usize; 3]| {
+        let sizes = [heads, rows, images];
+        sizes.into_iter().zip(at.pitches).zip(pitches).all(|((size, found), asked)| size == 1 || found == asked)
     };
-    let [of_head, _, of_image] = out.pitches;
-    let is_out_dense = out.first == 0 && (heads == 1 || of_head == dims) && (images == 1 || of_image == columns);
-    let are_side_by_side = qkv.iter().zip([1, keys, keys]).all(|(at, rows)| steps(at.pitches, rows));
+    let is_out_dense = out.first == 0 && has(out, 1, [dims, columns, columns]);
+    let are_side_by_side =
+        qkv.into_iter().zip([1, keys, keys]).all(|(at, rows)| has(at, rows, [dims, width, keys * width]));
     let is_matrix = product.weights.window.size == [1, 1];
     if !(is_matrix && is_plain && is_out_dense && are_side_by_side && images == context.batch) {
         return None;

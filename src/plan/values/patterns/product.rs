@@ -149,7 +149,7 @@ fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes, copied: usi
     let kernel = layers::kernel(&conv, dtype, shapes, batch, limits);
     let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes.m * sizes.n, limits)?));
     let apart = apart.into_iter().chain(convolution::clocks(context, at)).min_by(f64::total_cmp);
-    let whole = sizes.kernels(limits).first().map(|&kernel| sizes.clocks(kernel, limits));
+    let whole = sizes.least_clocks(limits);
     let copies = if copied > 0 { pass_clocks(copied, limits) } else { Some(0.0) };
     let whole = whole.zip(copies).map(|(whole, copies)| whole + copies);
     apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
