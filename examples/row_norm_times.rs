@@ -55,6 +55,7 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<Vec<f64>, E
             codes,
             floats,
             backward: false,
+            sum: None,
         };
         RowNormRun::new(device, &operands, copies(4 * rows * columns))
     };

@@ -18,9 +18,22 @@ struct RowNormArgs {
   uint2 *codes;         // chunks of 8 codes
   int64_t codes_pitch;
   int32_t first_block;  // blocks take rows from its rows on: from 0 up, or from the last down
-  int32_t padding;
+
+  // Of norms of sums, whose rows are those of images: some that all images have in front, and their own, which x has.
+  int32_t image_rows;
+  const float *prefix;        // [prefix_rows][columns]
+  const float *positions;     // [image_rows - first_placed][columns]; null: there are none
+  uint4 *sum;                 // what the norm is of: the sum, or its first norm
+  int64_t sum_pitch;          // chunks from one row to the next
+  const float *first_weight;  // [columns]; of a norm before the norm
+  const float *first_bias;    // [columns]; null: zeros
+  int32_t prefix_rows;
+  int32_t first_placed;       // the first row of an image to which a position is added
+  int32_t first_centred;
+  float first_epsilon;
+  FastDivide by_image_rows;
 };
-static_assert(sizeof(RowNormArgs) == 96 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
+static_assert(sizeof(RowNormArgs) == 168 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
 
 constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
@@ -35,14 +48,15 @@ TREFOIL_DEVICE float warp_sum(float x) {
 
 // Takes the mean of a row from its values, if told, and gives what they are to be multiplied by. A lane has every 32nd
 // chunk of the row, kChunks at most; those behind it are zeros.
-template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chunk (&values)[kChunks]) {
+template <int kChunks>
+TREFOIL_DEVICE float centre(const RowNormArgs &args, bool centred, float epsilon, Chunk (&values)[kChunks]) {
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
 #pragma unroll
     for (float value : values[i].v) sum += value;
   }
-  const float mean = args.centred ? warp_sum(sum) * args.per_column : 0.0f;
+  const float mean = centred ? warp_sum(sum) * args.per_column : 0.0f;
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
@@ -53,7 +67,7 @@ template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chun
       if (inside) squares = fmaf(value, value, squares);
     }
   }
-  return rsqrtf(warp_sum(squares) * args.per_column + args.epsilon);
+  return rsqrtf(warp_sum(squares) * args.per_column + epsilon);
 }
 
 // What a norm writes: elements, codes of e4m3, both, or floats.
@@ -96,10 +110,40 @@ TREFOIL_DEVICE Chunk load_early_f32(const float *values, bool valid) {
                 __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z), __uint_as_float(high.w)}};
 }
 
+// The first row of a warp.
+TREFOIL_DEVICE int32_t warp_row(const RowNormArgs &args) {
+  const int32_t block = abs(args.first_block - static_cast<int32_t>(blockIdx.x));
+  return block * kNormRows + threadIdx.x / 32 * kWarpRows;
+}
+
+// Centred values times the scale of their row, with weights and biases.
+TREFOIL_DEVICE void scale_chunk(Chunk &values, float scale, const Chunk &weight, const Chunk &bias) {
+#pragma unroll
+  for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
+}
+
+// The results of a warp's rows, from their centred values and their scales.
+template <int kChunks, Writes kWrites>
+TREFOIL_DEVICE void store_rows(const RowNormArgs &args, int32_t row, Chunk (&values)[kWarpRows][kChunks],
+                               const float (&scale)[kWarpRows]) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int32_t chunk = static_cast<int32_t>(threadIdx.x % 32) + 32 * i;
+    if (chunk >= args.chunks) break;
+    const Chunk weight = load_chunk_f32(args.weight + chunk * kChunkElems);
+    const Chunk bias = args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      if (row + r >= args.rows) break;
+      scale_chunk(values[r][i], scale[r], weight, bias);
+      store_chunk<kWrites>(args, row + r, chunk, values[r][i]);
+    }
+  }
+}
+
 // The kernel body.
 template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
-  const int32_t block = abs(args.first_block - static_cast<int32_t>(blockIdx.x));
-  const int32_t row = block * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
+  const int32_t row = warp_row(args), lane = threadIdx.x % 32;
   allow_next_launch();
   wait_for_earlier_launches();
   uint4 bits[kWarpRows][kChunks];
@@ -116,23 +160,95 @@ template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNor
   for (int r = 0; r < kWarpRows; ++r) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) values[r][i] = unpack_chunk<Element>(bits[r][i]);
-    scale[r] = centre(args, values[r]);
+    scale[r] = centre(args, args.centred, args.epsilon, values[r]);
+  }
+  store_rows<kChunks, kWrites>(args, row, values, scale);
+}
+
+// A row of a sum: its number in its image, and that of its image's own row.
+struct SummedRow {
+  int32_t in_image;
+  int64_t own;
+
+  __device__ __forceinline__ SummedRow(const RowNormArgs &args, int32_t row) {
+    const int32_t image = divide(row, args.by_image_rows);
+    in_image = row - image * args.image_rows;
+    own = static_cast<int64_t>(image) * (args.image_rows - args.prefix_rows) + in_image - args.prefix_rows;
+  }
+
+  // Eight values of the image's own row, as they are in memory, or zeros.
+  __device__ __forceinline__ uint4 load_own(const RowNormArgs &args, int32_t chunk, bool valid) const {
+    return load_written_or_zero(args.x + own * args.x_pitch + chunk, valid && in_image >= args.prefix_rows);
+  }
+
+  // Eight values of the row in front that this is, and of its position; null: there are none.
+  __device__ __forceinline__ const float *prefix(const RowNormArgs &args, int32_t chunk) const {
+    const int64_t at = static_cast<int64_t>(in_image) * args.chunks + chunk;
+    return in_image < args.prefix_rows ? args.prefix + at * kChunkElems : nullptr;
+  }
+  __device__ __forceinline__ const float *position(const RowNormArgs &args, int32_t chunk) const {
+    const int64_t at = static_cast<int64_t>(in_image - args.first_placed) * args.chunks + chunk;
+    const bool has_position = args.positions != nullptr && in_image >= args.first_placed;
+    return has_position ? args.positions + at * kChunkElems : nullptr;
+  }
+};
+
+TREFOIL_DEVICE void add_chunk(Chunk &to, const Chunk &values) {
+#pragma unroll
+  for (int j = 0; j < kChunkElems; ++j) to.v[j] += values.v[j];
+}
+
+// Stores a chunk of the sum, or of its first norm, if it is inside, and gives its values as they are stored.
+TREFOIL_DEVICE Chunk store_sum(const RowNormArgs &args, int64_t row, int32_t chunk, bool inside, const Chunk &values) {
+  const uint4 bits = pack_chunk<Element>(values);
+  if (inside) args.sum[row * args.sum_pitch + chunk] = bits;
+  return unpack_chunk<Element>(bits);
+}
+
+// The kernel body of norms of sums. kTwice: a norm of the sum comes before the norm.
+template <int kChunks, bool kTwice> TREFOIL_DEVICE void row_norm_of_sum(const RowNormArgs &args) {
+  const int32_t row = warp_row(args), lane = threadIdx.x % 32;
+  allow_next_launch();
+  wait_for_earlier_launches();
+  uint4 bits[kWarpRows][kChunks];
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    const SummedRow of(args, row + r);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      bits[r][i] = of.load_own(args, lane + 32 * i, row + r < args.rows && lane + 32 * i < args.chunks);
+  }
+  Chunk values[kWarpRows][kChunks];
+  float scale[kWarpRows];
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    const SummedRow of(args, row + r);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int32_t chunk = lane + 32 * i;
+      values[r][i] = unpack_chunk<Element>(bits[r][i]);
+      if (row + r >= args.rows || chunk >= args.chunks) continue;
+      if (const float *prefix = of.prefix(args, chunk)) add_chunk(values[r][i], load_chunk_f32(prefix));
+      if (const float *position = of.position(args, chunk)) add_chunk(values[r][i], load_chunk_f32(position));
+    }
+    if constexpr (kTwice) scale[r] = centre(args, args.first_centred, args.first_epsilon, values[r]);
   }
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int32_t chunk = lane + 32 * i;
-    if (chunk >= args.chunks) break;
-    const Chunk weight = load_chunk_f32(args.weight + chunk * kChunkElems);
-    const Chunk bias = args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
+    const bool inside = chunk < args.chunks, has_bias = args.first_bias != nullptr;
+    Chunk weight{}, bias{};
+    if (kTwice && inside) weight = load_chunk_f32(args.first_weight + chunk * kChunkElems);
+    if (kTwice && inside && has_bias) bias = load_chunk_f32(args.first_bias + chunk * kChunkElems);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
-      if (row + r >= args.rows) break;
-#pragma unroll
-      for (int j = 0; j < kChunkElems; ++j)
-        values[r][i].v[j] = fmaf(values[r][i].v[j] * scale[r], weight.v[j], bias.v[j]);
-      store_chunk<kWrites>(args, row + r, chunk, values[r][i]);
+      if constexpr (kTwice) scale_chunk(values[r][i], scale[r], weight, bias);  // zeros behind the row
+      values[r][i] = store_sum(args, row + r, chunk, inside && row + r < args.rows, values[r][i]);
     }
   }
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) scale[r] = centre(args, args.centred, args.epsilon, values[r]);
+  store_rows<kChunks, Writes::kElements>(args, row, values, scale);
 }
 
 constexpr int kFewWarps = kFewThreads / 32;
@@ -153,27 +269,54 @@ TREFOIL_DEVICE float block_sum(float x, uint32_t sums, bool has_second_four) {
   return sum;
 }
 
+// Sums over a block. Zeros have to be in both places of warps that the block does not have, before the first sum.
+struct BlockSums {
+  uint32_t places;
+  bool has_second_four;
+
+  static constexpr uint32_t kBytes = kFewWarps * 4;
+
+  __device__ __forceinline__ BlockSums(float (&of_warps)[2][kFewWarps], int32_t chunks)
+      : places(uniform(shared_address(of_warps))), has_second_four(chunks > kFewThreads / 2) {
+    const int32_t place = threadIdx.x;
+    if (place < 2 * kFewWarps && place % kFewWarps >= static_cast<int32_t>(blockDim.x / 32))
+      store_shared_u32(places + place * 4, 0);
+  }
+
+  __device__ __forceinline__ float of(float x) {
+    x = block_sum(x, places, has_second_four);
+    places ^= kBytes;
+    return x;
+  }
+
+  // Takes the mean of the block's row from its values, if told, and gives what they are to be multiplied by.
+  __device__ __forceinline__ float centre(Chunk &values, bool inside, bool centred, float per_column, float epsilon) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunkElems; ++i) sum += values.v[i];
+    const float mean = centred ? of(sum) * per_column : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunkElems; ++i) {
+      values.v[i] -= mean;
+      if (inside) squares = fmaf(values.v[i], values.v[i], squares);
+    }
+    return rsqrtf(of(squares) * per_column + epsilon);
+  }
+};
+
 // The kernel body for few rows, and for floats: a block has one row at a time, a thread a chunk of it. Weights and biases
 // come while earlier launches end, for nothing has read them before in a run; places are found before that too. Of floats a
 // block has every gridDim.x-th row, and the next one comes while it computes.
 template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
-  constexpr uint32_t kPlaceBytes = kFewWarps * 4;
-  __shared__ __align__(2 * kPlaceBytes) float sums_of_warps[2][kFewWarps];  // of every other sum
-  uint32_t sums = uniform(shared_address(sums_of_warps));
+  __shared__ __align__(2 * BlockSums::kBytes) float sums_of_warps[2][kFewWarps];  // of every other sum
   const int32_t chunk = threadIdx.x;
-  const bool inside = chunk < args.chunks, has_second_four = args.chunks > kFewThreads / 2;
+  const bool inside = chunk < args.chunks;
   allow_next_launch();
   const Chunk weight = load_early_f32(args.weight + chunk * kChunkElems, inside);
   const Chunk bias = load_early_f32(args.bias + chunk * kChunkElems, inside && args.bias != nullptr);
   const uint4 *const x = args.x + chunk;
   int64_t row = blockIdx.x;
-  if (chunk < 2 * kFewWarps && chunk % kFewWarps >= static_cast<int32_t>(blockDim.x / 32))
-    store_shared_u32(sums + chunk * 4, 0);
-  const auto sum_of_block = [&](float x) {
-    x = block_sum(x, sums, has_second_four);
-    sums ^= kPlaceBytes;
-    return x;
-  };
+  BlockSums sums(sums_of_warps, args.chunks);
   wait_for_earlier_launches();
   uint4 bits = load_written_or_zero(x + row * args.x_pitch, inside);
   for (;;) {
@@ -181,24 +324,46 @@ template <Writes kWrites> TREFOIL_DEVICE void row_norm_few(const RowNormArgs &ar
     const int64_t next = row + gridDim.x;
     const bool has_next = kWrites == Writes::kFloats && next < args.rows;
     if (has_next) bits = load_written_or_zero(x + next * args.x_pitch, inside);
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (float value : values.v) sum += value;
-    const float mean = args.centred ? sum_of_block(sum) * args.per_column : 0.0f;
-#pragma unroll
-    for (float &value : values.v) {
-      value -= mean;
-      if (inside) squares = fmaf(value, value, squares);
-    }
-    const float scale = rsqrtf(sum_of_block(squares) * args.per_column + args.epsilon);
+    const float scale = sums.centre(values, inside, args.centred, args.per_column, args.epsilon);
     if (kWrites != Writes::kFloats && !inside) return;
-#pragma unroll
-    for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
+    scale_chunk(values, scale, weight, bias);
     if constexpr (kWrites == Writes::kFloats) store_floats(args, row, chunk, values);
     else store_chunk<kWrites>(args, row, chunk, values);
     if (!has_next) return;
     row = next;
   }
+}
+
+// The same of norms of sums: a block has one row.
+template <bool kTwice> TREFOIL_DEVICE void row_norm_of_sum_few(const RowNormArgs &args) {
+  __shared__ __align__(2 * BlockSums::kBytes) float sums_of_warps[2][kFewWarps];  // of every other sum
+  const int32_t chunk = threadIdx.x, row = blockIdx.x;
+  const bool inside = chunk < args.chunks;
+  allow_next_launch();
+  const auto load = [&](const float *of) { return load_early_f32(of + chunk * kChunkElems, inside && of != nullptr); };
+  const Chunk weight = load(args.weight), bias = load(args.bias);
+  const SummedRow of(args, row);
+  const auto load_row = [&](const float *values) { return load_early_f32(values, inside && values != nullptr); };
+  const Chunk prefix = load_row(of.prefix(args, chunk)), position = load_row(of.position(args, chunk));
+  Chunk first_weight{}, first_bias{};
+  if constexpr (kTwice) {
+    first_weight = load(args.first_weight);
+    first_bias = load(args.first_bias);
+  }
+  BlockSums sums(sums_of_warps, args.chunks);
+  wait_for_earlier_launches();
+  Chunk values = unpack_chunk<Element>(of.load_own(args, chunk, inside));
+  add_chunk(values, prefix);
+  add_chunk(values, position);
+  if constexpr (kTwice) {
+    const float scale = sums.centre(values, inside, args.first_centred, args.per_column, args.first_epsilon);
+    scale_chunk(values, scale, first_weight, first_bias);  // zeros behind the row
+  }
+  values = store_sum(args, row, chunk, inside, values);
+  const float scale = sums.centre(values, inside, args.centred, args.per_column, args.epsilon);
+  if (!inside) return;
+  scale_chunk(values, scale, weight, bias);
+  store_chunk<Writes::kElements>(args, row, chunk, values);
 }
 
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
@@ -256,3 +421,40 @@ TREFOIL_SM90_ROW_NORM(7)
 TREFOIL_SM90_ROW_NORM(8)
 TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few, Writes::kElements)
 TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_f32, Writes::kFloats)
+
+// Purpose    sum[row][c] = x[own][c] + positions[in_image - first_placed][c], or in the first prefix_rows rows of an image
+//            prefix[in_image][c] in place of x, where row = image * image_rows + in_image; and y = the norm of sum, as above.
+//            By *_sum_twice: sum = the first norm of that, and y = the norm of sum.
+// Operands   as above, but that x has the images' own rows, image_rows - prefix_rows of each, and overlaps nothing written
+//            prefix     read   floats [prefix_rows][columns]
+//            positions  read   floats [image_rows - first_placed][columns], null: zeros; no row before first_placed has one
+//            sum        write  elements [rows][columns], rows sum_pitch chunks apart; overlaps nothing
+//            first_*    read   by *_sum_twice, as weight and bias above
+// Arithmetic sums in float, rounded to an element, to nearest even; norms as above, of what is stored. By *_sum_twice the
+//            first norm is of floats that are not rounded.
+// Launch     as above, up to 1,024 columns; for few rows, and for longer ones, _few_sum and _few_sum_twice.
+// Limits     as above.
+// Ordering   as above; prefix, positions and the first norm's weights are of no launch.
+#define TREFOIL_SM90_ROW_NORM_OF_SUM(chunks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(kNormThreads)                                                      \
+      TREFOIL_ENTRY(sm90_row_norm_##chunks##_sum)(const RowNormArgs args) {                      \
+    row_norm_of_sum<chunks, false>(args);                                                                         \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kNormThreads)                                                      \
+      TREFOIL_ENTRY(sm90_row_norm_##chunks##_sum_twice)(const RowNormArgs args) {                \
+    row_norm_of_sum<chunks, true>(args);                                                                          \
+  }
+
+TREFOIL_SM90_ROW_NORM_OF_SUM(1)
+TREFOIL_SM90_ROW_NORM_OF_SUM(2)
+TREFOIL_SM90_ROW_NORM_OF_SUM(3)
+TREFOIL_SM90_ROW_NORM_OF_SUM(4)
+
+extern "C" __global__ void __launch_bounds__(kFewThreads)
+    TREFOIL_ENTRY(sm90_row_norm_few_sum)(const RowNormArgs args) {
+  row_norm_of_sum_few<false>(args);
+}
+extern "C" __global__ void __launch_bounds__(kFewThreads)
+    TREFOIL_ENTRY(sm90_row_norm_few_sum_twice)(const RowNormArgs args) {
+  row_norm_of_sum_few<true>(args);
+}

@@ -140,8 +140,8 @@ pub use error::{Credits, Error, FaultClass, printable};
 pub use exec::{
     AttentionOperands, AttentionRun, ConvRun, DepthwiseRun, E4m3ProductOperands, E4m3ProductRun, HalfOperands,
     LoopModule, LoopRun, PackedAttentionOperands, PackedAttentionRun, ProductNormOperands, ProductOperands, ProductRun,
-    RowNormCodes, RowNormOperands, RowNormRun, S8DepthwiseOperands, S8MeanOperands, S8MeanRun, S8Operands,
-    S8StemOperands, S8StemRun,
+    RowNormCodes, RowNormOperands, RowNormRun, RowSumOperands, S8DepthwiseOperands, S8MeanOperands, S8MeanRun,
+    S8Operands, S8StemOperands, S8StemRun,
 };
 pub use exec::{Audit, NotHeld};
 pub use exec::{CalibrationMethod, Calibrator, Sensitivity};

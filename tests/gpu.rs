@@ -249,6 +249,12 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry(of).or_default().push((values, trial));
     }
+    for problem in HALVES.into_iter().filter(|_| limits.has_sm90_kernels()).flat_map(support::row_norm::sums) {
+        let (of, values) = ("norm of a sum of rows".to_owned(), problem.values());
+        let name = format!("{of}, {problem:?}");
+        let trial = on_device(name, device, move |device| problem.run(device));
+        of_kernels.entry(of).or_default().push((values, trial));
+    }
     for problem in HALVES.into_iter().filter(|_| limits.has_sm90_kernels()).flat_map(support::row_norm::all) {
         let (of, values) = (format!("norm of rows to f32, {}", problem.dtype), problem.values());
         let name = format!("{of}, {problem:?}");

@@ -29,8 +29,8 @@ pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 pub use cuda::{
     AttentionOperands, AttentionRun, ConvRun, DepthwiseRun, E4m3ProductOperands, E4m3ProductRun, HalfOperands,
     LoopModule, LoopRun, PackedAttentionOperands, PackedAttentionRun, ProductNormOperands, ProductOperands, ProductRun,
-    RowNormCodes, RowNormOperands, RowNormRun, S8DepthwiseOperands, S8MeanOperands, S8MeanRun, S8Operands,
-    S8StemOperands, S8StemRun,
+    RowNormCodes, RowNormOperands, RowNormRun, RowSumOperands, S8DepthwiseOperands, S8MeanOperands, S8MeanRun,
+    S8Operands, S8StemOperands, S8StemRun,
 };
 pub(crate) use finite::not_finite;
 pub use step_times::StepTimes;

@@ -95,17 +95,20 @@ pub struct AttentionOp {
     pub result: Option<f32>,
 }
 
-/// A LayerNorm or RMSNorm of rows, whose step reads the rows, a factor for each column, and biases if there are any.
+/// A LayerNorm or RMSNorm of rows, whose step reads the rows, the operands of a sum if the norm is of one, a factor for
+/// each column, and biases if there are any.
 ///
 /// ```
-/// use trefoil::plan::{RowNormOp, RowNormResult, StepOp};
+/// use trefoil::plan::{RowNormOp, RowNormResult, RowSum, StepOp};
 /// let result = RowNormResult::Rows;
-/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6, result };
+/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6, result, sum: None };
 /// assert_eq!(StepOp::RowNorm(norm).label(3), "layer-norm");
 /// let with = |result| StepOp::RowNorm(RowNormOp { result, ..norm }).label(3);
 /// assert_eq!(with(RowNormResult::Codes(0.02)), "layer-norm to e4m3");
 /// assert_eq!(with(RowNormResult::Both(0.02)), "layer-norm and e4m3");
 /// assert_eq!(with(RowNormResult::F32), "layer-norm to f32");
+/// let sum = Some(RowSum { rows: 197, prefix: 1, positions: Some(0), first: None });
+/// assert_eq!(StepOp::RowNorm(RowNormOp { sum, ..norm }).label(5), "sum+layer-norm");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNormOp {
@@ -119,6 +122,35 @@ pub struct RowNormOp {
     pub epsilon: f32,
     /// What the step writes.
     pub result: RowNormResult,
+    /// The sum that the norm is of, if the step computes it too and writes it as its second output; the result is then
+    /// [`RowNormResult::Rows`].
+    pub sum: Option<RowSum>,
+}
+
+/// What a step adds to the rows of images before it norms them: rows in front of those of each image, and positions. They
+/// are the same for all images, and the step reads them, in f32 and in this order, behind the rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowSum {
+    /// The number of rows of an image with those in front.
+    pub rows: usize,
+    /// The number of rows in front of an image's own.
+    pub prefix: usize,
+    /// The first row of an image to which a position is added, if there are positions: 0, or `prefix`.
+    pub positions: Option<usize>,
+    /// A norm of the sum that comes before the step's own, if there is one: the step writes its result in place of the
+    /// sum.
+    pub first: Option<FirstNorm>,
+}
+
+/// The first of two norms of a step, which reads its factors and biases in front of those of the second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstNorm {
+    /// Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
+    pub centred: bool,
+    /// The number that is added to the variance; positive.
+    pub epsilon: f32,
+    /// Whether it has biases.
+    pub bias: bool,
 }
 
 /// What a norm of rows writes.
@@ -191,25 +223,42 @@ impl AttentionOp {
 impl RowNormOp {
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
-        let norm = if self.centred { "layer-norm" } else { "rms-norm" };
+        let norm = |centred| if centred { "layer-norm" } else { "rms-norm" };
         let result = match self.result {
             RowNormResult::Rows => "",
             RowNormResult::Codes(_) => " to e4m3",
             RowNormResult::Both(_) => " and e4m3",
             RowNormResult::F32 => " to f32",
         };
-        format!("{norm}{result}")
+        let sum = match self.sum {
+            Some(RowSum { first: Some(first), .. }) => format!("sum+{}+", norm(first.centred)),
+            Some(_) => "sum+".to_owned(),
+            None => String::new(),
+        };
+        format!("{sum}{}{result}", norm(self.centred))
     }
 
     /// Whether the kernel can compute the norm.
     pub(super) fn has_kernel(&self) -> bool {
-        let is_positive = self.epsilon.is_finite() && self.epsilon > 0.0;
-        self.rows > 0 && self.columns.is_multiple_of(8) && (1..=MOST_COLUMNS).contains(&self.columns) && is_positive
+        let first = self.sum.and_then(|sum| sum.first);
+        let are_positive =
+            [Some(self.epsilon), first.map(|of| of.epsilon)].into_iter().flatten().all(|of| of.is_finite() && of > 0.0);
+        let has_sum = self.sum.is_none_or(|sum| {
+            let begins = sum.positions.is_none_or(|from| from == 0 || from == sum.prefix);
+            sum.prefix < sum.rows && self.rows.is_multiple_of(sum.rows) && begins && self.result == RowNormResult::Rows
+        });
+        let fits = self.columns.is_multiple_of(8) && (1..=MOST_COLUMNS).contains(&self.columns);
+        self.rows > 0 && fits && are_positive && has_sum
     }
 
     /// Floating-point operations of a run.
     pub(super) const fn flops(&self) -> usize {
-        8 * self.rows * self.columns
+        let of_each = match self.sum {
+            Some(RowSum { first: Some(_), .. }) => 17,
+            Some(_) => 9,
+            None => 8,
+        };
+        of_each * self.rows * self.columns
     }
 }
 

@@ -2,8 +2,8 @@
 //! them.
 
 use half::{bf16, f16};
-use trefoil::plan::RowsAt;
-use trefoil::{Device, Dtype, RowNormCodes, RowNormOperands, RowNormRun, Shape};
+use trefoil::plan::{FirstNorm, RowSum, RowsAt};
+use trefoil::{Device, Dtype, RowNormCodes, RowNormOperands, RowNormRun, RowSumOperands, Shape};
 
 use super::codes;
 use super::halves::Half;
@@ -149,8 +149,8 @@ impl Problem {
         for row in 0..rows {
             let of_row = |at: RowsAt| at.first + row * at.pitch..at.first + row * at.pitch + columns;
             let bias = |column: usize| if self.has_bias { f64::from(inputs.bias[column]) } else { 0.0 };
-            let x = &inputs.x[of_row(inputs.at)];
-            let expected = self.normalised(x, &inputs.weight, bias, rounding);
+            let x: Vec<f64> = inputs.x[of_row(inputs.at)].iter().map(|x| x.value()).collect();
+            let expected = Norm { centred: self.centred, weight: &inputs.weight, bias }.of(&x, 0.0, rounding);
             let actual = &result[of_row(self.result_at())];
             expected.check(Growth::Worst, actual).map_err(|error| format!("row {row}: {error}"))?;
         }
@@ -200,23 +200,27 @@ impl Problem {
         }
         Ok(())
     }
+}
 
-    /// One normalised row. The mean's error is in each centred value, and their errors are in the variance; the root
-    /// halves a relative error, and is approximated to two units of the last place. A result in f32 is not rounded.
-    fn normalised<T: Half>(
-        &self,
-        x: &[T],
-        weight: &[f32],
-        bias: impl Fn(usize) -> f64,
-        rounding: Option<Rounding>,
-    ) -> Expected {
+/// A norm of a row.
+struct Norm<'a, B> {
+    centred: bool,
+    weight: &'a [f32],
+    bias: B,
+}
+
+impl<B: Fn(usize) -> f64> Norm<'_, B> {
+    /// One normalised row, whose values have an error of `given` at most. The mean's error is in each centred value, and their
+    /// errors are in the variance; the root halves a relative error, and is approximated to two units of the last place. A
+    /// result in f32 is not rounded.
+    fn of(&self, x: &[f64], given: f64, rounding: Option<Rounding>) -> Expected {
         let columns = x.len() as f64;
-        let x: Vec<f64> = x.iter().map(|x| x.value()).collect();
         let sum = |terms: &[f64]| {
             let magnitude = terms.iter().map(|term| term.abs()).sum::<f64>();
             (terms.iter().sum::<f64>() / columns, Growth::Worst.sum(Storage::F32, x.len() + 1, magnitude) / columns)
         };
-        let (mean, of_mean) = if self.centred { sum(&x) } else { (0.0, 0.0) };
+        let (mean, of_mean) = if self.centred { sum(x) } else { (0.0, 0.0) };
+        let of_mean = of_mean + given * if self.centred { 2.0 } else { 1.0 };
         let centred: Vec<f64> = x.iter().map(|x| x - mean).collect();
         let off = |value: f64| of_mean + U32 * (value.abs() + of_mean);
         let squares: Vec<f64> = centred.iter().map(|value| value * value).collect();
@@ -226,7 +230,7 @@ impl Problem {
         let scale = (variance + f64::from(EPSILON)).sqrt().recip();
         let relative = (of_variance + from_mean) / (variance + f64::from(EPSILON)) + 6.0 * U32;
         let finished = |(column, value): (usize, &f64)| {
-            let (weight, bias) = (f64::from(weight[column]), bias(column));
+            let (weight, bias) = (f64::from(self.weight[column]), (self.bias)(column));
             let exact = value * scale * weight + bias;
             let error = (off(*value) + value.abs() * relative) * scale * weight.abs() * (1.0 + 2.0 * relative);
             let error = error + 2.0 * U32 * (exact.abs() + bias.abs());
@@ -269,7 +273,124 @@ impl<T: Half> Inputs<T> {
             codes: None,
             floats: None,
             backward: problem.is_backward(),
+            sum: None,
         }
+    }
+}
+
+/// A norm of a sum, or two of them one behind the other.
+#[derive(Clone, Debug)]
+pub struct Summed {
+    norm: Problem,
+    of: RowSum,
+}
+
+/// All problems of sums of a type.
+pub fn sums(dtype: Dtype) -> Vec<Summed> {
+    let of = |images, columns, [rows, prefix]: [usize; 2], positions, twice: Option<FirstNorm>| {
+        let sizes = [images * rows, columns];
+        let norm = Problem { dtype, sizes, centred: true, has_bias: true, offset: 0.0, spread: 1.0 };
+        Summed { norm, of: RowSum { rows, prefix, positions, first: twice } }
+    };
+    let first = |centred, bias| Some(FirstNorm { centred, epsilon: EPSILON, bias });
+    let sizes = [(1, 768, [197, 1]), (7, 1024, [257, 1]), (3, 384, [5, 4]), (700, 72, [2, 1]), (2, 1280, [261, 5])];
+    let mut all = Vec::new();
+    for (images, columns, rows) in sizes {
+        for positions in [None, Some(0), Some(rows[1])] {
+            for twice in [None, first(true, true)] {
+                all.push(of(images, columns, rows, positions, twice));
+            }
+        }
+    }
+    for columns in [8, 256, 264, 512, 520, 776, 1032, 2048] {
+        let twice = first(columns % 16 == 0, columns % 3 == 0);
+        all.extend([31, 1027].map(|images| of(images, columns, [3, 0], Some(0), twice)));
+        all.extend([31, 1027].map(|images| of(images, columns, [1, 0], Some(0), None)));
+    }
+    let plain = of(6, 776, [200, 1], Some(0), first(false, false));
+    all.push(Summed { norm: Problem { centred: false, has_bias: false, ..plain.norm.clone() }, ..plain.clone() });
+    all.push(Summed { norm: Problem { offset: 100.0, ..plain.norm.clone() }, ..plain });
+    all
+}
+
+impl Summed {
+    /// Number of values of the result.
+    pub fn values(&self) -> usize {
+        self.norm.values()
+    }
+
+    /// Runs the problem, into buffers of NaN that are longer than the results, and compares.
+    pub fn run(&self, device: &Device) -> Result<(), String> {
+        match self.norm.dtype {
+            Dtype::Bf16 => self.run_of::<bf16>(device),
+            _ => self.run_of::<f16>(device),
+        }
+    }
+
+    fn run_of<T: Half>(&self, device: &Device) -> Result<(), String> {
+        let (norm, [rows, columns]) = (&self.norm, self.norm.sizes);
+        let mut inputs = Inputs::<T>::of(norm, &format!(" of {:?}", self.of));
+        let placed = self.of.positions.map_or(0, |from| self.of.rows - from);
+        let prefix = inputs.random.singles(self.of.prefix * columns, 2.0);
+        let positions = inputs.random.singles(placed * columns, 0.5);
+        let [weights, biases] = [self.of.first.is_some(), self.of.first.is_some_and(|first| first.bias)]
+            .map(|is_there| if is_there { columns } else { 0 });
+        let first = [inputs.random.singles(weights, 2.0), inputs.random.singles(biases, 1.0)];
+        let (poisoned, at) = (vec![T::POISON; norm.buffer()], norm.result_at());
+        let sum = RowSumOperands {
+            of: self.of,
+            prefix: &prefix,
+            positions: &positions,
+            first: [&first[0], &first[1]],
+            sum: (&poisoned, at),
+        };
+        let operands = RowNormOperands { result: (&poisoned, at), sum: Some(sum), ..inputs.operands(norm) };
+        let ran = RowNormRun::new(device, &operands, 1).and_then(|mut run| {
+            run.run(2)?;
+            Ok((run.sum()?, run.result()?))
+        });
+        let (stored, result) = ran.map_err(|error| error.to_string())?;
+        norm.check_places(|i| stored[i].is_poison()).map_err(|error| format!("of the sum: {error}"))?;
+        norm.check_places(|i| result[i].is_poison())?;
+        for row in 0..rows {
+            let (image, place) = (row / self.of.rows, row % self.of.rows);
+            let mut given = 0.0_f64;
+            let sums: Vec<f64> = (0..columns)
+                .map(|column| {
+                    let own = match place.checked_sub(self.of.prefix) {
+                        Some(own) => {
+                            let row = image * (self.of.rows - self.of.prefix) + own;
+                            inputs.x[inputs.at.first + row * inputs.at.pitch + column].value()
+                        }
+                        None => f64::from(prefix[place * columns + column]),
+                    };
+                    let from = self.of.positions.and_then(|from| place.checked_sub(from));
+                    let position = from.map_or(0.0, |place| f64::from(positions[place * columns + column]));
+                    given = given.max(U32 * (own + position).abs());
+                    own + position
+                })
+                .collect();
+            let there = at.first + row * at.pitch..at.first + row * at.pitch + columns;
+            let stored: Vec<f64> = stored[there.clone()].iter().map(|value| value.value()).collect();
+            let expected = match self.of.first {
+                Some(of) => {
+                    let bias = |column: usize| if of.bias { f64::from(first[1][column]) } else { 0.0 };
+                    Norm { centred: of.centred, weight: &first[0], bias }.of(&sums, given, Some(T::ROUNDING))
+                }
+                None => {
+                    let errors = sums.iter().map(|&sum| T::ROUNDING.rounded(sum, U32 * sum.abs())).collect();
+                    Expected { shape: Shape::vector(columns), values: sums, errors }
+                }
+            };
+            let singles = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<f32>>();
+            expected.check(Growth::Worst, &singles(&stored)).map_err(|error| format!("sum, row {row}: {error}"))?;
+            let bias = |column: usize| if norm.has_bias { f64::from(inputs.bias[column]) } else { 0.0 };
+            let expected =
+                Norm { centred: norm.centred, weight: &inputs.weight, bias }.of(&stored, 0.0, Some(T::ROUNDING));
+            let result: Vec<f64> = result[there].iter().map(|value| value.value()).collect();
+            expected.check(Growth::Worst, &singles(&result)).map_err(|error| format!("row {row}: {error}"))?;
+        }
+        Ok(())
     }
 }
 

@@ -88,7 +88,7 @@ use mean::MeanProgram;
 use pack::Layout;
 pub use product_e4m3_run::{E4m3ProductOperands, E4m3ProductRun};
 pub use product_run::{ProductNormOperands, ProductOperands, ProductRun};
-pub use row_norm_run::{RowNormCodes, RowNormOperands, RowNormRun};
+pub use row_norm_run::{RowNormCodes, RowNormOperands, RowNormRun, RowSumOperands};
 pub use s8_ends_run::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};
 use steps::Addresses;
 pub(super) use trial::Trial;

@@ -6,10 +6,10 @@ use half::f16;
 
 use super::alone::{Alone, check_lengths};
 use super::launch::Rows;
-use super::sm90_row_norm::{RowNormProblem, launch};
+use super::sm90_row_norm::{RowNormProblem, RowSumProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::RowsAt;
+use crate::plan::{RowSum, RowsAt};
 use crate::tensor::Element;
 
 /// A LayerNorm or RMSNorm and its operands, of f16 or bf16, in host memory.
@@ -35,6 +35,23 @@ pub struct RowNormOperands<'a, T = f16> {
     pub floats: Option<(&'a [f32], RowsAt)>,
     /// Whether the last rows are computed first.
     pub backward: bool,
+    /// The sum that the norm is of, if it makes one; its result is then in the type of the operands.
+    pub sum: Option<RowSumOperands<'a, T>>,
+}
+
+/// The sum of rows, and its first norm if there are two, that a norm makes.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSumOperands<'a, T = f16> {
+    /// What is added. Then the operand has the images' own rows.
+    pub of: RowSum,
+    /// The rows in front, `[prefix][columns]`.
+    pub prefix: &'a [f32],
+    /// The positions, one for each row of an image from the first that has one on; empty if there are none.
+    pub positions: &'a [f32],
+    /// A number for each column and a bias, of the first of two norms; empty without it, and without biases.
+    pub first: [&'a [f32]; 2],
+    /// The buffer for the sum, or for the result of the first norm, and the place of its rows.
+    pub sum: (&'a [T], RowsAt),
 }
 
 /// The codes of e4m3 that a norm writes of its result.
@@ -65,6 +82,11 @@ impl<T: Element> RowNormRun<T> {
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.result.0),
             operands.codes.map_or(&[][..], |codes| codes.values.0),
+            bytemuck::cast_slice(operands.sum.map_or(&[][..], |sum| sum.prefix)),
+            bytemuck::cast_slice(operands.sum.map_or(&[][..], |sum| sum.positions)),
+            bytemuck::cast_slice(operands.sum.map_or(&[][..], |sum| sum.first[0])),
+            bytemuck::cast_slice(operands.sum.map_or(&[][..], |sum| sum.first[1])),
+            bytemuck::cast_slice(operands.sum.map_or(&[] as &[T], |sum| sum.sum.0)),
             bytemuck::cast_slice(operands.floats.map_or(&[][..], |(values, _)| values)),
         ];
         let launched = |addresses| Ok(vec![launch(&operands.problem(addresses))?]);
@@ -96,6 +118,14 @@ impl<T: Element> RowNormRun<T> {
         self.0.operand(CODES)
     }
 
+    /// The buffer that the first copy's sum is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn sum(&self) -> Result<Vec<T>, Error> {
+        self.0.operand(SUM)
+    }
+
     /// The buffer that the first copy's result in f32 is written into.
     ///
     /// # Errors
@@ -105,16 +135,31 @@ impl<T: Element> RowNormRun<T> {
     }
 }
 
-/// The numbers of the result and of the codes among the operands.
+/// The numbers of the result, the codes and the sum among the operands.
 const RESULT: usize = 3;
 const CODES: usize = 4;
+const SUM: usize = 9;
 
 impl<T: Element> RowNormOperands<'_, T> {
     /// Checks that every operand is as long as the part of it that is read or written.
     fn check(&self) -> Result<(), Error> {
         let [rows, columns] = self.sizes;
+        if let Some(RowSumOperands { of, prefix, positions, first, sum }) = self.sum {
+            let placed = of.positions.map_or(0, |from| of.rows.saturating_sub(from));
+            let [weights, biases] = [of.first.is_some(), of.first.is_some_and(|first| first.bias)].map(usize::from);
+            check_lengths([
+                ("rows in front", prefix.len(), of.prefix.checked_mul(columns)),
+                ("positions", positions.len(), placed.checked_mul(columns)),
+                ("weight of the first norm", first[0].len(), weights.checked_mul(columns)),
+                ("bias of the first norm", first[1].len(), biases.checked_mul(columns)),
+                ("sum", sum.0.len(), sum.1.end(rows, columns)),
+            ])?;
+        }
+        let own = self.sum.map_or(rows, |RowSumOperands { of, .. }| {
+            rows.saturating_sub(rows.checked_div(of.rows).unwrap_or(0).saturating_mul(of.prefix))
+        });
         check_lengths([
-            ("x", self.x.0.len(), self.x.1.end(rows, columns)),
+            ("x", self.x.0.len(), self.x.1.end(own, columns)),
             ("weight", self.weight.len(), Some(columns)),
             ("bias", self.bias.map_or(columns, <[f32]>::len), Some(columns)),
             ("result", self.result.0.len(), self.result.1.end(rows, columns)),
@@ -132,7 +177,15 @@ impl<T: Element> RowNormOperands<'_, T> {
     }
 
     /// The operation on the copy at these addresses.
-    fn problem(&self, [x, weight, bias, result, codes, floats]: [u64; 6]) -> RowNormProblem {
+    fn problem(&self, addresses: [u64; 11]) -> RowNormProblem {
+        let [x, weight, bias, result, codes, prefix, positions, first_weight, first_bias, sum, floats] = addresses;
+        let sum = self.sum.map(|RowSumOperands { of, sum: (_, at), .. }| RowSumProblem {
+            of,
+            prefix,
+            positions,
+            sum: at.on(sum),
+            first: [first_weight, first_bias],
+        });
         let is_alone = self.codes.is_some_and(|codes| codes.alone) || self.floats.is_some();
         let floats = self.floats.map(|(_, at)| Rows { address: floats + 4 * at.first as u64, pitch: at.pitch });
         let codes = self.codes.map(|RowNormCodes { values: (_, at), scale, .. }| {
@@ -150,6 +203,7 @@ impl<T: Element> RowNormOperands<'_, T> {
             floats,
             codes,
             backward: self.backward,
+            sum,
         }
     }
 }

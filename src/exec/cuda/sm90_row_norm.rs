@@ -4,16 +4,17 @@
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes, unsupported,
+    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes,
+    unsupported,
 };
 use super::steps::Operands;
 use crate::error::Error;
-use crate::plan::{Kernel, RowNormOp, RowNormResult, RowsAt, StepOp};
+use crate::plan::{FirstNorm, Kernel, RowNormOp, RowNormResult, RowSum, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
 kernel_args! {
     /// `RowNormArgs`.
-    RowNormArgs, 96 bytes {
+    RowNormArgs, 168 bytes {
         x: u64,
         y: u64,
         weight: u64,
@@ -29,7 +30,18 @@ kernel_args! {
         codes: u64,
         codes_pitch: i64,
         first_block: i32,
-        padding: i32,
+        image_rows: i32,
+        prefix: u64,
+        positions: u64,
+        sum: u64,
+        sum_pitch: i64,
+        first_weight: u64,
+        first_bias: u64,
+        prefix_rows: i32,
+        first_placed: i32,
+        first_centred: i32,
+        first_epsilon: f32,
+        by_image_rows: FastDivide,
     }
 }
 
@@ -60,6 +72,45 @@ macro_rules! names {
 const ENTRIES: [([&str; 8], &str); 4] = [names!(""), names!("_bf16"), names!("_e4m3"), names!("_both")];
 /// The kernels of f16 and bf16 that write f32, for any number of rows.
 const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"];
+/// The kernels of norms of sums in f16 and bf16, and of two norms: one for each number of chunks of a lane, and one for few
+/// rows and for rows of more.
+const OF_SUMS: [[([&str; 4], &str); 2]; 2] = [
+    [
+        (
+            ["sm90_row_norm_1_sum", "sm90_row_norm_2_sum", "sm90_row_norm_3_sum", "sm90_row_norm_4_sum"],
+            "sm90_row_norm_few_sum",
+        ),
+        (
+            [
+                "sm90_row_norm_1_sum_twice",
+                "sm90_row_norm_2_sum_twice",
+                "sm90_row_norm_3_sum_twice",
+                "sm90_row_norm_4_sum_twice",
+            ],
+            "sm90_row_norm_few_sum_twice",
+        ),
+    ],
+    [
+        (
+            [
+                "sm90_row_norm_1_sum_bf16",
+                "sm90_row_norm_2_sum_bf16",
+                "sm90_row_norm_3_sum_bf16",
+                "sm90_row_norm_4_sum_bf16",
+            ],
+            "sm90_row_norm_few_sum_bf16",
+        ),
+        (
+            [
+                "sm90_row_norm_1_sum_twice_bf16",
+                "sm90_row_norm_2_sum_twice_bf16",
+                "sm90_row_norm_3_sum_twice_bf16",
+                "sm90_row_norm_4_sum_twice_bf16",
+            ],
+            "sm90_row_norm_few_sum_twice_bf16",
+        ),
+    ],
+];
 /// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
 /// The most rows for which that kernel is taken: all blocks then run at the same time on an H200.
@@ -88,7 +139,16 @@ impl Launcher for Sm90RowNorm {
         };
         let to_f32 = MODULES.into_iter().zip(TO_F32);
         let to_f32 = to_f32.flat_map(|(module, name)| EntryPoint::flat(module, &[name], FEW_THREADS));
-        MODULES.into_iter().zip(ENTRIES).flat_map(of_type).chain(to_f32).collect()
+        let of_sums = MODULES.into_iter().zip(OF_SUMS).flat_map(|(module, kinds)| {
+            kinds.into_iter().flat_map(move |(names, few)| {
+                EntryPoint::flat(module, &names, THREADS).into_iter().chain(EntryPoint::flat(
+                    module,
+                    &[few],
+                    FEW_THREADS,
+                ))
+            })
+        });
+        MODULES.into_iter().zip(ENTRIES).flat_map(of_type).chain(to_f32).chain(of_sums).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -115,7 +175,7 @@ pub(crate) struct RowNormProblem {
     pub(crate) centred: bool,
     /// The positive number that is added to the variance.
     pub(crate) epsilon: f32,
-    /// The operand.
+    /// The operand; of a sum the images' own rows.
     pub(crate) x: Rows,
     /// Address of a float for each column.
     pub(crate) weight: u64,
@@ -129,12 +189,29 @@ pub(crate) struct RowNormProblem {
     pub(crate) codes: Option<(Rows, f32)>,
     /// Whether the last rows are computed first, where there are many.
     pub(crate) backward: bool,
+    /// The sum that the norm is of, if it makes one: then its result is in the type of x.
+    pub(crate) sum: Option<RowSumProblem>,
+}
+
+/// The sum of a norm, with its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSumProblem {
+    /// What is added.
+    pub(crate) of: RowSum,
+    /// Address of the floats of the rows in front, if there are any.
+    pub(crate) prefix: u64,
+    /// Address of the floats of the positions, if there are any.
+    pub(crate) positions: u64,
+    /// The sum, or the result of its first norm.
+    pub(crate) sum: Rows,
+    /// Addresses of a float for each column for the first norm, if there is one: its factors, and its biases.
+    pub(crate) first: [u64; 2],
 }
 
 impl RowNormProblem {
     /// The problem of a step, which reads rows, factors, and biases if there are any.
     fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
-        let &RowNormOp { rows, columns, centred, epsilon, result } = of;
+        let &RowNormOp { rows, columns, centred, epsilon, result, sum } = of;
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
         let (x, _, first) = step.pointers();
         let (y, codes) = match result {
@@ -144,17 +221,26 @@ impl RowNormProblem {
             RowNormResult::F32 => (None, None),
         };
         let floats = (result == RowNormResult::F32).then_some(Rows { address: first, pitch: columns });
-        let bias = (step.inputs() > 2).then(|| step.input_address(2));
-        let (dtype, sizes) = (step.x().dtype, [rows, columns]);
-        let weight = step.input_address(1);
-        Self { dtype, sizes, centred, epsilon, x: dense(x), weight, bias, y, floats, codes, backward: step.backward }
+        let mut inputs = 1..step.inputs();
+        let mut next =
+            |is_there: bool| is_there.then(|| inputs.next()).flatten().map(|index| step.input_address(index));
+        let sum = sum.map(|of| {
+            let [prefix, positions] =
+                [of.prefix > 0, of.positions.is_some()].map(|is_there| next(is_there).unwrap_or(0));
+            let first = [of.first.is_some(), of.first.is_some_and(|first| first.bias)];
+            let first = first.map(|is_there| next(is_there).unwrap_or(0));
+            RowSumProblem { of, prefix, positions, sum: dense(step.output_address(1)), first }
+        });
+        let (weight, bias) = (next(true).unwrap_or(0), next(true));
+        let (dtype, sizes, x, backward) = (step.x().dtype, [rows, columns], dense(x), step.backward);
+        Self { dtype, sizes, centred, epsilon, x, weight, bias, y, floats, codes, backward, sum }
     }
 }
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let &RowNormProblem { dtype, sizes: [rows, columns], centred, epsilon, x, weight, bias, codes, .. } = problem;
-    let RowNormProblem { floats, backward, .. } = *problem;
+    let RowNormProblem { floats, backward, sum, .. } = *problem;
     let chunks = chunks_of("columns", columns)?;
     let [f16, bf16, to_e4m3, both] = ENTRIES;
     let y = problem.y.or(floats);
@@ -168,13 +254,24 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         (None, Some(_)) => to_e4m3,
         (Some(_), Some(_)) => both,
     };
-    let entry = names.get(columns.div_ceil(LANE_COLUMNS) - 1);
-    let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
-    let (entry, blocks, threads) = if rows <= FEW_ROWS || floats.is_some() {
+    let lane_chunks = columns.div_ceil(LANE_COLUMNS);
+    let entry = names.get(lane_chunks - 1);
+    let mut entry = *entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
+    let (mut few, mut is_few) = (few, rows <= FEW_ROWS || floats.is_some());
+    if let Some(sum) = sum {
+        if problem.y.is_none() || codes.is_some() {
+            return Err(unsupported("results of a norm of a sum", "others", "it writes rows"));
+        }
+        let of_type = of_half(dtype, OF_SUMS)?;
+        let (names, of_few) = of_type[usize::from(sum.of.first.is_some())];
+        (entry, few) = (*names.get(lane_chunks - 1).unwrap_or(&of_few), of_few);
+        is_few |= entry == few;
+    }
+    let (entry, blocks, threads) = if is_few {
         let blocks = if floats.is_some() { rows.min(FLOAT_BLOCKS) } else { rows };
         (few, blocks, chunks.next_multiple_of(32) as u32)
     } else {
-        (*entry, rows.div_ceil(BLOCK_ROWS), THREADS)
+        (entry, rows.div_ceil(BLOCK_ROWS), THREADS)
     };
     if !(epsilon.is_finite() && epsilon > 0.0) {
         return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
@@ -195,8 +292,19 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         to_codes: to_codes(codes.map(|(_, scale)| scale))?,
         codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
         codes_pitch: codes.map_or(Ok(0), |(codes, _)| chunk_pitch(codes))?,
-        first_block: if backward && rows > FEW_ROWS && floats.is_none() { blocks as i32 - 1 } else { 0 },
-        padding: 0,
+        first_block: if backward && !is_few { blocks as i32 - 1 } else { 0 },
+        image_rows: 0,
+        prefix: 0,
+        positions: 0,
+        sum: 0,
+        sum_pitch: 0,
+        first_weight: 0,
+        first_bias: 0,
+        prefix_rows: 0,
+        first_placed: 0,
+        first_centred: 0,
+        first_epsilon: 0.0,
+        by_image_rows: FastDivide::by(1),
     };
     Ok(Launch {
         entry: entry.into(),
@@ -204,10 +312,47 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         cluster: 1,
         block: [threads, 1, 1],
         shared_bytes: 0,
-        args: ArgBytes::new(&args),
+        args: match &sum {
+            Some(sum) => ArgBytes::new(&sum.beside(args, [rows, columns])?),
+            None => ArgBytes::new(&args),
+        },
         maps: Vec::new(),
         waits_itself: true,
     })
+}
+
+impl RowSumProblem {
+    /// The arguments of a norm with those of the sum.
+    fn beside(&self, norm: RowNormArgs, [rows, columns]: [usize; 2]) -> Result<RowNormArgs, Error> {
+        let Self { of: RowSum { rows: each, prefix, positions, first }, sum, .. } = *self;
+        if each == 0 || !rows.is_multiple_of(each) || prefix >= each {
+            return Err(unsupported("rows of an image", each, "images have as many rows each, and some of their own"));
+        }
+        if positions.is_some_and(|from| from != 0 && from != prefix) {
+            return Err(unsupported("rows without a position", "some", "they are none, or those in front"));
+        }
+        let FirstNorm { centred, epsilon, bias } =
+            first.unwrap_or(FirstNorm { centred: false, epsilon: 1.0, bias: false });
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
+        }
+        let given = |what, is_there: bool, address| if is_there { aligned(what, address, 16) } else { Ok(0) };
+        Ok(RowNormArgs {
+            prefix: given("prefix", prefix > 0, self.prefix)?,
+            positions: given("positions", positions.is_some(), self.positions)?,
+            sum: aligned("sum", sum.address, 16)?,
+            sum_pitch: i64::from(pitch(sum.pitch, columns)?) / CHUNK as i64,
+            first_weight: given("weight", first.is_some(), self.first[0])?,
+            first_bias: given("bias", bias, self.first[1])?,
+            image_rows: each as i32,
+            prefix_rows: prefix as i32,
+            first_placed: positions.unwrap_or(0) as i32,
+            first_centred: i32::from(centred),
+            first_epsilon: epsilon,
+            by_image_rows: FastDivide::by(each as u32),
+            ..norm
+        })
+    }
 }
 
 #[cfg(test)]
@@ -227,6 +372,7 @@ mod tests {
         floats: None,
         codes: None,
         backward: false,
+        sum: None,
     };
     const CODES: (Rows, f32) = (Rows { address: 0x508, pitch: 800 }, 0.25);
 

@@ -22,6 +22,7 @@ impl KernelDef for Sm90RowNorm {
                 let x = work.inputs[0].dtype;
                 let is_half = matches!(x, Dtype::F16 | Dtype::Bf16);
                 let fits = match of.result {
+                    RowNormResult::Rows if of.sum.is_some() => is_half && written == [x; 2],
                     RowNormResult::Rows => is_half && written == [x],
                     RowNormResult::F32 => is_half && written == [Dtype::F32],
                     RowNormResult::Codes(_) => x == Dtype::F16 && written == [Dtype::U8],

@@ -1,7 +1,7 @@
 //! Steps that compute several nodes, as single nodes: their operands and results in f16 or bf16.
 
 use super::layered::Split;
-use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
+use super::patterns::{Beside, Found, Mask, Read, ends_in_eights, writer};
 use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, Slice, ValueId, ValueType, Window, slide};
 use crate::plan::StepOp;
 use crate::tensor::Dtype;
@@ -22,13 +22,27 @@ impl Split<'_> {
         self.to.channels.insert(written, channels);
         self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
         // A node with several results is a step of its own, which writes the others as they are, and so are codes.
-        let others: Vec<ValueId> = named.outputs[1..].iter().copied().chain(found.codes).collect();
-        others.iter().for_each(|id| self.sources[id.0] = self.sources[found.writes.0].clone());
+        let mut others = named.outputs[1..].to_vec();
+        let mut halves = vec![(found.writes, written)];
+        match found.beside {
+            Some(Beside::Codes(codes)) => others.push(codes),
+            Some(Beside::Half(value)) => {
+                let half = self.add(ValueType::new(self.dtype, &self.from.value(value).dims));
+                self.to.channels.insert(half, channels);
+                halves.push((value, half));
+            }
+            None => {}
+        }
+        let beside = halves[1..].iter().map(|(value, _)| value);
+        others.iter().chain(beside).for_each(|id| self.sources[id.0] = self.sources[found.writes.0].clone());
         let statistics = self.push_statistics(found);
-        let outputs = [&[written], &others[..], statistics.as_slice()].concat();
+        let written: Vec<ValueId> = halves.iter().map(|(_, half)| *half).collect();
+        let outputs = [&written, &others[..], statistics.as_slice()].concat();
         self.push(Node { inputs, outputs, ..named.clone() });
-        self.halves.insert(found.writes, written);
-        self.push_f32(&named.name, written, found.writes);
+        for (value, half) in halves {
+            self.halves.insert(value, half);
+            self.push_f32(&named.name, half, value);
+        }
     }
 
     /// Adds the statistics of the rows that a step writes, if it writes any, as its second result.

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::blocks::Blocks;
 use super::layers::image;
-use super::patterns::{self, Found, Mask, Read};
+use super::patterns::{self, Beside, Found, Mask, Read};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
 use crate::plan::context::PlanTarget;
@@ -70,7 +70,11 @@ impl Layered {
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
                 split.to.halves.nodes.extend(patterns::covered(graph, found));
-                split.to.halves.codes.extend(found.codes);
+                match found.beside {
+                    Some(Beside::Codes(codes)) => _ = split.to.halves.codes.insert(codes),
+                    Some(Beside::Half(half)) => _ = split.to.halves.written.insert(half),
+                    None => {}
+                }
                 let named = &graph.nodes[found.named.0];
                 if !found.writes_its_own() {
                     split.to.halves.written.insert(found.writes);

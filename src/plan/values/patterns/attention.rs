@@ -47,7 +47,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let codes = rounded(context, writes);
     let codes = codes.map(|(last, codes, scale)| (last, codes, AttentionOp { result: Some(scale), ..op }));
     let (last, writes, op) = codes.filter(|(_, _, op)| op.is_aligned()).unwrap_or((last, writes, op));
-    Some((last, Found { op: StepOp::Attention(op), named: at, reads, writes, codes: None }))
+    Some((last, Found { op: StepOp::Attention(op), named: at, reads, writes, beside: None }))
 }
 
 /// A product of two values, each of whose labels has a size and strides.

@@ -18,7 +18,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let apart = clocks_of(context, at, &plain).zip(pass_clocks(context.graph.value(writes).elems(), context.limits));
     let is_sooner = apart.is_none_or(|(kernel, pass)| clocks <= kernel + pass);
     let reads = vec![Read::Half(node.inputs[0]?)];
-    is_sooner.then_some((last, Found { op: StepOp::Conv(conv), named: at, reads, writes, codes: None }))
+    is_sooner.then_some((last, Found { op: StepOp::Conv(conv), named: at, reads, writes, beside: None }))
 }
 
 /// Clocks of a kernel that computes a convolution and the activation that follows it; `None` if there is no such

@@ -54,7 +54,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let factor = (x.factor * w.factor) as f32;
     let op = StepOp::E4m3Product(E4m3ProductOp { product, factor, has_units: units.is_some(), result });
     let is_possible = factor.is_finite() && !ProductTile::of_e4m3(sizes, context.limits).is_empty();
-    is_possible.then_some((last, Found { op, named: at, reads, writes, codes: None }))
+    is_possible.then_some((last, Found { op, named: at, reads, writes, beside: None }))
 }
 
 /// The codes that a value is rounded to if nothing else reads it, in a network of f16: the last node, the codes, and their

@@ -46,7 +46,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
         return None;
     }
     let reads = [view.root].into_iter().chain(epilogue.bias).map(Read::Own).collect();
-    Some((last, Found { op: StepOp::Few(of), named: at, reads, writes, codes: None }))
+    Some((last, Found { op: StepOp::Few(of), named: at, reads, writes, beside: None }))
 }
 
 /// Whether a value depends on a layer's results, which kernels store in their own type.

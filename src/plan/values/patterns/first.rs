@@ -51,7 +51,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let of = graph.value(writes);
     let fits = of.dtype == Dtype::F32 && of.rank() == 4 && of.dims[3].is_multiple_of(8);
     let reads = vec![Read::Rows(photos.port, photos.image)];
-    fits.then_some((last, Found { op: StepOp::Stem(stem), named: at, reads, writes, codes: None }))
+    fits.then_some((last, Found { op: StepOp::Stem(stem), named: at, reads, writes, beside: None }))
 }
 
 /// Photos that an input has as bytes, and the constants that normalise them.

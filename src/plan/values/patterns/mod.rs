@@ -16,6 +16,7 @@ mod product;
 mod recurrent;
 mod squeeze_excite;
 mod strided;
+mod sum;
 #[cfg(test)]
 mod tests;
 mod within;
@@ -41,8 +42,17 @@ pub(super) struct Found {
     pub reads: Vec<Read>,
     /// The value that the step writes, in the type of kernels.
     pub writes: ValueId,
-    /// The codes of e4m3 of this value that the step writes too, as they are in the graph.
-    pub codes: Option<ValueId>,
+    /// What the step writes beside that.
+    pub beside: Option<Beside>,
+}
+
+/// A second value that a step writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Beside {
+    /// Codes of e4m3, as they are in the graph.
+    Codes(ValueId),
+    /// A value in the type of kernels.
+    Half(ValueId),
 }
 
 /// A value as a step reads it: in the type of kernels, which is f16 or bf16, or in its own type.
@@ -107,6 +117,13 @@ impl Found {
             StepOp::Attention(of) => of.result.is_some(),
             _ => false,
         }
+    }
+}
+
+impl Beside {
+    pub fn value(self) -> ValueId {
+        let (Self::Codes(value) | Self::Half(value)) = self;
+        value
     }
 }
 
@@ -176,7 +193,8 @@ pub(super) fn find(
         let found = found.map(|(last, found)| (last, class_attention::joined(&context, found, &all)));
         let found = found.or_else(|| packed::find(&context, at));
         let found = found.or_else(|| recurrent::find(&context, at));
-        let found = found.or_else(|| norm::find(&context, at)).or_else(|| product::find(&context, at, &halves));
+        let norm = || norm::find(&context, at).map(|found| sum::joined(&context, found, &halves, &all));
+        let found = found.or_else(norm).or_else(|| product::find(&context, at, &halves));
         let found = found.or_else(|| e4m3::find(&context, at));
         let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));
         let found = found.or_else(|| few::find(&context, at)).or_else(|| convolution::find(&context, at));
@@ -184,6 +202,9 @@ pub(super) fn find(
         if let Some((last, found)) = found.filter(|(_, found)| is_in_halves(graph, found, in_f32)) {
             if !found.is_image() && !found.writes_its_own() {
                 halves.insert(found.writes);
+            }
+            if let Some(Beside::Half(value)) = found.beside {
+                halves.insert(value);
             }
             all.insert(last, found);
         }
@@ -220,7 +241,8 @@ fn is_in_halves(graph: &Graph, found: &Found, in_f32: &BTreeSet<String>) -> bool
 /// The nodes that a step computes: all nodes that its result depends on, up to the values that it reads.
 pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
     let reads: HashSet<ValueId> = found.reads.iter().flat_map(Read::values).copied().collect();
-    let mut values: Vec<ValueId> = [Some(found.writes), found.codes].into_iter().flatten().collect();
+    let mut values: Vec<ValueId> =
+        [Some(found.writes), found.beside.map(Beside::value)].into_iter().flatten().collect();
     let mut nodes = HashSet::new();
     while let Some(value) = values.pop() {
         if let Origin::Node(node, _) = graph.values[value.0].origin
@@ -238,17 +260,21 @@ pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
 pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool> {
     let mut values = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|port| values[port.value.0] = true);
-    let mut nodes = vec![false; graph.nodes.len()];
+    let (mut nodes, mut beside) = (vec![false; graph.nodes.len()], HashSet::new());
     for (index, node) in graph.nodes.iter().enumerate().rev() {
-        nodes[index] = node.outputs.iter().any(|output| values[output.0]);
+        nodes[index] = node.outputs.iter().any(|output| values[output.0] && !beside.contains(output));
         match found.get(&NodeId(index)) {
             _ if !nodes[index] => {}
-            Some(found) => found.reads.iter().flat_map(Read::values).for_each(|read| values[read.0] = true),
+            Some(found) => {
+                found.reads.iter().flat_map(Read::values).for_each(|read| values[read.0] = true);
+                beside.extend(found.beside.map(Beside::value));
+            }
             None => node.inputs.iter().flatten().for_each(|read| values[read.0] = true),
         }
     }
-    for codes in found.values().filter_map(|found| found.codes) {
-        if let Origin::Node(node, _) = graph.values[codes.0].origin {
+    // Codes come behind the node of the step that writes them.
+    for value in beside {
+        if let Origin::Node(node, _) = graph.values[value.0].origin {
             nodes[node.0] = false;
         }
     }

@@ -2,7 +2,7 @@
 
 use super::e4m3::{rounded, rounded_beside};
 use super::pieces::Pieces;
-use super::{Context, Found, Read};
+use super::{Beside, Context, Found, Read};
 use crate::graph::{NodeId, Op, ValueId};
 use crate::plan::{RowNormOp, RowNormResult, StepOp};
 use crate::tensor::Dtype;
@@ -22,7 +22,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     };
     let vectors: Vec<ValueId> = [Some(weight), bias].into_iter().flatten().collect();
     let rows = value.elems().checked_div(columns)?;
-    let op = RowNormOp { rows, columns, centred, epsilon: epsilon as f32, result: RowNormResult::Rows };
+    let op = RowNormOp { rows, columns, centred, epsilon: epsilon as f32, result: RowNormResult::Rows, sum: None };
     let is_f32 = [value.dtype, result.dtype] == [Dtype::F32; 2] && value.dims == result.dims;
     if !is_f32 || !op.has_kernel() || !vectors.iter().all(|&id| is_vector(id)) {
         return None;
@@ -31,14 +31,14 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let of = |result| StepOp::RowNorm(RowNormOp { result, ..op });
     if let Some((end, codes, scale)) = rounded(context, writes) {
         let op = of(RowNormResult::Codes(scale));
-        return Some((end, Found { op, named: last, reads, writes: codes, codes: None }));
+        return Some((end, Found { op, named: last, reads, writes: codes, beside: None }));
     }
     if context.shown.contains(&writes) && context.readers[writes.0].is_empty() {
-        return Some((last, Found { op: of(RowNormResult::F32), named: last, reads, writes, codes: None }));
+        return Some((last, Found { op: of(RowNormResult::F32), named: last, reads, writes, beside: None }));
     }
     let beside = rounded_beside(context, writes);
     let op = of(beside.map_or(RowNormResult::Rows, |(_, scale)| RowNormResult::Both(scale)));
-    Some((last, Found { op, named: last, reads, writes, codes: beside.map(|(codes, _)| codes) }))
+    Some((last, Found { op, named: last, reads, writes, beside: beside.map(|(codes, _)| Beside::Codes(codes)) }))
 }
 
 /// The norm that is a single node.

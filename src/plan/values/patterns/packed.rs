@@ -45,7 +45,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     }
     let blocks = Read::Blocks(Blocks::of(&op, starts));
     let reads = roots.map(Read::Half).into_iter().chain([blocks]).collect();
-    Some((at, Found { op: StepOp::PackedAttention(op), named: at, reads, writes, codes: None }))
+    Some((at, Found { op: StepOp::PackedAttention(op), named: at, reads, writes, beside: None }))
 }
 
 /// The places of heads in an operand. An axis of one index gets an arbitrary distance.

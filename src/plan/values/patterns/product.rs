@@ -54,7 +54,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         norm: None,
         statistics: false,
     };
-    Some((last, Found { op: StepOp::Product(op), named: at, reads, writes, codes: None }))
+    Some((last, Found { op: StepOp::Product(op), named: at, reads, writes, beside: None }))
 }
 
 /// A product of rows with a constant matrix.

@@ -39,7 +39,8 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let reads = [Read::Half(x)].into_iter().chain([bias, h, c].into_iter().flatten().map(Read::Own)).collect();
     let writes = node.outputs[0];
     let is_chosen = matches!(choices.get(&node.name), Some(Kernel::Sm90Recurrent(_)));
-    (is_sooner || is_chosen).then_some((at, Found { op: StepOp::Recurrent(op), named: at, reads, writes, codes: None }))
+    (is_sooner || is_chosen)
+        .then_some((at, Found { op: StepOp::Recurrent(op), named: at, reads, writes, beside: None }))
 }
 
 /// The recurrent weights, which must be constant, as a convolution with one tap.

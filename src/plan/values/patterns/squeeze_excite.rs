@@ -61,7 +61,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, known: &HashMap<NodeId, Fo
     }
     Some((
         last,
-        Found { op: StepOp::SqueezeExcite(of), named: last, reads: vec![Read::Half(root)], writes, codes: None },
+        Found { op: StepOp::SqueezeExcite(of), named: last, reads: vec![Read::Half(root)], writes, beside: None },
     ))
 }
 

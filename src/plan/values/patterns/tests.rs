@@ -740,3 +740,80 @@ fn a_norm_is_within_the_products_before_and_behind_it() {
     });
     assert_eq!(active, ["product+res", "product+gelu", "layer-norm", "product"]);
 }
+
+/// The beginning of a vision transformer as exporters and as this library's encoders write it: rows in front, positions,
+/// and norms that `behind` adds, in front of a product whose residual is the sum.
+fn beginning(first: &[&str], positions_first: bool, behind: impl Fn(&mut Block, ValueId) -> ValueId) -> Vec<String> {
+    let (mut block, x) = Block::new(SIZES);
+    let Sizes { batch, tokens, .. } = SIZES;
+    let width = SIZES.width();
+    let rows = tokens + first.len();
+    let mut x = block.product("patches", x, width);
+    let placed = |block: &mut Block, x, rows| {
+        let positions = block.weight("positions", &[1, rows, width]);
+        block.sum("placed", x, positions)
+    };
+    if positions_first {
+        x = placed(&mut block, x, tokens);
+    }
+    if !first.is_empty() {
+        let front = block.weight("front", &[1, first.len(), width]);
+        let front = block.g.node("front.each", Op::Broadcast(vec![batch, first.len(), width]), &[front]);
+        x = block.g.node("tokens", Op::Concat(1), &[front, x]);
+    }
+    if !positions_first {
+        x = placed(&mut block, x, rows);
+    }
+    let y = behind(&mut block, x);
+    labels(&plan_of(&block.finish(y), &Limits::h200(), batch))
+}
+
+#[test]
+fn a_norm_makes_the_sum_that_it_reads() {
+    let width = SIZES.width();
+    let once = |block: &mut Block, x| {
+        let y = block.norm("norm", x);
+        let y = block.product("behind", y, width);
+        block.sum("sum", x, y)
+    };
+    let expected = ["product", "sum+layer-norm", "product+res"];
+    for positions_first in [true, false] {
+        assert_eq!(beginning(&["class"], positions_first, once), expected);
+        assert_eq!(beginning(&["class", "register"], positions_first, once), expected);
+        assert_eq!(beginning(&[], positions_first, once), expected);
+    }
+    let in_pieces = |block: &mut Block, x| {
+        let y = block.norm_in_pieces(x, true);
+        let y = block.product("behind", y, width);
+        block.sum("sum", x, y)
+    };
+    assert_eq!(beginning(&["class"], false, in_pieces), expected);
+    // The residual is the result of a first norm.
+    let twice = |block: &mut Block, x| {
+        let x = block.norm("before", x);
+        once(block, x)
+    };
+    assert_eq!(beginning(&["class"], true, twice), ["product", "sum+layer-norm+layer-norm", "product+res"]);
+}
+
+#[test]
+fn a_sum_that_others_read_first_stays_a_loop() {
+    let width = SIZES.width();
+    let early = |block: &mut Block, x| {
+        let z = block.product("early", x, width);
+        let y = block.norm("norm", x);
+        let y = block.product("behind", y, width);
+        block.sum("sum", y, z)
+    };
+    let labels = beginning(&["class"], false, early);
+    assert!(labels.contains(&"layer-norm".to_owned()) && !labels.contains(&"sum+layer-norm".to_owned()), "{labels:?}");
+    // The sum of a first norm is read by more than the norm.
+    let twice = |block: &mut Block, x| {
+        let y = block.norm("before", x);
+        let y = block.norm("norm", y);
+        let y = block.product("behind", y, width);
+        block.sum("sum", x, y)
+    };
+    let labels = beginning(&["class"], false, twice);
+    assert!(labels.contains(&"sum+layer-norm".to_owned()) && labels.contains(&"layer-norm".to_owned()), "{labels:?}");
+}

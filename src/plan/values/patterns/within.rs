@@ -78,7 +78,7 @@ fn place(
 ) -> Option<(Place, HashMap<NodeId, NormWithin>)> {
     let norm = all.get(&at)?;
     let StepOp::RowNorm(of) = &norm.op else { return None };
-    if of.result != RowNormResult::Rows {
+    if of.result != RowNormResult::Rows || of.sum.is_some() {
         return None; // codes are of numbers that are not rounded
     }
     let Read::Half(x) = norm.reads[0] else { return None };
