@@ -46,28 +46,55 @@ TREFOIL_DEVICE float warp_sum(float x) {
   return x;
 }
 
-// Takes the mean of a row from its values, if told, and gives what they are to be multiplied by. A lane has every 32nd
-// chunk of the row, kChunks at most; those behind it are zeros.
-template <int kChunks>
-TREFOIL_DEVICE float centre(const RowNormArgs &args, bool centred, float epsilon, Chunk (&values)[kChunks]) {
-  float sum = 0.0f;
+// The sums of a warp's rows, side by side, so that none waits for the other.
+TREFOIL_DEVICE void warp_sums(float (&x)[kWarpRows]) {
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
+  for (int distance = 16; distance > 0; distance /= 2) {
 #pragma unroll
-    for (float value : values[i].v) sum += value;
+    for (float &each : x) each += __shfl_xor_sync(0xffffffff, each, distance);
   }
-  const float mean = centred ? warp_sum(sum) * args.per_column : 0.0f;
-  float squares = 0.0f;
+}
+
+// Takes the mean of each row from its values, if told, and gives what they are to be multiplied by. A lane has every 32nd
+// chunk of a row, kChunks at most; those behind it are zeros, and stay so.
+template <int kChunks>
+TREFOIL_DEVICE void centre(const RowNormArgs &args, bool centred, float epsilon, Chunk (&values)[kWarpRows][kChunks],
+                           float (&scale)[kWarpRows]) {
+  if (centred) {
+    float sums[kWarpRows] = {};
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const bool inside = static_cast<int32_t>(threadIdx.x % 32) + 32 * i < args.chunks;
+    for (int i = 0; i < kChunks; ++i) {
 #pragma unroll
-    for (float &value : values[i].v) {
-      value -= mean;
-      if (inside) squares = fmaf(value, value, squares);
+      for (int r = 0; r < kWarpRows; ++r) {
+#pragma unroll
+        for (float value : values[r][i].v) sums[r] += value;
+      }
+    }
+    warp_sums(sums);
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      const float mean = sums[r] * args.per_column;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const bool inside = static_cast<int32_t>(threadIdx.x % 32) + 32 * i < args.chunks;
+        const float from_values = inside ? mean : 0.0f;
+#pragma unroll
+        for (float &value : values[r][i].v) value -= from_values;
+      }
     }
   }
-  return rsqrtf(warp_sum(squares) * args.per_column + epsilon);
+  float squares[kWarpRows] = {};
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+#pragma unroll
+      for (float value : values[r][i].v) squares[r] = fmaf(value, value, squares[r]);
+    }
+  }
+  warp_sums(squares);
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) scale[r] = rsqrtf(squares[r] * args.per_column + epsilon);
 }
 
 // What a norm writes: elements, codes of e4m3, both, or floats.
@@ -110,10 +137,10 @@ TREFOIL_DEVICE Chunk load_early_f32(const float *values, bool valid) {
                 __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z), __uint_as_float(high.w)}};
 }
 
-// The first row of a warp.
-TREFOIL_DEVICE int32_t warp_row(const RowNormArgs &args) {
+// The number of a warp among those of all blocks, in the order of their rows, times a factor.
+TREFOIL_DEVICE int32_t warp_number(const RowNormArgs &args, int32_t factor) {
   const int32_t block = abs(args.first_block - static_cast<int32_t>(blockIdx.x));
-  return block * kNormRows + threadIdx.x / 32 * kWarpRows;
+  return block * (kNormThreads / 32 * factor) + threadIdx.x / 32 * factor;
 }
 
 // Centred values times the scale of their row, with weights and biases.
@@ -122,8 +149,9 @@ TREFOIL_DEVICE void scale_chunk(Chunk &values, float scale, const Chunk &weight,
   for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
 }
 
-// The results of a warp's rows, from their centred values and their scales.
-template <int kChunks, Writes kWrites>
+// The results of a warp's rows from their centred values and their scales. The rows are neighbours, or kOfImages rows of
+// neighbouring images.
+template <int kChunks, Writes kWrites, bool kOfImages = false>
 TREFOIL_DEVICE void store_rows(const RowNormArgs &args, int32_t row, Chunk (&values)[kWarpRows][kChunks],
                                const float (&scale)[kWarpRows]) {
 #pragma unroll
@@ -134,16 +162,17 @@ TREFOIL_DEVICE void store_rows(const RowNormArgs &args, int32_t row, Chunk (&val
     const Chunk bias = args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
-      if (row + r >= args.rows) break;
+      const int32_t to = kOfImages ? row + r * args.image_rows : row + r;
+      if (to >= args.rows) break;
       scale_chunk(values[r][i], scale[r], weight, bias);
-      store_chunk<kWrites>(args, row + r, chunk, values[r][i]);
+      store_chunk<kWrites>(args, to, chunk, values[r][i]);
     }
   }
 }
 
 // The kernel body.
 template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
-  const int32_t row = warp_row(args), lane = threadIdx.x % 32;
+  const int32_t row = warp_number(args, kWarpRows), lane = threadIdx.x % 32;
   allow_next_launch();
   wait_for_earlier_launches();
   uint4 bits[kWarpRows][kChunks];
@@ -160,38 +189,29 @@ template <int kChunks, Writes kWrites> TREFOIL_DEVICE void row_norm(const RowNor
   for (int r = 0; r < kWarpRows; ++r) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) values[r][i] = unpack_chunk<Element>(bits[r][i]);
-    scale[r] = centre(args, args.centred, args.epsilon, values[r]);
   }
+  centre(args, args.centred, args.epsilon, values, scale);
   store_rows<kChunks, kWrites>(args, row, values, scale);
 }
 
-// A row of a sum: its number in its image, and that of its image's own row.
-struct SummedRow {
-  int32_t in_image;
-  int64_t own;
+// Eight values of an image's own row that is summed in row `in_image` of the image, as they are in memory; zeros in a row
+// in front.
+TREFOIL_DEVICE uint4 load_own(const RowNormArgs &args, int32_t image, int32_t in_image, int32_t chunk, bool valid) {
+  const int64_t first = static_cast<int64_t>(image) * (args.image_rows - args.prefix_rows);
+  const int64_t row = first + in_image - args.prefix_rows;
+  return load_written_or_zero(args.x + row * args.x_pitch + chunk, valid && in_image >= args.prefix_rows);
+}
 
-  __device__ __forceinline__ SummedRow(const RowNormArgs &args, int32_t row) {
-    const int32_t image = divide(row, args.by_image_rows);
-    in_image = row - image * args.image_rows;
-    own = static_cast<int64_t>(image) * (args.image_rows - args.prefix_rows) + in_image - args.prefix_rows;
-  }
-
-  // Eight values of the image's own row, as they are in memory, or zeros.
-  __device__ __forceinline__ uint4 load_own(const RowNormArgs &args, int32_t chunk, bool valid) const {
-    return load_written_or_zero(args.x + own * args.x_pitch + chunk, valid && in_image >= args.prefix_rows);
-  }
-
-  // Eight values of the row in front that this is, and of its position; null: there are none.
-  __device__ __forceinline__ const float *prefix(const RowNormArgs &args, int32_t chunk) const {
-    const int64_t at = static_cast<int64_t>(in_image) * args.chunks + chunk;
-    return in_image < args.prefix_rows ? args.prefix + at * kChunkElems : nullptr;
-  }
-  __device__ __forceinline__ const float *position(const RowNormArgs &args, int32_t chunk) const {
-    const int64_t at = static_cast<int64_t>(in_image - args.first_placed) * args.chunks + chunk;
-    const bool has_position = args.positions != nullptr && in_image >= args.first_placed;
-    return has_position ? args.positions + at * kChunkElems : nullptr;
-  }
-};
+// Eight values of the row in front that a row of an image is, or of its position; zeros where it is or has none.
+TREFOIL_DEVICE Chunk load_prefix(const RowNormArgs &args, int32_t in_image, int32_t chunk, bool valid) {
+  const int64_t at = static_cast<int64_t>(in_image) * args.chunks + chunk;
+  return load_early_f32(args.prefix + at * kChunkElems, valid && in_image < args.prefix_rows);
+}
+TREFOIL_DEVICE Chunk load_position(const RowNormArgs &args, int32_t in_image, int32_t chunk, bool valid) {
+  const int64_t at = static_cast<int64_t>(in_image - args.first_placed) * args.chunks + chunk;
+  const bool has_position = args.positions != nullptr && in_image >= args.first_placed;
+  return load_early_f32(args.positions + at * kChunkElems, valid && has_position);
+}
 
 TREFOIL_DEVICE void add_chunk(Chunk &to, const Chunk &values) {
 #pragma unroll
@@ -205,34 +225,48 @@ TREFOIL_DEVICE Chunk store_sum(const RowNormArgs &args, int64_t row, int32_t chu
   return unpack_chunk<Element>(bits);
 }
 
-// The kernel body of norms of sums. kTwice: a norm of the sum comes before the norm.
+// The kernel body of norms of sums. A warp has the same row of two images, which have the same row in front and the same
+// position. kTwice: a norm of the sum comes before the norm.
 template <int kChunks, bool kTwice> TREFOIL_DEVICE void row_norm_of_sum(const RowNormArgs &args) {
-  const int32_t row = warp_row(args), lane = threadIdx.x % 32;
+  const int32_t number = warp_number(args, 1), lane = threadIdx.x % 32;
+  const int32_t pair = divide(number, args.by_image_rows), in_image = number - pair * args.image_rows;
+  const int32_t image = pair * kWarpRows, apart = args.image_rows, row = image * apart + in_image;
+  const bool is_front = in_image < args.prefix_rows;
   allow_next_launch();
+  Chunk added[kChunks];
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int32_t chunk = lane + 32 * i;
+    added[i] = load_position(args, in_image, chunk, chunk < args.chunks);
+  }
   wait_for_earlier_launches();
   uint4 bits[kWarpRows][kChunks];
 #pragma unroll
   for (int r = 0; r < kWarpRows; ++r) {
-    const SummedRow of(args, row + r);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i)
-      bits[r][i] = of.load_own(args, lane + 32 * i, row + r < args.rows && lane + 32 * i < args.chunks);
+    for (int i = 0; i < kChunks; ++i) {
+      const bool inside = row + r * apart < args.rows && lane + 32 * i < args.chunks;
+      bits[r][i] = load_own(args, image + r, in_image, lane + 32 * i, inside);
+    }
+  }
+  if (is_front) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int32_t chunk = lane + 32 * i;
+      add_chunk(added[i], load_prefix(args, in_image, chunk, chunk < args.chunks));
+    }
   }
   Chunk values[kWarpRows][kChunks];
   float scale[kWarpRows];
 #pragma unroll
   for (int r = 0; r < kWarpRows; ++r) {
-    const SummedRow of(args, row + r);
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      const int32_t chunk = lane + 32 * i;
       values[r][i] = unpack_chunk<Element>(bits[r][i]);
-      if (row + r >= args.rows || chunk >= args.chunks) continue;
-      if (const float *prefix = of.prefix(args, chunk)) add_chunk(values[r][i], load_chunk_f32(prefix));
-      if (const float *position = of.position(args, chunk)) add_chunk(values[r][i], load_chunk_f32(position));
+      add_chunk(values[r][i], added[i]);
     }
-    if constexpr (kTwice) scale[r] = centre(args, args.first_centred, args.first_epsilon, values[r]);
   }
+  if constexpr (kTwice) centre(args, args.first_centred, args.first_epsilon, values, scale);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const int32_t chunk = lane + 32 * i;
@@ -243,12 +277,12 @@ template <int kChunks, bool kTwice> TREFOIL_DEVICE void row_norm_of_sum(const Ro
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
       if constexpr (kTwice) scale_chunk(values[r][i], scale[r], weight, bias);  // zeros behind the row
-      values[r][i] = store_sum(args, row + r, chunk, inside && row + r < args.rows, values[r][i]);
+      const int32_t to = row + r * apart;
+      values[r][i] = store_sum(args, to, chunk, inside && to < args.rows, values[r][i]);
     }
   }
-#pragma unroll
-  for (int r = 0; r < kWarpRows; ++r) scale[r] = centre(args, args.centred, args.epsilon, values[r]);
-  store_rows<kChunks, Writes::kElements>(args, row, values, scale);
+  centre(args, args.centred, args.epsilon, values, scale);
+  store_rows<kChunks, Writes::kElements, true>(args, row, values, scale);
 }
 
 constexpr int kFewWarps = kFewThreads / 32;
@@ -342,9 +376,8 @@ template <bool kTwice> TREFOIL_DEVICE void row_norm_of_sum_few(const RowNormArgs
   allow_next_launch();
   const auto load = [&](const float *of) { return load_early_f32(of + chunk * kChunkElems, inside && of != nullptr); };
   const Chunk weight = load(args.weight), bias = load(args.bias);
-  const SummedRow of(args, row);
-  const auto load_row = [&](const float *values) { return load_early_f32(values, inside && values != nullptr); };
-  const Chunk prefix = load_row(of.prefix(args, chunk)), position = load_row(of.position(args, chunk));
+  const int32_t image = divide(row, args.by_image_rows), in_image = row - image * args.image_rows;
+  const Chunk prefix = load_prefix(args, in_image, chunk, inside), position = load_position(args, in_image, chunk, inside);
   Chunk first_weight{}, first_bias{};
   if constexpr (kTwice) {
     first_weight = load(args.first_weight);
@@ -352,7 +385,7 @@ template <bool kTwice> TREFOIL_DEVICE void row_norm_of_sum_few(const RowNormArgs
   }
   BlockSums sums(sums_of_warps, args.chunks);
   wait_for_earlier_launches();
-  Chunk values = unpack_chunk<Element>(of.load_own(args, chunk, inside));
+  Chunk values = unpack_chunk<Element>(load_own(args, image, in_image, chunk, inside));
   add_chunk(values, prefix);
   add_chunk(values, position);
   if constexpr (kTwice) {
@@ -432,7 +465,8 @@ TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_f32, Writes::kFloats)
 //            first_*    read   by *_sum_twice, as weight and bias above
 // Arithmetic sums in float, rounded to an element, to nearest even; norms as above, of what is stored. By *_sum_twice the
 //            first norm is of floats that are not rounded.
-// Launch     as above, up to 1,024 columns; for few rows, and for longer ones, _few_sum and _few_sum_twice.
+// Launch     up to 1,024 columns grid ceil(pairs of images * image_rows / 2), block kNormThreads; for few rows, and for
+//            longer ones, _few_sum and _few_sum_twice as above.
 // Limits     as above.
 // Ordering   as above; prefix, positions and the first norm's weights are of no launch.
 #define TREFOIL_SM90_ROW_NORM_OF_SUM(chunks)                                                                      \

@@ -271,7 +271,9 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         let blocks = if floats.is_some() { rows.min(FLOAT_BLOCKS) } else { rows };
         (few, blocks, chunks.next_multiple_of(32) as u32)
     } else {
-        (entry, rows.div_ceil(BLOCK_ROWS), THREADS)
+        // Of a sum a warp has the same row of two images.
+        let whole = sum.and_then(|sum| Some(rows.checked_div(sum.of.rows)?.next_multiple_of(2) * sum.of.rows));
+        (entry, whole.unwrap_or(rows).div_ceil(BLOCK_ROWS), THREADS)
     };
     if !(epsilon.is_finite() && epsilon > 0.0) {
         return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
