@@ -37,7 +37,6 @@ static_assert(sizeof(RowNormArgs) == 168 && offsetof(RowNormArgs, rows) == 48, "
 
 constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
-constexpr int kNormRows = kNormThreads / 32 * kWarpRows;  // of a block
 constexpr int kFewThreads = 256;                          // of a block that has a row, at most
 
 TREFOIL_DEVICE float warp_sum(float x) {
@@ -416,7 +415,7 @@ template <bool kTwice> TREFOIL_DEVICE void row_norm_of_sum_few(const RowNormArgs
 //            element is multiplied by to_codes, rounded to a float, and rounded to a code, to nearest even (overflow becomes
 //            448 with its sign, NaN the code 0x7f): it is no element in between. A row with NaN or infinity becomes NaN; of
 //            a row of bf16 whose squares add up to more than a float holds the bias is left.
-// Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
+// Launch     grid ceil(rows / 4), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
 //            for few rows, _few, and for any number _few_f32: block columns / 8 rounded up to a multiple of 32, grid rows,
 //            or of _few_f32 fewer. No dynamic shared memory. Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
