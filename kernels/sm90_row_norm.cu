@@ -59,30 +59,27 @@ TREFOIL_DEVICE void warp_sums(float (&x)[kWarpRows]) {
 template <int kChunks>
 TREFOIL_DEVICE void centre(const RowNormArgs &args, bool centred, float epsilon, Chunk (&values)[kWarpRows][kChunks],
                            float (&scale)[kWarpRows]) {
-  if (centred) {
-    float sums[kWarpRows] = {};
+  float sums[kWarpRows] = {}, squares[kWarpRows] = {};
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) {
-#pragma unroll
-        for (float value : values[r][i].v) sums[r] += value;
-      }
-    }
-    warp_sums(sums);
+  for (int i = 0; i < kChunks; ++i) {
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
-      const float mean = sums[r] * args.per_column;
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        const bool inside = static_cast<int32_t>(threadIdx.x % 32) + 32 * i < args.chunks;
-        const float from_values = inside ? mean : 0.0f;
-#pragma unroll
-        for (float &value : values[r][i].v) value -= from_values;
-      }
+      for (float value : values[r][i].v) sums[r] += value;
     }
   }
-  float squares[kWarpRows] = {};
+  warp_sums(sums);
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+    const float mean = centred ? sums[r] * args.per_column : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const bool inside = static_cast<int32_t>(threadIdx.x % 32) + 32 * i < args.chunks;
+      const float of_values = inside ? mean : 0.0f;
+#pragma unroll
+      for (float &value : values[r][i].v) value -= of_values;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
 #pragma unroll

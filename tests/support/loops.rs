@@ -415,6 +415,7 @@ fn moves() -> Vec<Case> {
     all.extend(
         [(Dtype::F16, 2), (Dtype::U8, 2), (Dtype::F16, 3), (Dtype::F32, 2)].map(|(dtype, count)| turned(dtype, count)),
     );
+    all.push(windows());
     // There is a number for each of three colours: a thread computes whole pixels, eight or two of them.
     for (name, width) in [("pixels of three colours", 264), ("pixels of three colours in pairs", 270)] {
         let pixels = values(Dtype::U8, &[8, 265, width, 3], "pixels");
@@ -450,6 +451,25 @@ fn turned(dtype: Dtype, others: usize) -> Case {
     }
     let (name, of) = (format!("sum of {} of {dtype} in another order", operands.len() - 1), b.finish(sum));
     Case { name, of, operands, to: types[0].clone(), scale: 1.0 }
+}
+
+/// Windows of three frames, side by side with zeros, of channels that lie one behind the other: all loads are turned.
+fn windows() -> Case {
+    let (channels, frames) = (20, 150);
+    let x = values(Dtype::F32, &[2, channels, frames], "frames");
+    let to = ValueType::new(Dtype::F16, &[2, frames, 64]);
+    let mut b = LoopBuilder::new(std::slice::from_ref(x.value_type()), &to.dims);
+    let point = b.point();
+    let mut window = b.float(Dtype::F32, 0.0);
+    for tap in 0..3 {
+        let channel = b.shifted(point[2], -(tap * channels as i64));
+        let frame = b.shifted(point[1], tap - 1);
+        let is_inside = [b.within(channel, channels), b.within(frame, frames)];
+        let condition = b.all(is_inside);
+        window = b.load_if(0, &[point[0], channel, frame], condition, window);
+    }
+    let result = b.cast(Dtype::F16, window);
+    Case { name: "windows of turned frames".into(), of: b.finish(result), operands: vec![x], to, scale: 1.0 }
 }
 
 fn gathers() -> Vec<Case> {

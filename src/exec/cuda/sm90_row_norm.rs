@@ -390,6 +390,53 @@ mod tests {
         assert!(source.contains(&format!("TREFOIL_SM90_ROW_NORM_FEW({}, Writes::kFloats)", TO_F32[0])));
         let is_there = |name: &&str| source.contains(&format!("TREFOIL_SM90_ROW_NORM_FEW({name}, "));
         assert!(["sm90_row_norm_few", "sm90_row_norm_few_e4m3", "sm90_row_norm_few_both"].iter().all(is_there));
+        let of_sums =
+            |line: &str| line.strip_prefix("TREFOIL_SM90_ROW_NORM_OF_SUM(")?.strip_suffix(')').map(str::to_owned);
+        let chunks: Vec<String> = source.lines().filter_map(of_sums).collect();
+        for (kinds, of_type) in OF_SUMS.into_iter().zip(["", "_bf16"]) {
+            for ((names, few), kind) in kinds.into_iter().zip(["_sum", "_sum_twice"]) {
+                assert!(chunks.iter().map(|chunks| format!("sm90_row_norm_{chunks}{kind}{of_type}")).eq(names));
+                assert_eq!(few, format!("sm90_row_norm_few{kind}{of_type}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_has_its_own_kernels_and_arguments() {
+        let of = |first, rows| RowSum { rows, prefix: 1, positions: Some(1), first };
+        let sum = |of| RowSumProblem {
+            of,
+            prefix: 0x700,
+            positions: 0x800,
+            sum: Rows { address: 0x900, pitch: 816 },
+            first: [0xa00, 0xb00],
+        };
+        let first = Some(FirstNorm { centred: true, epsilon: 0.5, bias: false });
+        let of_sum = |of| RowNormProblem { sizes: [3 * 500, 776], sum: Some(sum(of)), ..PROBLEM };
+        let twice = launch(&of_sum(of(first, 500))).unwrap();
+        // Two pairs of images, of which the last one has one.
+        assert_eq!((&*twice.entry, twice.grid, twice.block), ("sm90_row_norm_4_sum_twice", [500, 1, 1], [64, 1, 1]));
+        let args: RowNormArgs = twice.args.read();
+        assert_eq!([args.prefix, args.positions, args.sum, args.first_weight], [0x700, 0x800, 0x900, 0xa00]);
+        assert_eq!((args.first_bias, args.sum_pitch, args.first_centred, args.first_epsilon), (0, 102, 1, 0.5));
+        assert_eq!([args.image_rows, args.prefix_rows, args.first_placed], [500, 1, 1]);
+        assert_eq!(args.by_image_rows.divide(1499), 2);
+        let once = launch(&RowNormProblem { dtype: Dtype::Bf16, ..of_sum(of(None, 1500)) }).unwrap();
+        assert_eq!((&*once.entry, once.grid), ("sm90_row_norm_4_sum_bf16", [750, 1, 1]));
+        let few = launch(&RowNormProblem { sizes: [500, 776], ..of_sum(of(None, 500)) }).unwrap();
+        assert_eq!((&*few.entry, few.grid, few.block), ("sm90_row_norm_few_sum", [500, 1, 1], [128, 1, 1]));
+        let wide = Rows { address: 0x100, pitch: 2048 };
+        let wide = RowNormProblem { sizes: [1500, 1032], x: wide, y: Some(wide), ..PROBLEM };
+        let of_wide = RowSumProblem { sum: Rows { address: 0x100, pitch: 2048 }, ..sum(of(None, 500)) };
+        let of_wide = launch(&RowNormProblem { sum: Some(of_wide), backward: true, ..wide }).unwrap();
+        assert_eq!((&*of_wide.entry, of_wide.grid), ("sm90_row_norm_few_sum", [1500, 1, 1]));
+        assert_eq!(of_wide.args.read::<RowNormArgs>().first_block, 0);
+        let refused = |of| launch(&of_sum(of)).is_err();
+        assert!(
+            refused(of(None, 499)) && refused(of(None, 1)) && refused(RowSum { positions: Some(2), ..of(None, 500) })
+        );
+        assert!(refused(of(Some(FirstNorm { centred: true, epsilon: 0.0, bias: true }), 500)));
+        assert!(launch(&RowNormProblem { codes: Some(CODES), ..of_sum(of(None, 500)) }).is_err());
     }
 
     #[test]

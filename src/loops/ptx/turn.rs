@@ -1,5 +1,6 @@
 //! Results whose operands lie in another order of axes. Tiles of operands are transposed in shared memory, so that
-//! neighbouring threads read neighbouring elements and write neighbouring elements. Of elements of two bytes or less a
+//! neighbouring threads read neighbouring elements and write neighbouring elements. Where all operands lie so, and there
+//! are several, the result is transposed in their place. Of elements of two bytes or less a
 //! thread has pairs of neighbours on both sides: then a tile is twice as long along both axes, and as many bytes are on
 //! their way as of larger elements.
 
@@ -14,15 +15,16 @@ use crate::loops::ir::{TermId, TermKind};
 /// each thread has several of these runs along the other axis.
 const COLUMNS: usize = 32;
 const ROWS: usize = 8;
-/// The largest number of operands that are transposed, and of those of which a thread has pairs of neighbours.
+/// The largest number of terms that are transposed, and of those of which a thread has pairs of neighbours.
 const MOST: usize = 4;
 const MOST_PAIRS: usize = 2;
 
 /// The division of a nest into tiles.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// The loads that are contiguous along the first axis. The result is contiguous along the second.
-    loads: Vec<TermId>,
+    /// The terms that go through shared memory: loads that are contiguous along the first axis, or the result of several of
+    /// them. The result is contiguous along the second axis.
+    turned: Vec<TermId>,
     axes: [usize; 2],
     others: Vec<usize>,
     /// The number of neighbours that a thread reads, and writes, at once: 1 or 2.
@@ -43,15 +45,19 @@ impl Turn {
         };
         let of_axis = |&axis: &usize| nest.extents[axis] >= COLUMNS / 2 && nest.needed().any(|id| lies(&id, axis));
         let across = others.iter().copied().find(of_axis)?;
-        let loads: Vec<TermId> = nest.needed().filter(|id| lies(id, across)).take(MOST).collect();
+        let loads: Vec<TermId> = nest.needed().filter(|id| lies(id, across)).collect();
+        let turned = match loads.len() > 1 && nest.needed().all(|id| loads.contains(&id) || !varies(nest, id, across)) {
+            true => vec![nest.of.result],
+            false => loads.into_iter().take(MOST).collect(),
+        };
         let extents = results.iter().map(|&axis| nest.extents[axis]).product::<usize>();
         let fits = nest.extents[along] >= COLUMNS / 2
             && extents < 1 << 40
             && nest.extents[along].max(nest.extents[across]) < 1 << 30;
         let others = others.iter().copied().filter(|&axis| axis != across).collect();
         let axes = [across, along];
-        let run = run(nest, &loads, axes);
-        (fits && nest.reductions().next().is_none()).then_some(Self { loads, axes, others, run })
+        let run = run(nest, &turned, axes);
+        (fits && nest.reductions().next().is_none()).then_some(Self { turned, axes, others, run })
     }
 
     /// The number of points of a tile along both axes.
@@ -86,11 +92,11 @@ impl Turn {
         let place = self.place(text, row);
         let slot = text.op(Class::Word, "mad.lo.s32", &[&place, &self.pitch(), &column]);
         let turned = text.op(Class::Word, "mad.lo.s32", &[&column, &self.pitch(), &place]);
-        let places: Vec<u32> = self.loads.iter().map(|&load| emitter.text.share(self.bytes(nest, load))).collect();
+        let places: Vec<u32> = self.turned.iter().map(|&term| emitter.text.share(self.bytes(nest, term))).collect();
         emitter.scope(|emitter| {
             self.bind(emitter, [0, 1], corner, [column, row]);
-            for (&load, &place) in self.loads.iter().zip(&places) {
-                let value = emitter.value(load);
+            for (&term, &place) in self.turned.iter().zip(&places) {
+                let value = emitter.value(term);
                 for (behind, at) in self.behind([1, self.pitch()]).zip(self.points(emitter)) {
                     let reg = emitter.pick(&value, &at);
                     put(&mut emitter.text, reg, place, slot, behind, None);
@@ -99,8 +105,8 @@ impl Turn {
         });
         emitter.text.put(format_args!("bar.sync 0"));
         let inside = self.bind(emitter, [1, 0], corner, [column, row]);
-        for (&load, &place) in self.loads.iter().zip(&places) {
-            let class = Class::of(nest.machine(load));
+        for (&term, &place) in self.turned.iter().zip(&places) {
+            let class = Class::of(nest.machine(term));
             let read = |behind| {
                 let reg = emitter.text.reg(class);
                 get(&mut emitter.text, reg, place, turned, behind);
@@ -108,7 +114,7 @@ impl Turn {
             };
             let regs: Vec<Reg> = self.behind([self.pitch(), 1]).map(read).collect();
             let lanes = emitter.lanes_of(&self.axes);
-            emitter.set_value(load, Value { lanes, regs });
+            emitter.set_value(term, Value { lanes, regs });
         }
         emitter.store(Some(inside));
         [tiles.iter().chain(&others).product(), COLUMNS * ROWS]
@@ -172,12 +178,17 @@ impl Turn {
     }
 }
 
+/// Whether a term is a load of other elements along an axis.
+fn varies(nest: &Nest, id: TermId, axis: usize) -> bool {
+    matches!(nest.term(id).kind, TermKind::Load { .. }) && nest.deps[id.0].contains(&axis)
+}
+
 /// The number of neighbours that a thread reads and writes at once.
-fn run(nest: &Nest, loads: &[TermId], axes: [usize; 2]) -> usize {
+fn run(nest: &Nest, turned: &[TermId], axes: [usize; 2]) -> usize {
     let is_narrow = |id: &TermId| match nest.term(*id).kind {
         TermKind::Load { operand, .. } => nest.of.operands[operand].dtype.bytes() <= 2,
-        _ => false,
+        _ => nest.term(*id).dtype.bytes() <= 2,
     };
     let in_pairs = axes.iter().all(|&axis| nest.extents[axis].is_multiple_of(2));
-    if in_pairs && loads.len() <= MOST_PAIRS && loads.iter().all(is_narrow) { 2 } else { 1 }
+    if in_pairs && turned.len() <= MOST_PAIRS && turned.iter().all(is_narrow) { 2 } else { 1 }
 }

@@ -126,3 +126,21 @@ fn windows_that_overlap_are_read_once_and_their_filter_in_vectors() {
     assert_eq!(loads(8, 3, 2), [9 + 9, 0, 4 * 9]);
     assert_eq!(loads(1, 7, 1), [0, 0, 7 * 2 * 49]);
 }
+
+/// Where all operands lie in another order, their sum goes through shared memory, and not each of them.
+#[test]
+fn a_sum_of_turned_operands_is_turned_once() {
+    let of = |operands: usize, also_as_it_is: bool| {
+        let [turned, straight] = [[64, 96], [96, 64]].map(|dims| ValueType::new(Dtype::F32, &dims));
+        let types = [vec![turned; operands], vec![straight; usize::from(also_as_it_is)]].concat();
+        let mut b = LoopBuilder::new(&types, &[96, 64]);
+        let point = b.point();
+        let loads: Vec<TermId> = (0..operands).map(|i| b.load(i, &[point[1], point[0]])).collect();
+        let straight = also_as_it_is.then(|| b.load(operands, &point));
+        let sum = loads.into_iter().chain(straight).reduce(|a, load| b.binary(Binary::Add, a, load)).unwrap();
+        let text = kernel(&b.finish(sum), &PtxTarget::ANY).unwrap().text;
+        counts(&text, ["st.shared.b32", "ld.shared.b32"])
+    };
+    assert_eq!([of(1, false), of(3, false)], [[4, 4]; 2]);
+    assert_eq!([of(1, true), of(3, true)], [[4, 4], [12, 12]]);
+}
