@@ -415,7 +415,7 @@ fn moves() -> Vec<Case> {
     all.extend(
         [(Dtype::F16, 2), (Dtype::U8, 2), (Dtype::F16, 3), (Dtype::F32, 2)].map(|(dtype, count)| turned(dtype, count)),
     );
-    all.push(windows());
+    all.push(turned_windows());
     // There is a number for each of three colours: a thread computes whole pixels, eight or two of them.
     for (name, width) in [("pixels of three colours", 264), ("pixels of three colours in pairs", 270)] {
         let pixels = values(Dtype::U8, &[8, 265, width, 3], "pixels");
@@ -454,7 +454,7 @@ fn turned(dtype: Dtype, others: usize) -> Case {
 }
 
 /// Windows of three frames, side by side with zeros, of channels that lie one behind the other: all loads are turned.
-fn windows() -> Case {
+fn turned_windows() -> Case {
     let (channels, frames) = (20, 150);
     let x = values(Dtype::F32, &[2, channels, frames], "frames");
     let to = ValueType::new(Dtype::F16, &[2, frames, 64]);

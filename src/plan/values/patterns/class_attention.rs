@@ -10,13 +10,9 @@ use crate::plan::{
     StepOp,
 };
 
-/// The attention that was found, with the product in one step, if its kernel takes less time than a step for each; else as
-/// it was found. `all` has the steps of the nodes before.
-pub(super) fn joined(context: &Context<'_>, found: Found, all: &HashMap<NodeId, Found>) -> Found {
-    instead(context, &found, all).unwrap_or(found)
-}
-
-fn instead(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -> Option<Found> {
+/// The attention that was found, with the product in one step, if its kernel takes less time than a step for each. `all` has
+/// the steps of the nodes before.
+pub(super) fn joined(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -> Option<Found> {
     let StepOp::Attention(attention) = &found.op else { return None };
     let &AttentionOp { sizes, scale, qkv, out, mask: None, result: None } = attention else { return None };
     let [Read::Half(root), Read::Half(k), Read::Half(v)] = found.reads[..] else { return None };

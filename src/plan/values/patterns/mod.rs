@@ -187,13 +187,24 @@ pub(super) fn find(
     }
     let context = Context::new(graph, dtype, target);
     let (mut halves, mut photos) = (HashSet::new(), HashMap::new());
+    // A step with those before it in one, if that computes no node that stays in f32; else as it was found.
+    let taken = |found: Found, joined: Option<Found>| {
+        joined.filter(|joined| is_in_halves(graph, joined, in_f32)).unwrap_or(found)
+    };
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
         let found = attention::find(&context, at);
-        let found = found.map(|(last, found)| (last, class_attention::joined(&context, found, &all)));
+        let found = found.map(|(last, found)| {
+            let joined = class_attention::joined(&context, &found, &all);
+            (last, taken(found, joined))
+        });
         let found = found.or_else(|| packed::find(&context, at));
         let found = found.or_else(|| recurrent::find(&context, at));
-        let norm = || norm::find(&context, at).map(|found| sum::joined(&context, found, &halves, &all));
+        let norm = || {
+            let (last, found) = norm::find(&context, at)?;
+            let joined = sum::joined(&context, (last, &found), &halves, &all);
+            Some((last, taken(found, joined)))
+        };
         let found = found.or_else(norm).or_else(|| product::find(&context, at, &halves));
         let found = found.or_else(|| e4m3::find(&context, at));
         let found = found.or_else(|| first::find(&context, at).filter(|(_, found)| has_its_shape(&mut photos, found)));

@@ -8,22 +8,19 @@ use crate::graph::{Binary, Expr, Node, NodeId, Op, ValueId};
 use crate::plan::{FirstNorm, RowNormOp, RowNormResult, RowSum, StepOp};
 use crate::tensor::Dtype;
 
-/// A norm of rows that ends at node `last`, together with the sum that it reads, if that is one; else as it was found. The step writes
-/// the sum too. Of two norms of which one reads the other's result, the second makes both. `halves` are values that steps
-/// write in the type of kernels, and `all` has the steps of the nodes before.
+/// A norm of rows, which was found and ends at node `last`, together with the sum that it reads, if that is one. The step
+/// writes the sum too. Of two norms of which one reads the other's result, the second makes both. `halves` are values that
+/// steps write in the type of kernels, and `all` has the steps of the nodes before.
 pub(super) fn joined(
     context: &Context<'_>,
-    (last, found): (NodeId, Found),
+    (last, found): (NodeId, &Found),
     halves: &HashSet<ValueId>,
     all: &HashMap<NodeId, Found>,
-) -> (NodeId, Found) {
+) -> Option<Found> {
     let is_written = |id| halves.contains(&id) || all.values().any(|found| found.is_image() && found.writes == id);
-    let joined = of_norm(context, &found, all).or_else(|| of_rows(context, &found, &is_written));
-    let is_taken = |joined: &Found| match joined.beside {
-        Some(Beside::Half(sum)) => is_read_behind(context, joined, sum, last),
-        _ => false,
-    };
-    (last, joined.filter(is_taken).unwrap_or(found))
+    let joined = of_norm(context, found, all).or_else(|| of_rows(context, found, &is_written))?;
+    let sum = joined.beside?.value();
+    is_read_behind(context, &joined, sum, last).then_some(joined)
 }
 
 /// The norm of rows whose sum the step makes.

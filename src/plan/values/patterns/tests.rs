@@ -6,6 +6,7 @@ use crate::graph::{
     Binary, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Op, Reduce, ReduceOp, Slice, Unary, ValueId, Window,
     simplify,
 };
+use crate::plan::context::PlanTarget;
 use crate::plan::values::rounded::rounded;
 use crate::plan::values::tests::planned_by;
 use crate::plan::{Choices, HeadsAt, Kernel, Limits, Plan, StepOp};
@@ -816,4 +817,34 @@ fn a_sum_that_others_read_first_stays_a_loop() {
     };
     let labels = beginning(&["class"], false, twice);
     assert!(labels.contains(&"sum+layer-norm".to_owned()) && labels.contains(&"layer-norm".to_owned()), "{labels:?}");
+}
+
+/// A norm whose sum or first norm stays in f32 is a step without it.
+#[test]
+fn a_norm_makes_no_sum_that_stays_in_f32() {
+    let (mut block, x) = Block::new(SIZES);
+    let x = block.product("patches", x, SIZES.width());
+    let positions = block.weight("positions", &[1, SIZES.tokens, SIZES.width()]);
+    let x = block.sum("placed", x, positions);
+    let x = block.norm("before", x);
+    let y = block.norm("norm", x);
+    let y = block.product("behind", y, SIZES.width());
+    let y = block.sum("sum", x, y);
+    let graph = block.finish(y);
+    let (limits, choices) = (Limits::h200(), Choices::new());
+    let target = PlanTarget { limits: &limits, batch: SIZES.batch, choices: &choices };
+    let sums = |in_f32: &[&str]| {
+        let in_f32 = in_f32.iter().map(|name| (*name).to_owned()).collect();
+        let found = super::find(&graph, Dtype::F16, target, &in_f32);
+        let mut sums: Vec<(&str, bool)> = found
+            .values()
+            .filter(|found| matches!(found.op, StepOp::RowNorm(_)))
+            .map(|found| (&*graph.nodes[found.named.0].name, found.beside.is_some()))
+            .collect();
+        sums.sort_unstable();
+        sums
+    };
+    assert_eq!(sums(&[]), [("before", true), ("norm", true)]);
+    assert_eq!(sums(&["before"]), [("norm", false)]);
+    assert_eq!(sums(&["placed"]), [("before", false), ("norm", false)]);
 }
