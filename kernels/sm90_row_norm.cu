@@ -55,7 +55,8 @@ TREFOIL_DEVICE void warp_sums(float (&x)[kWarpRows]) {
 }
 
 // Takes the mean of each row from its values, if told, and gives what they are to be multiplied by. A lane has every 32nd
-// chunk of a row, kChunks at most; those behind it are zeros, and stay so.
+// chunk of a row, kChunks at most; those behind it are zeros, and stay so. Sums are made for RMSNorm too: a branch around them
+// takes registers, and fewer warps run at a time.
 template <int kChunks>
 TREFOIL_DEVICE void centre(const RowNormArgs &args, bool centred, float epsilon, Chunk (&values)[kWarpRows][kChunks],
                            float (&scale)[kWarpRows]) {
@@ -198,11 +199,13 @@ TREFOIL_DEVICE uint4 load_own(const RowNormArgs &args, int32_t image, int32_t in
   return load_written_or_zero(args.x + row * args.x_pitch + chunk, valid && in_image >= args.prefix_rows);
 }
 
-// Eight values of the row in front that a row of an image is, or of its position; zeros where it is or has none.
+// Eight values of the row in front that row `in_image` of an image is; zeros if it is none.
 TREFOIL_DEVICE Chunk load_prefix(const RowNormArgs &args, int32_t in_image, int32_t chunk, bool valid) {
   const int64_t at = static_cast<int64_t>(in_image) * args.chunks + chunk;
   return load_early_f32(args.prefix + at * kChunkElems, valid && in_image < args.prefix_rows);
 }
+
+// Eight values of the position of row `in_image` of an image; zeros if it has none.
 TREFOIL_DEVICE Chunk load_position(const RowNormArgs &args, int32_t in_image, int32_t chunk, bool valid) {
   const int64_t at = static_cast<int64_t>(in_image - args.first_placed) * args.chunks + chunk;
   const bool has_position = args.positions != nullptr && in_image >= args.first_placed;
@@ -463,7 +466,7 @@ TREFOIL_SM90_ROW_NORM_FEW(sm90_row_norm_few_f32, Writes::kFloats)
 //            first norm is of floats that are not rounded.
 // Launch     up to 1,024 columns grid ceil(pairs of images * image_rows / 2), block kNormThreads; for few rows, and for
 //            longer ones, _few_sum and _few_sum_twice as above.
-// Limits     as above.
+// Limits     as above; rows and those of two more images below 2^31.
 // Ordering   as above; prefix, positions and the first norm's weights are of no launch.
 #define TREFOIL_SM90_ROW_NORM_OF_SUM(chunks)                                                                      \
   extern "C" __global__ void __launch_bounds__(kNormThreads)                                                      \

@@ -416,6 +416,7 @@ fn moves() -> Vec<Case> {
         [(Dtype::F16, 2), (Dtype::U8, 2), (Dtype::F16, 3), (Dtype::F32, 2)].map(|(dtype, count)| turned(dtype, count)),
     );
     all.push(turned_windows());
+    all.extend([Dtype::Bool, Dtype::U8, Dtype::F16, Dtype::F32, Dtype::F64].map(all_turned));
     // There is a number for each of three colours: a thread computes whole pixels, eight or two of them.
     for (name, width) in [("pixels of three colours", 264), ("pixels of three colours in pairs", 270)] {
         let pixels = values(Dtype::U8, &[8, 265, width, 3], "pixels");
@@ -451,6 +452,20 @@ fn turned(dtype: Dtype, others: usize) -> Case {
     }
     let (name, of) = (format!("sum of {} of {dtype} in another order", operands.len() - 1), b.finish(sum));
     Case { name, of, operands, to: types[0].clone(), scale: 1.0 }
+}
+
+/// Two operands in another order of axes, and nothing else: the result is turned.
+fn all_turned(dtype: Dtype) -> Case {
+    let (rows, columns) = if dtype == Dtype::U8 { (66, 70) } else { (67, 71) };
+    let operands = ["first", "second"].map(|what| values(dtype, &[3, columns, rows], what));
+    let types = operands.each_ref().map(|operand| operand.value_type().clone());
+    let to = ValueType::new(dtype, &[3, rows, columns]);
+    let mut b = LoopBuilder::new(&types, &to.dims);
+    let point = b.point();
+    let [a, other] = [0, 1].map(|operand| b.load(operand, &[point[0], point[2], point[1]]));
+    let result = b.binary(Binary::Max, a, other);
+    let (name, of) = (format!("larger of two of {dtype}, both turned"), b.finish(result));
+    Case { name, of, operands: operands.to_vec(), to, scale: 1.0 }
 }
 
 /// Windows of three frames, side by side with zeros, of channels that lie one behind the other: all loads are turned.

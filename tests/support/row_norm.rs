@@ -293,7 +293,14 @@ pub fn sums(dtype: Dtype) -> Vec<Summed> {
         Summed { norm, of: RowSum { rows, prefix, positions, first: twice } }
     };
     let first = |centred, bias| Some(FirstNorm { centred, epsilon: EPSILON, bias });
-    let sizes = [(1, 768, [197, 1]), (7, 1024, [257, 1]), (3, 384, [5, 4]), (700, 72, [2, 1]), (2, 1280, [261, 5])];
+    let sizes = [
+        (1, 768, [197, 1]),
+        (7, 1024, [257, 1]),
+        (3, 384, [5, 4]),
+        (700, 72, [2, 1]),
+        (301, 384, [5, 4]),
+        (2, 1280, [261, 5]),
+    ];
     let mut all = Vec::new();
     for (images, columns, rows) in sizes {
         for positions in [None, Some(0), Some(rows[1])] {

@@ -21,7 +21,7 @@ pub struct RowNormOperands<'a, T = f16> {
     pub centred: bool,
     /// The positive number that is added to the variance.
     pub epsilon: f32,
-    /// The buffer with the rows, and their place.
+    /// The buffer with the rows, and their place; of a sum only with the images' own rows.
     pub x: (&'a [T], RowsAt),
     /// A number for each column.
     pub weight: &'a [f32],
@@ -48,7 +48,7 @@ pub struct RowSumOperands<'a, T = f16> {
     pub prefix: &'a [f32],
     /// The positions, one for each row of an image from the first that has one on; empty if there are none.
     pub positions: &'a [f32],
-    /// A number for each column and a bias, of the first of two norms; empty without it, and without biases.
+    /// A number for each column and a bias, of the first of two norms; both empty without it, the second without biases.
     pub first: [&'a [f32]; 2],
     /// The buffer for the sum, or for the result of the first norm, and the place of its rows.
     pub sum: (&'a [T], RowsAt),

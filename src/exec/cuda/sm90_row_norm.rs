@@ -333,6 +333,8 @@ impl RowSumProblem {
         if positions.is_some_and(|from| from != 0 && from != prefix) {
             return Err(unsupported("rows without a position", "some", "they are none, or those in front"));
         }
+        // A warp may have rows of an image behind the last one, in a block behind the last pair of images.
+        in_range("rows and those of two more images", rows.saturating_add(2 * each), 1, INDEX_LIMIT)?;
         let FirstNorm { centred, epsilon, bias } =
             first.unwrap_or(FirstNorm { centred: false, epsilon: 1.0, bias: false });
         if !(epsilon.is_finite() && epsilon > 0.0) {
@@ -435,6 +437,8 @@ mod tests {
         assert!(
             refused(of(None, 499)) && refused(of(None, 1)) && refused(RowSum { positions: Some(2), ..of(None, 500) })
         );
+        let many = |rows: usize| RowNormProblem { sizes: [rows, 776], ..of_sum(of(None, rows)) };
+        assert!(launch(&many(700_000_000)).is_ok() && launch(&many(720_000_000)).is_err());
         assert!(refused(of(Some(FirstNorm { centred: true, epsilon: 0.0, bias: true }), 500)));
         assert!(launch(&RowNormProblem { codes: Some(CODES), ..of_sum(of(None, 500)) }).is_err());
     }

@@ -45,17 +45,20 @@ impl Turn {
         };
         let of_axis = |&axis: &usize| nest.extents[axis] >= COLUMNS / 2 && nest.needed().any(|id| lies(&id, axis));
         let across = others.iter().copied().find(of_axis)?;
-        let loads: Vec<TermId> = nest.needed().filter(|id| lies(id, across)).collect();
-        let turned = match loads.len() > 1 && nest.needed().all(|id| loads.contains(&id) || !varies(nest, id, across)) {
-            true => vec![nest.of.result],
-            false => loads.into_iter().take(MOST).collect(),
-        };
+        let axes = [across, along];
+        let mut turned: Vec<TermId> = nest.needed().filter(|id| lies(id, across)).collect();
+        let are_all = nest.needed().all(|id| turned.contains(&id) || !varies(nest, id, across));
+        let has_several = turned.len() > 1;
+        turned.truncate(MOST);
+        let result = vec![nest.of.result];
+        if has_several && are_all && run(nest, &result, axes) >= run(nest, &turned, axes) {
+            turned = result;
+        }
         let extents = results.iter().map(|&axis| nest.extents[axis]).product::<usize>();
         let fits = nest.extents[along] >= COLUMNS / 2
             && extents < 1 << 40
             && nest.extents[along].max(nest.extents[across]) < 1 << 30;
         let others = others.iter().copied().filter(|&axis| axis != across).collect();
-        let axes = [across, along];
         let run = run(nest, &turned, axes);
         (fits && nest.reductions().next().is_none()).then_some(Self { turned, axes, others, run })
     }

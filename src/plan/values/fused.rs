@@ -41,7 +41,9 @@ impl Split<'_> {
         self.push(Node { inputs, outputs, ..named.clone() });
         for (value, half) in halves {
             self.halves.insert(value, half);
-            self.push_f32(&named.name, half, value);
+            let of = writer(self.from, value).map_or(&named.name, |node| &node.name);
+            let name = if value == found.writes { &named.name } else { of };
+            self.push_f32(name, half, value);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::graph::{
 use crate::plan::context::PlanTarget;
 use crate::plan::values::rounded::rounded;
 use crate::plan::values::tests::planned_by;
-use crate::plan::{Choices, HeadsAt, Kernel, Limits, Plan, StepOp};
+use crate::plan::{Choices, FirstNorm, HeadsAt, Kernel, Limits, Plan, RowSum, StepOp};
 use crate::tensor::{Dtype, RowSpec};
 
 /// The sizes of a block: images, tokens, heads and values of a head.
@@ -743,34 +743,54 @@ fn a_norm_is_within_the_products_before_and_behind_it() {
 }
 
 /// The beginning of a vision transformer as exporters and as this library's encoders write it: rows in front, positions,
-/// and norms that `behind` adds, in front of a product whose residual is the sum.
-fn beginning(first: &[&str], positions_first: bool, behind: impl Fn(&mut Block, ValueId) -> ValueId) -> Vec<String> {
-    let (mut block, x) = Block::new(SIZES);
-    let Sizes { batch, tokens, .. } = SIZES;
-    let width = SIZES.width();
-    let rows = tokens + first.len();
-    let mut x = block.product("patches", x, width);
+/// and what `behind` adds.
+fn beginning(
+    of: Sizes,
+    prefix: usize,
+    positions_first: bool,
+    behind: impl Fn(&mut Block, ValueId) -> ValueId,
+) -> (Plan, Vec<String>) {
+    let (mut block, x) = Block::new(of);
+    let width = of.width();
+    let x = block.product("patches", x, width);
+    let apart = block.g.node("apart", Op::Reshape(vec![of.batch, of.tokens, 1, width]), &[x]);
+    let mut x = block.g.node("together", Op::Reshape(vec![of.batch, of.tokens, width]), &[apart]);
     let placed = |block: &mut Block, x, rows| {
         let positions = block.weight("positions", &[1, rows, width]);
         block.sum("placed", x, positions)
     };
     if positions_first {
-        x = placed(&mut block, x, tokens);
+        x = placed(&mut block, x, of.tokens);
     }
-    if !first.is_empty() {
-        let front = block.weight("front", &[1, first.len(), width]);
-        let front = block.g.node("front.each", Op::Broadcast(vec![batch, first.len(), width]), &[front]);
+    if prefix > 0 {
+        let mut front = block.weight("front", &[1, prefix, width]);
+        if of.batch > 1 {
+            front = block.g.node("front.each", Op::Broadcast(vec![of.batch, prefix, width]), &[front]);
+        }
         x = block.g.node("tokens", Op::Concat(1), &[front, x]);
     }
     if !positions_first {
-        x = placed(&mut block, x, rows);
+        x = placed(&mut block, x, of.tokens + prefix);
     }
     let y = behind(&mut block, x);
-    labels(&plan_of(&block.finish(y), &Limits::h200(), batch))
+    let plan = plan_of(&block.finish(y), &Limits::h200(), of.batch);
+    let labels = labels(&plan);
+    (plan, labels)
+}
+
+/// The sums of a plan's norms, each with the elements of what the step reads.
+fn sums_of(plan: &Plan) -> Vec<(RowSum, Vec<usize>)> {
+    let elems = |id: &crate::plan::TensorId| plan.tensors[id.0].bytes / plan.tensors[id.0].dtype.bytes();
+    let sum = |step: &crate::plan::Step| match step.op {
+        StepOp::RowNorm(of) => of.sum.map(|sum| (sum, step.inputs.iter().map(elems).collect())),
+        _ => None,
+    };
+    plan.steps.iter().filter_map(sum).collect()
 }
 
 #[test]
 fn a_norm_makes_the_sum_that_it_reads() {
+    let Sizes { batch, tokens, .. } = SIZES;
     let width = SIZES.width();
     let once = |block: &mut Block, x| {
         let y = block.norm("norm", x);
@@ -778,23 +798,46 @@ fn a_norm_makes_the_sum_that_it_reads() {
         block.sum("sum", x, y)
     };
     let expected = ["product", "sum+layer-norm", "product+res"];
-    for positions_first in [true, false] {
-        assert_eq!(beginning(&["class"], positions_first, once), expected);
-        assert_eq!(beginning(&["class", "register"], positions_first, once), expected);
-        assert_eq!(beginning(&[], positions_first, once), expected);
+    for (positions_first, prefix) in [true, false].into_iter().flat_map(|first| [0, 1, 3].map(|prefix| (first, prefix)))
+    {
+        let (plan, labels) = beginning(SIZES, prefix, positions_first, once);
+        assert_eq!(labels, expected, "{plan}");
+        let positions = Some(if positions_first { prefix } else { 0 });
+        let sum = RowSum { rows: tokens + prefix, prefix, positions, first: None };
+        let placed = tokens + if positions_first { 0 } else { prefix };
+        let constants = [prefix, placed].into_iter().filter(|&rows| rows > 0).map(|rows| rows * width);
+        let reads = [batch * tokens * width].into_iter().chain(constants).chain([width; 2]).collect();
+        assert_eq!(sums_of(&plan), [(sum, reads)]);
     }
     let in_pieces = |block: &mut Block, x| {
         let y = block.norm_in_pieces(x, true);
         let y = block.product("behind", y, width);
         block.sum("sum", x, y)
     };
-    assert_eq!(beginning(&["class"], false, in_pieces), expected);
+    assert_eq!(beginning(SIZES, 1, false, in_pieces).1, expected);
     // The residual is the result of a first norm.
     let twice = |block: &mut Block, x| {
         let x = block.norm("before", x);
         once(block, x)
     };
-    assert_eq!(beginning(&["class"], true, twice), ["product", "sum+layer-norm+layer-norm", "product+res"]);
+    let (plan, labels) = beginning(SIZES, 1, true, twice);
+    assert_eq!(labels, ["product", "sum+layer-norm+layer-norm", "product+res"]);
+    let first = Some(FirstNorm { centred: true, epsilon: 1e-6, bias: true });
+    let reads = vec![batch * tokens * width, width, tokens * width, width, width, width, width];
+    assert_eq!(sums_of(&plan), [(RowSum { rows: tokens + 1, prefix: 1, positions: Some(1), first }, reads)]);
+    // Of one image nothing is repeated.
+    let one = Sizes { batch: 1, ..SIZES };
+    let (plan, _) = beginning(one, 1, false, once);
+    assert_eq!(sums_of(&plan).len(), 1, "{plan}");
+    let (plan, labels) = beginning(one, 0, false, once);
+    assert_eq!((sums_of(&plan).len(), &*labels[0]), (0, "product+res+statistics"), "{plan}");
+    // A sum that is an output is written for both.
+    let shown = |block: &mut Block, x| {
+        block.g.output("shown", x);
+        once(block, x)
+    };
+    let (plan, labels) = beginning(SIZES, 1, false, shown);
+    assert!(labels.contains(&"sum+layer-norm".to_owned()) && !labels.contains(&"layer-norm".to_owned()), "{plan}");
 }
 
 #[test]
@@ -806,17 +849,33 @@ fn a_sum_that_others_read_first_stays_a_loop() {
         let y = block.product("behind", y, width);
         block.sum("sum", y, z)
     };
-    let labels = beginning(&["class"], false, early);
-    assert!(labels.contains(&"layer-norm".to_owned()) && !labels.contains(&"sum+layer-norm".to_owned()), "{labels:?}");
-    // The sum of a first norm is read by more than the norm.
-    let twice = |block: &mut Block, x| {
+    let (plan, labels) = beginning(SIZES, 1, false, early);
+    assert!(labels.contains(&"layer-norm".to_owned()) && sums_of(&plan).is_empty(), "{plan}");
+    // The sum of a first norm is read by more than the norm, or is an output.
+    let read = |block: &mut Block, x| {
         let y = block.norm("before", x);
         let y = block.norm("norm", y);
         let y = block.product("behind", y, width);
         block.sum("sum", x, y)
     };
-    let labels = beginning(&["class"], false, twice);
-    assert!(labels.contains(&"sum+layer-norm".to_owned()) && labels.contains(&"layer-norm".to_owned()), "{labels:?}");
+    let shown = |block: &mut Block, x| {
+        block.g.output("shown", x);
+        let x = block.norm("before", x);
+        let y = block.norm("norm", x);
+        let y = block.product("behind", y, width);
+        block.sum("sum", x, y)
+    };
+    // Two norms of one sum: the second reads what the first one wrote.
+    let two = |block: &mut Block, x| {
+        let y = block.norm("first", x);
+        let y = block.product("behind", y, width);
+        let z = block.norm("second", x);
+        block.sum("sum", z, y)
+    };
+    let all = [beginning(SIZES, 1, false, read), beginning(SIZES, 1, false, shown), beginning(SIZES, 1, false, two)];
+    for (plan, labels) in all {
+        assert!(labels.contains(&"sum+layer-norm".to_owned()) && labels.contains(&"layer-norm".to_owned()), "{plan}");
+    }
 }
 
 /// A norm whose sum or first norm stays in f32 is a step without it.
