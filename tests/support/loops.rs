@@ -463,8 +463,9 @@ fn all_turned(dtype: Dtype) -> Case {
     let mut b = LoopBuilder::new(&types, &to.dims);
     let point = b.point();
     let [a, other] = [0, 1].map(|operand| b.load(operand, &[point[0], point[2], point[1]]));
-    let result = b.binary(Binary::Max, a, other);
-    let (name, of) = (format!("larger of two of {dtype}, both turned"), b.finish(result));
+    let op = if dtype == Dtype::Bool { Binary::And } else { Binary::Max };
+    let result = b.binary(op, a, other);
+    let (name, of) = (format!("{op:?} of two of {dtype}, both turned"), b.finish(result));
     Case { name, of, operands: operands.to_vec(), to, scale: 1.0 }
 }
 
