@@ -235,7 +235,7 @@ impl SqueezeExciteOp {
         let cluster = parts.next_power_of_two();
         let layout =
             SqueezeLayout { cluster, chunks, part, rows, loads, groups, lanes, pitches, offsets, shared_bytes };
-        (shared_bytes <= limits.shared_bytes).then_some(layout)
+        (shared_bytes <= limits.shared_bytes && cluster <= limits.most_cluster_blocks()).then_some(layout)
     }
 
     /// The tiles in which the kernel can compute the operation; empty if it cannot.

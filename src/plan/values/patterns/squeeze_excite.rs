@@ -426,6 +426,17 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_gpu_has_clusters_of_up_to_eight_blocks() {
+        let part = Limits { units: 60, ..Limits::h200() };
+        for (limits, has_sixteen) in [(Limits::h200(), true), (part, false)] {
+            let plan = MOBILE.planned(&limits);
+            let of = found(&plan).unwrap_or_else(|| panic!("{plan}"));
+            let clusters = of.tiles(&limits).into_iter().filter_map(|tile| Some(of.layout(tile, &limits)?.cluster));
+            assert_eq!(clusters.max(), Some(if has_sixteen { 16 } else { 8 }));
+        }
+    }
+
+    #[test]
     fn what_is_none_or_has_no_kernel_stays_as_it_is() {
         let without = |of: Block, limits: &Limits| {
             let plan = of.planned(limits);
