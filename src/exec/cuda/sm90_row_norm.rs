@@ -1,5 +1,7 @@
 //! Launches of `kernels/sm90_row_norm.cu`.
 
+use bytemuck::Zeroable;
+
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
@@ -49,67 +51,27 @@ kernel_args! {
 /// first two.
 const MODULES: [&str; 4] = ["sm90_row_norm", "sm90_row_norm_bf16", "sm90_row_norm", "sm90_row_norm"];
 
-/// The names of the kernels with this suffix: one for each number of chunks of a lane, and one for few rows.
+/// The names of the kernels with this suffix: one for each of these numbers of chunks of a lane, and one for few rows.
 macro_rules! names {
-    ($of:literal) => {
-        (
-            [
-                concat!("sm90_row_norm_1", $of),
-                concat!("sm90_row_norm_2", $of),
-                concat!("sm90_row_norm_3", $of),
-                concat!("sm90_row_norm_4", $of),
-                concat!("sm90_row_norm_5", $of),
-                concat!("sm90_row_norm_6", $of),
-                concat!("sm90_row_norm_7", $of),
-                concat!("sm90_row_norm_8", $of),
-            ],
-            concat!("sm90_row_norm_few", $of),
-        )
+    ($of:literal, $($chunks:literal)*) => {
+        ([$(concat!("sm90_row_norm_", $chunks, $of)),*], concat!("sm90_row_norm_few", $of))
     };
 }
 
 /// The kernels of each module.
-const ENTRIES: [([&str; 8], &str); 4] = [names!(""), names!("_bf16"), names!("_e4m3"), names!("_both")];
+const ENTRIES: [([&str; 8], &str); 4] = [
+    names!("", 1 2 3 4 5 6 7 8),
+    names!("_bf16", 1 2 3 4 5 6 7 8),
+    names!("_e4m3", 1 2 3 4 5 6 7 8),
+    names!("_both", 1 2 3 4 5 6 7 8),
+];
 /// The kernels of f16 and bf16 that write f32, for any number of rows.
 const TO_F32: [&str; 2] = ["sm90_row_norm_few_f32", "sm90_row_norm_few_f32_bf16"];
-/// The kernels of norms of sums in f16 and bf16, and of two norms: one for each number of chunks of a lane, and one for few
-/// rows and for rows of more.
+/// The kernels of norms of sums in f16 and bf16, first of one norm and then of two. Rows of more chunks go to those for few
+/// rows.
 const OF_SUMS: [[([&str; 4], &str); 2]; 2] = [
-    [
-        (
-            ["sm90_row_norm_1_sum", "sm90_row_norm_2_sum", "sm90_row_norm_3_sum", "sm90_row_norm_4_sum"],
-            "sm90_row_norm_few_sum",
-        ),
-        (
-            [
-                "sm90_row_norm_1_sum_twice",
-                "sm90_row_norm_2_sum_twice",
-                "sm90_row_norm_3_sum_twice",
-                "sm90_row_norm_4_sum_twice",
-            ],
-            "sm90_row_norm_few_sum_twice",
-        ),
-    ],
-    [
-        (
-            [
-                "sm90_row_norm_1_sum_bf16",
-                "sm90_row_norm_2_sum_bf16",
-                "sm90_row_norm_3_sum_bf16",
-                "sm90_row_norm_4_sum_bf16",
-            ],
-            "sm90_row_norm_few_sum_bf16",
-        ),
-        (
-            [
-                "sm90_row_norm_1_sum_twice_bf16",
-                "sm90_row_norm_2_sum_twice_bf16",
-                "sm90_row_norm_3_sum_twice_bf16",
-                "sm90_row_norm_4_sum_twice_bf16",
-            ],
-            "sm90_row_norm_few_sum_twice_bf16",
-        ),
-    ],
+    [names!("_sum", 1 2 3 4), names!("_sum_twice", 1 2 3 4)],
+    [names!("_sum_bf16", 1 2 3 4), names!("_sum_twice_bf16", 1 2 3 4)],
 ];
 /// The most threads of a block of the kernel for few rows.
 const FEW_THREADS: u32 = 256;
@@ -209,7 +171,7 @@ pub(crate) struct RowSumProblem {
 }
 
 impl RowNormProblem {
-    /// The problem of a step, which reads rows, factors, and biases if there are any.
+    /// The problem of a step, which reads rows, the operands of a sum if it makes one, factors, and biases if there are any.
     fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
         let &RowNormOp { rows, columns, centred, epsilon, result, sum } = of;
         let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
@@ -275,9 +237,6 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         let whole = sum.and_then(|sum| Some(rows.checked_div(sum.of.rows)?.next_multiple_of(2) * sum.of.rows));
         (entry, whole.unwrap_or(rows).div_ceil(BLOCK_ROWS), THREADS)
     };
-    if !(epsilon.is_finite() && epsilon > 0.0) {
-        return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
-    }
     let chunk_pitch = |at: Rows| pitch(at.pitch, columns).map(|pitch| i64::from(pitch) / CHUNK as i64);
     let args = RowNormArgs {
         x: aligned("x", x.address, 16)?,
@@ -289,24 +248,13 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         rows: in_range("rows", rows, 1, INDEX_LIMIT - BLOCK_ROWS)?,
         chunks: chunks as i32,
         centred: i32::from(centred),
-        epsilon,
+        epsilon: positive(epsilon)?,
         per_column: (columns as f32).recip(),
         to_codes: to_codes(codes.map(|(_, scale)| scale))?,
         codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
         codes_pitch: codes.map_or(Ok(0), |(codes, _)| chunk_pitch(codes))?,
         first_block: if backward && !is_few { blocks as i32 - 1 } else { 0 },
-        image_rows: 0,
-        prefix: 0,
-        positions: 0,
-        sum: 0,
-        sum_pitch: 0,
-        first_weight: 0,
-        first_bias: 0,
-        prefix_rows: 0,
-        first_placed: 0,
-        first_centred: 0,
-        first_epsilon: 0.0,
-        by_image_rows: FastDivide::by(1),
+        ..RowNormArgs::zeroed()
     };
     Ok(Launch {
         entry: entry.into(),
@@ -323,6 +271,14 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     })
 }
 
+/// The number that is added to the variance.
+fn positive(epsilon: f32) -> Result<f32, Error> {
+    match epsilon.is_finite() && epsilon > 0.0 {
+        true => Ok(epsilon),
+        false => Err(unsupported("epsilon", epsilon, "a positive number is added to the variance")),
+    }
+}
+
 impl RowSumProblem {
     /// The arguments of a norm with those of the sum.
     fn beside(&self, norm: RowNormArgs, [rows, columns]: [usize; 2]) -> Result<RowNormArgs, Error> {
@@ -337,9 +293,6 @@ impl RowSumProblem {
         in_range("rows and those of two more images", rows.saturating_add(2 * each), 1, INDEX_LIMIT)?;
         let FirstNorm { centred, epsilon, bias } =
             first.unwrap_or(FirstNorm { centred: false, epsilon: 1.0, bias: false });
-        if !(epsilon.is_finite() && epsilon > 0.0) {
-            return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
-        }
         let given = |what, is_there: bool, address| if is_there { aligned(what, address, 16) } else { Ok(0) };
         Ok(RowNormArgs {
             prefix: given("prefix", prefix > 0, self.prefix)?,
@@ -352,7 +305,7 @@ impl RowSumProblem {
             prefix_rows: prefix as i32,
             first_placed: positions.unwrap_or(0) as i32,
             first_centred: i32::from(centred),
-            first_epsilon: epsilon,
+            first_epsilon: positive(epsilon)?,
             by_image_rows: FastDivide::by(each as u32),
             ..norm
         })
