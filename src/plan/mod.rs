@@ -66,7 +66,7 @@ pub use roofline::{Rates, Roofline};
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
 pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_RUNS, STEM_TAPS, stem_filter_index};
-pub use transformer::{AttentionOp, FirstNorm, NormWithin, ProductOp, RowNormOp, RowNormResult, RowSum};
+pub use transformer::{AttentionOp, JoinedNorm, NormWithin, ProductOp, RowNormOp, RowNormResult, RowSum};
 
 /// The input of [`plan`].
 ///

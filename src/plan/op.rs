@@ -405,7 +405,7 @@ impl StepOp {
             Self::E4m3Product(of) => of.label(),
             Self::Attention(of) => of.label(),
             Self::PackedAttention(_) => "packed-attention".into(),
-            Self::ClassAttention(_) => "class-attention".into(),
+            Self::ClassAttention(of) => of.label(),
             Self::Recurrent(of) => of.label(),
             Self::SqueezeExcite(of) => of.label(),
             Self::RowNorm(of) => of.label(),

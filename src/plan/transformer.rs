@@ -139,12 +139,12 @@ pub struct RowSum {
     pub positions: Option<usize>,
     /// A norm of the sum that comes before the step's own, if there is one: the step writes its result in place of the
     /// sum.
-    pub first: Option<FirstNorm>,
+    pub first: Option<JoinedNorm>,
 }
 
-/// The first of two norms of a step, which reads its factors and biases in front of those of the second.
+/// A norm that a step makes beside what it is named after. The step reads its factors, and its biases if it has any.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FirstNorm {
+pub struct JoinedNorm {
     /// Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
     pub centred: bool,
     /// The number that is added to the variance; positive.

@@ -1,10 +1,10 @@
-//! Attention of one row with the product before it, by plain loops in f64, with the error that a kernel of f16 or bf16
-//! may have, and problems for it, each a network of values.
+//! Attention of one row with the norm and the product before it, by plain loops in f64, with the error that a kernel of f16
+//! or bf16 may have, and problems for it, each a network of values.
 
 use half::{bf16, f16};
-use trefoil::graph::{Expr, Graph, GraphBuilder, Linear, Op, Slice, ValueId};
+use trefoil::graph::{Expr, Graph, GraphBuilder, Linear, Norm, Op, Slice, ValueId};
 use trefoil::model::{Model, Weights};
-use trefoil::plan::{Choices, Kernel};
+use trefoil::plan::{Choices, Kernel, StepOp};
 use trefoil::{Device, Dtype, Engine, Error, Precision, Shape};
 
 use super::convolution::number;
@@ -28,7 +28,21 @@ pub struct Problem {
     most: f64,
     /// Whether an element of image `SPOILED` is NaN: its result is, and no other image's.
     is_spoiled: bool,
+    /// The norm of the rows, if there is one.
+    norm: Option<Normed>,
 }
+
+/// A norm, and rows for it.
+#[derive(Clone, Copy, Debug)]
+struct Normed {
+    centred: bool,
+    has_bias: bool,
+    /// The mean of the rows' values, which lie up to 2 to either side.
+    mean: f64,
+}
+
+/// The number that norms add to variances.
+const EPSILON: f64 = 1e-5;
 
 /// The image of which an element is NaN, where one is.
 const SPOILED: usize = 1;
@@ -47,6 +61,7 @@ pub fn all(precision: Precision) -> Vec<Problem> {
         has_bias: true,
         most: 2.0,
         is_spoiled: false,
+        norm: None,
     };
     // As in ViT-B/16, CLIP L/14, DINOv2 B/14, ViT-S/16 and DeiT-Ti/16.
     let mut all = vec![of(3, 12, 197), of(2, 16, 257), of(9, 12, 257), of(2, 6, 197), of(5, 3, 197)];
@@ -68,6 +83,17 @@ pub fn all(precision: Precision) -> Vec<Problem> {
     all.extend([of(3, 12, 50), of(17, 16, 9)].map(|of| Problem { is_spoiled: true, ..of }));
     // Scores far apart, and scores that are almost the same.
     all.extend([0.01, 8.0].map(|most| Problem { most, ..of(2, 12, 50) }));
+    // The same with norms of different kinds, and rows whose mean is up to ten times their deviation.
+    let kinds = [(true, true, 0.25), (true, false, -0.5), (false, true, 0.25), (false, false, 1.0), (true, true, 12.0)];
+    let normed: Vec<_> = all
+        .iter()
+        .enumerate()
+        .map(|(index, problem)| {
+            let (centred, has_bias, mean) = kinds[index % kinds.len()];
+            Problem { norm: Some(Normed { centred, has_bias, mean }), ..problem.clone() }
+        })
+        .collect();
+    all.extend(normed);
     all
 }
 
@@ -95,8 +121,16 @@ impl Problem {
         let tensors = [
             ("qkv.weight", vec![3 * columns, columns], operands.matrix.clone()),
             ("qkv.bias", vec![3 * columns], operands.bias.clone()),
+            ("norm.weight", vec![columns], operands.norm_weight.clone()),
+            ("norm.bias", vec![columns], operands.norm_bias.clone()),
         ];
-        let tensors = tensors.into_iter().filter(|(name, ..)| self.has_bias || !name.ends_with("bias"));
+        let is_there = |name: &str| match name {
+            "qkv.bias" => self.has_bias,
+            "norm.weight" => self.norm.is_some(),
+            "norm.bias" => self.norm.is_some_and(|norm| norm.has_bias),
+            _ => true,
+        };
+        let tensors = tensors.into_iter().filter(|(name, ..)| is_there(name));
         let told = |error: Error| error.to_string();
         let weights = Weights::from_tensors(tensors);
         let model = weights.and_then(|weights| Model::of_graphs(weights, move |rows| own.graph(rows))).map_err(told)?;
@@ -104,8 +138,12 @@ impl Problem {
         let choices = Choices::from([("attention".into(), Kernel::Sm90ClassAttention)]);
         let engine = engine.choices(choices).check(true).build().map_err(told)?;
         let plan = &engine.plans()[0];
-        if !plan.steps.iter().any(|step| step.kernel == Kernel::Sm90ClassAttention) {
-            return Err(format!("the kernel is not in the plan:\n{plan}"));
+        let is_kernel = |op: &StepOp| match op {
+            StepOp::ClassAttention(of) => of.norm.is_some() == self.norm.is_some(),
+            _ => false,
+        };
+        if !plan.steps.iter().any(|step| is_kernel(&step.op)) {
+            return Err(format!("the kernel with all that it can compute is not in the plan:\n{plan}"));
         }
         let mut batch = engine.acquire().map_err(told)?;
         for (row, image) in operands.images.iter().enumerate() {
@@ -134,16 +172,21 @@ impl Problem {
     fn operands<T: Half>(&self) -> Operands {
         let mut random = Random::new(&format!("{} {} {}", self.heads, self.tokens, self.most));
         let columns = self.columns();
-        let mut halves = |count: usize, most: f64| {
+        let mut halves = |count: usize, most: f64, mean: f64| {
             let values = random.singles(count, most);
-            values.into_iter().map(|value| T::of(value.into()).value() as f32).collect::<Vec<f32>>()
+            values.into_iter().map(|value| T::of(mean + f64::from(value)).value() as f32).collect::<Vec<f32>>()
         };
-        let mut images: Vec<_> = (0..self.images).map(|_| halves(self.tokens * columns, 2.0)).collect();
+        let mean = self.norm.map_or(0.0, |norm| norm.mean);
+        let mut images: Vec<_> = (0..self.images).map(|_| halves(self.tokens * columns, 2.0, mean)).collect();
         if self.is_spoiled {
             images[SPOILED][columns + 3] = f32::NAN;
         }
-        let matrix = halves(3 * columns * columns, self.most / (columns as f64).sqrt());
-        Operands { images, matrix, bias: if self.has_bias { halves(3 * columns, 0.5) } else { vec![0.0; 3 * columns] } }
+        let matrix = halves(3 * columns * columns, self.most / (columns as f64).sqrt(), 0.0);
+        let bias = if self.has_bias { halves(3 * columns, 0.5, 0.0) } else { vec![0.0; 3 * columns] };
+        let norm_weight = if self.norm.is_some() { halves(columns, 0.5, 1.0) } else { vec![1.0; columns] };
+        let has_bias = self.norm.is_some_and(|norm| norm.has_bias);
+        let norm_bias = if has_bias { halves(columns, 0.5, 0.0) } else { vec![0.0; columns] };
+        Operands { images, matrix, bias, norm_weight, norm_bias }
     }
 
     fn graph(&self, rows: usize) -> Result<Graph, Error> {
@@ -152,7 +195,13 @@ impl Problem {
         let x = g.input("x", Dtype::F32, &[rows, self.tokens, columns]);
         let mut of = Linear::named("qkv", 3 * columns);
         of.bias = of.bias.filter(|_| self.has_bias);
-        let qkv = g.linear_with("qkv", x, of);
+        let rows_of_product = self.norm.map_or(x, |norm| {
+            let weight = g.weight("norm.weight", Dtype::F32, &[columns]);
+            let bias = norm.has_bias.then(|| g.weight("norm.bias", Dtype::F32, &[columns]));
+            let inputs: Vec<ValueId> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+            g.node("norm", Op::Norm(Norm { axis: 2, centred: norm.centred, eps: EPSILON }), &inputs)
+        });
+        let qkv = g.linear_with("qkv", rows_of_product, of);
         let part = |g: &mut GraphBuilder, name: &str, part: usize, [first, tokens]: [usize; 2]| -> ValueId {
             let slice = Slice {
                 start: vec![0, first, self.order[part] * columns],
@@ -172,11 +221,44 @@ impl Problem {
         g.finish()
     }
 
+    /// What the norm makes of a row. The kernel makes the mean of the squares less the square of the mean.
+    fn row_norm(&self, row: &[f32]) -> RowNorm {
+        let Some(norm) = self.norm else { return RowNorm { mean: (0.0, 0.0), scale: (1.0, 0.0) } };
+        let count = row.len() as f64;
+        let sum = |of: fn(f64) -> f64| row.iter().map(|&x| of(x.into())).sum::<f64>();
+        let off = |magnitude: f64| Growth::Worst.sum(Storage::F16, row.len() + 16, magnitude) / count;
+        let mean = if norm.centred { sum(|x| x) / count } else { 0.0 };
+        let of_mean = if norm.centred { off(sum(f64::abs)) + U32 * mean.abs() } else { 0.0 };
+        let variance = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
+        let squares = sum(|x| x * x);
+        let of_variance = off(squares) + 2.0 * mean.abs() * of_mean + of_mean.powi(2) + 4.0 * U32 * (squares / count);
+        let scale = (variance + EPSILON).sqrt().recip();
+        let part = of_variance / (variance + EPSILON);
+        assert!(part < 0.1, "the bound needs rows that differ from their mean");
+        RowNorm { mean: (mean, of_mean), scale: (scale, scale * ((1.0 - part).sqrt().recip() - 1.0 + 8.0 * U32)) }
+    }
+
     /// The expected result of an image, with the error of each value. A value with its error goes through each product and
-    /// each rounding of the kernel; its exponentials are off by 2^-22 of themselves, as `exp2_approximate` says.
+    /// each rounding of the kernel; its exponentials, logarithms and roots are off by 2^-22 of themselves, as
+    /// `exp2_approximate` says.
     fn expected<T: Half>(&self, image: &[f32], operands: &Operands) -> Expected {
         let (columns, rounding) = (self.columns(), T::ROUNDING);
         let row = |token: usize| &image[token * columns..][..columns];
+        let norms: Vec<RowNorm> = (0..self.tokens).map(|token| self.row_norm(row(token))).collect();
+        let gain = |i: usize| (f64::from(operands.norm_weight[i]), f64::from(operands.norm_bias[i]));
+        // The row that asks: as it is, or the norm of it rounded.
+        let asks: Vec<(f64, f64)> = row(self.query)
+            .iter()
+            .enumerate()
+            .map(|(i, &x)| {
+                let RowNorm { mean: (mean, of_mean), scale: (scale, of_scale) } = norms[self.query];
+                let (x, (weight, bias)) = (f64::from(x) - mean, gain(i));
+                let value = weight * x * scale + bias;
+                let error = weight.abs() * (of_mean * (scale + of_scale) + x.abs() * of_scale);
+                let error = error + 4.0 * U32 * (value.abs() + 2.0 * bias.abs() + error);
+                (value, if self.norm.is_some() { rounding.rounded(value, error) } else { 0.0 })
+            })
+            .collect();
         let weights = |part: usize, head: usize, d: usize| {
             let of = self.order[part] * columns + head * DIMS + d;
             (&operands.matrix[of * columns..][..columns], f64::from(operands.bias[of]))
@@ -186,7 +268,7 @@ impl Problem {
         for head in 0..self.heads {
             let query = (0..DIMS).map(|d| {
                 let (matrix, bias) = weights(0, head, d);
-                let sum = Sum::of(matrix.iter().zip(row(self.query)).map(|(&w, &x)| (w.into(), x.into(), 0.0)));
+                let sum = Sum::of(matrix.iter().zip(&asks).map(|(&w, &(x, error))| (w.into(), x, error)));
                 let (sum, error) = sum.plus(bias);
                 let error = scale * (error + 4.0 * U32 * (sum.abs() + error));
                 (scale * sum, rounding.rounded(scale * sum, error))
@@ -199,13 +281,27 @@ impl Problem {
                         .enumerate()
                         .map(|(d, &(q, error))| (f64::from(weights(1, head, d).0[i]), q, error));
                     let (sum, error) = Sum::of(terms).plus(0.0);
-                    (sum, rounding.rounded(sum, error))
+                    let (weight, _) = gain(i);
+                    let (turned, error) = (sum * weight, error * weight.abs());
+                    (turned, rounding.rounded(turned, error + U32 * (turned.abs() + error)))
                 })
                 .collect();
+            // Products with the norm's biases are the same for all rows, and left out. To a score comes the logarithm of its
+            // row's scale, so that the weight of a row is one over its deviation as well.
             let scores: Vec<(f64, f64)> = (0..self.tokens)
                 .map(|token| {
-                    let terms = row(token).iter().zip(&turned).map(|(&x, &(u, error))| (x.into(), u, error));
-                    Sum::of(terms).plus(0.0)
+                    let RowNorm { mean: (mean, of_mean), scale: (scale, of_scale) } = norms[token];
+                    let terms = || row(token).iter().map(|&x| f64::from(x)).zip(turned.iter().copied());
+                    let sum: f64 = terms().map(|(x, (u, _))| (x - mean) * u).sum();
+                    let of_sum: f64 = terms().map(|(x, (_, error))| (x - mean).abs() * error).sum();
+                    let magnitude: f64 = terms().map(|(x, (u, error))| x.abs() * (u.abs() + error)).sum();
+                    let of_ones: f64 = terms().map(|(_, (u, error))| u.abs() + error).sum();
+                    let own = Growth::Worst.sum(Storage::F16, columns + 16, magnitude + mean.abs() * of_ones);
+                    let error = of_sum + own + of_mean * of_ones;
+                    let logarithm = scale.ln();
+                    let error = error * (scale + of_scale) + sum.abs() * of_scale + of_scale / (scale - of_scale);
+                    let score = sum * scale + logarithm;
+                    (score, error + 8.0 * U32 * (score.abs() + logarithm.abs() + error))
                 })
                 .collect();
             let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
@@ -217,23 +313,41 @@ impl Problem {
                     ((score - top).exp(), off.exp_m1())
                 })
                 .collect();
-            let total: f64 = exps.iter().map(|(weight, _)| weight).sum();
-            let of_total = exps.iter().map(|(weight, off)| weight * off).sum::<f64>() / total;
-            let of_total = of_total + (self.tokens + 8) as f64 * U32;
+            // Of weights times deviations, which are the weights that a softmax has.
+            let deviation = |token: usize| norms[token].scale.0.recip();
+            let of_deviation = |token: usize| norms[token].scale.1 / (norms[token].scale.0 - norms[token].scale.1);
+            let totals =
+                || exps.iter().enumerate().map(|(token, &(weight, off))| (token, weight * deviation(token), off));
+            let total: f64 = totals().map(|(_, part, _)| part).sum();
+            let of_total = totals().map(|(token, part, off)| part * ((1.0 + off) * (1.0 + of_deviation(token)) - 1.0));
+            let of_total = of_total.sum::<f64>() / total + (self.tokens + 8) as f64 * U32;
             let shares: Vec<(f64, f64)> = exps
                 .iter()
-                .map(|&(weight, off)| {
+                .enumerate()
+                .map(|(token, &(weight, off))| {
                     let share = weight / total;
-                    // A quotient of two numbers that are off by these parts.
-                    let error = share * ((1.0 + off) / (1.0 - of_total).max(f64::EPSILON) - 1.0).min(1.0 / share);
-                    (share, rounding.rounded(share, error))
+                    // A quotient of two numbers that are off by these parts, and at most one over a deviation.
+                    let error = share * ((1.0 + off) / (1.0 - of_total).max(f64::EPSILON) - 1.0);
+                    let error = error.min(norms[token].scale.0 + norms[token].scale.1);
+                    // Weights are rounded before they are divided.
+                    let tiny = rounding.tiny * (1.0 / total / (1.0 - of_total).max(f64::EPSILON)).max(1.0);
+                    (share, rounding.rounded(share, error) + tiny)
                 })
                 .collect();
             let mixed: Vec<(f64, f64)> = (0..columns)
                 .map(|i| {
-                    let terms = shares.iter().enumerate().map(|(token, &(p, error))| (row(token)[i].into(), p, error));
-                    let (sum, error) = Sum::of(terms).plus(0.0);
-                    (sum, rounding.rounded(sum, error))
+                    let (weight, bias) = gain(i);
+                    let terms =
+                        || shares.iter().zip(&norms).zip((0..self.tokens).map(|token| f64::from(row(token)[i])));
+                    let sum: f64 = terms().map(|(((p, _), norm), x)| p * (x - norm.mean.0)).sum();
+                    let of_sum: f64 = terms().map(|(((_, error), norm), x)| error * (x - norm.mean.0).abs()).sum();
+                    let of_means: f64 = terms().map(|(((p, error), norm), _)| (p + error) * norm.mean.1).sum();
+                    let magnitude: f64 =
+                        terms().map(|(((p, error), norm), x)| (p + error) * (x.abs() + norm.mean.0.abs())).sum();
+                    let own = Growth::Worst.sum(Storage::F16, self.tokens + 16, magnitude);
+                    let error = of_sum + of_means + own + 4.0 * U32 * magnitude;
+                    let (value, error) = (sum * weight + bias, error * weight.abs());
+                    (value, rounding.rounded(value, error + 2.0 * U32 * (value.abs() + error)))
                 })
                 .collect();
             for d in 0..DIMS {
@@ -275,9 +389,18 @@ impl Sum {
     }
 }
 
-/// Rows, matrix and biases of a problem.
+/// What a norm takes from a row, and what it multiplies it by, each with its error.
+#[derive(Clone, Copy)]
+struct RowNorm {
+    mean: (f64, f64),
+    scale: (f64, f64),
+}
+
+/// Rows, matrix and biases of a problem, and the vectors of its norm: ones and zeros where there is none.
 struct Operands {
     images: Vec<Vec<f32>>,
     matrix: Vec<f32>,
     bias: Vec<f32>,
+    norm_weight: Vec<f32>,
+    norm_bias: Vec<f32>,
 }

@@ -2,7 +2,7 @@
 //! them.
 
 use half::{bf16, f16};
-use trefoil::plan::{FirstNorm, RowSum, RowsAt};
+use trefoil::plan::{JoinedNorm, RowSum, RowsAt};
 use trefoil::{Device, Dtype, RowNormCodes, RowNormOperands, RowNormRun, RowSumOperands, Shape};
 
 use super::codes;
@@ -287,12 +287,12 @@ pub struct Summed {
 
 /// All problems of sums of a type.
 pub fn sums(dtype: Dtype) -> Vec<Summed> {
-    let of = |images, columns, [rows, prefix]: [usize; 2], positions, twice: Option<FirstNorm>| {
+    let of = |images, columns, [rows, prefix]: [usize; 2], positions, twice: Option<JoinedNorm>| {
         let sizes = [images * rows, columns];
         let norm = Problem { dtype, sizes, centred: true, has_bias: true, offset: 0.0, spread: 1.0 };
         Summed { norm, of: RowSum { rows, prefix, positions, first: twice } }
     };
-    let first = |centred, bias| Some(FirstNorm { centred, epsilon: EPSILON, bias });
+    let first = |centred, bias| Some(JoinedNorm { centred, epsilon: EPSILON, bias });
     let sizes = [
         (1, 768, [197, 1]),
         (7, 1024, [257, 1]),

@@ -2,25 +2,32 @@
 
 use std::f64::consts::LOG2_E;
 
+use bytemuck::Zeroable;
+
 #[cfg(test)]
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{ArgBytes, Launch, SM90_SHARED_BYTES, aligned, kernel_args, product, unsupported};
+use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
+use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
 use crate::plan::kernels::{CLASS_HEADS, ClassAttentionLayout};
-use crate::plan::{AttentionSizes, ClassAttentionOp, Kernel, Limits, StepOp};
+use crate::plan::{AttentionSizes, ClassAttentionOp, JoinedNorm, Kernel, Limits, StepOp};
 use crate::tensor::Dtype;
 
 kernel_args! {
     /// `ClassAttentionArgs`.
-    ClassAttentionArgs, 80 bytes {
+    ClassAttentionArgs, 256 bytes {
+        rows: MapBytes,
         x: u64,
         queries: u64,
         keys: u64,
         values: u64,
         query_bias: u64,
         value_bias: u64,
+        norm_weight: u64,
+        norm_bias: u64,
         y: u64,
         images: i32,
         heads: i32,
@@ -28,6 +35,10 @@ kernel_args! {
         query: i32,
         each: i32,
         scale: f32,
+        centred: i32,
+        epsilon: f32,
+        per_column: f32,
+        padding: [i32; 5],
     }
 }
 
@@ -47,10 +58,11 @@ macro_rules! names {
 
 /// The kernels of f16 and bf16.
 const ENTRIES: [[&str; 4]; 2] = [names!(""), names!("_bf16")];
-/// Threads of a block.
-const THREADS: u32 = 256;
+/// Threads of a block, and rows of a box.
+const THREADS: u32 = 384;
+const KEYS: u32 = 16;
 
-/// Attention of one row with the product before it.
+/// Attention of one row with the norm and the product before it.
 pub(super) struct Sm90ClassAttention;
 
 impl Launcher for Sm90ClassAttention {
@@ -72,9 +84,18 @@ impl Launcher for Sm90ClassAttention {
         let (StepOp::ClassAttention(of), Kernel::Sm90ClassAttention) = (step.op(), step.kernel()) else {
             return Err(step.wrong_kernel());
         };
-        let (x, bias, y) = step.pointers();
-        let matrix = step.filter(&of.product.name);
-        launch(of, step.limits(), &ClassOperands { dtype: step.x().dtype, x, matrix, bias, y })
+        let mut vectors = (1..step.inputs()).map(|index| step.input_address(index));
+        let mut next = |is_there: bool| is_there.then(|| vectors.next()).flatten();
+        let operands = ClassOperands {
+            dtype: step.x().dtype,
+            x: step.input_address(0),
+            matrix: step.filter(&of.product.name),
+            bias: next(of.bias),
+            norm_weight: next(of.norm.is_some()),
+            norm_bias: next(of.norm.is_some_and(|norm| norm.bias)),
+            y: step.output_address(0),
+        };
+        launch(of, step.limits(), &operands)
     }
 
     #[cfg(test)]
@@ -95,13 +116,17 @@ struct ClassOperands {
     matrix: u64,
     /// Address of a float for each column of the product, if it has biases.
     bias: Option<u64>,
+    /// Address of the norm's factors, a float for each column of the rows, if there is a norm.
+    norm_weight: Option<u64>,
+    /// Address of its biases, if it has any.
+    norm_bias: Option<u64>,
     /// Address of the result.
     y: u64,
 }
 
 /// The launch of the operation.
 fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> Result<Launch, Error> {
-    let &ClassOperands { dtype, x, matrix, bias, y } = operands;
+    let &ClassOperands { dtype, x, matrix, bias, norm_weight, norm_bias, y } = operands;
     let layout = of.layout(limits);
     let layout = layout.ok_or_else(|| unsupported("class attention", format!("{of:?}"), "the kernel does not"))?;
     let ClassAttentionLayout { most_heads, each, clusters, shared_bytes } = layout;
@@ -112,6 +137,10 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         Some(bias) => aligned("bias", bias + (part * size_of::<f32>()) as u64, 16),
         None => Ok(0),
     };
+    // Without a norm the kernel reads no numbers of it.
+    let JoinedNorm { centred, epsilon, .. } =
+        of.norm.unwrap_or(JoinedNorm { centred: false, epsilon: 1.0, bias: false });
+    let given = |what, address: Option<u64>| address.map_or(Ok(0), |address| aligned(what, address, 4));
     let args = ClassAttentionArgs {
         x: aligned("x", x, 16)?,
         queries: aligned("matrix of queries", queries, 16)?,
@@ -119,6 +148,8 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         values: aligned("matrix of values", values, 16)?,
         query_bias: bias_of(of.parts[0])?,
         value_bias: bias_of(of.parts[2])?,
+        norm_weight: given("factors of the norm", norm_weight)?,
+        norm_bias: given("biases of the norm", norm_bias)?,
         y: aligned("y", y, 16)?,
         // As the layout has checked.
         images: images as i32,
@@ -127,6 +158,18 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         query: of.query as i32,
         each: each as i32,
         scale: (f64::from(of.scale) * LOG2_E) as f32,
+        centred: i32::from(centred),
+        epsilon,
+        per_column: (of.columns() as f32).recip(),
+        ..ClassAttentionArgs::zeroed()
+    };
+    // The columns of a head in all rows, then those of the next head: 128 bytes of each row.
+    let rows = TensorMap::Strided {
+        address: args.x,
+        dims: [of.sizes.dims, keys, heads, images].map(|dim| dim as u64),
+        pitches: [of.columns(), of.sizes.dims, keys * of.columns()].map(|pitch| pitch as u64),
+        box_dims: [of.sizes.dims as u32, KEYS, most_heads as u32, 1],
+        swizzle: Swizzle::Rows128,
     };
     Ok(Launch {
         entry: of_half(dtype, ENTRIES)?[entry].into(),
@@ -135,7 +178,7 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         block: [THREADS, 1, 1],
         shared_bytes: shared_bytes as u32,
         args: ArgBytes::new(&args),
-        maps: Vec::new(),
+        maps: vec![rows],
         waits_itself: true,
     })
 }
@@ -147,8 +190,15 @@ mod tests {
     use crate::model::{Conv2d, Window};
     use crate::plan::Joined;
 
-    const OPERANDS: ClassOperands =
-        ClassOperands { dtype: Dtype::F16, x: 0x100, matrix: 0x1000, bias: Some(0x200), y: 0x300 };
+    const OPERANDS: ClassOperands = ClassOperands {
+        dtype: Dtype::F16,
+        x: 0x100,
+        matrix: 0x1000,
+        bias: Some(0x200),
+        norm_weight: Some(0x400),
+        norm_bias: Some(0x404),
+        y: 0x300,
+    };
 
     fn problem() -> ClassAttentionOp {
         let conv = Conv2d::named("qkv", 3 * 192, Window::square(1, 1, 0));
@@ -159,6 +209,7 @@ mod tests {
             product: Joined { name: "qkv".into(), conv },
             parts: [192, 384, 0],
             bias: true,
+            norm: Some(JoinedNorm { centred: true, epsilon: 0.5, bias: true }),
         }
     }
 
@@ -172,12 +223,13 @@ mod tests {
     fn constants_agree_with_the_source() {
         let source = read("sm90_class_attention.cu");
         let has = |line: &str| assert!(source.contains(line), "{line}");
-        has(&format!("kThreads = {THREADS}, kWarps = kThreads / 32;"));
+        has("kWarps = 8, kProductThreads = kWarps * 32, kThreads = kProductThreads + 128;");
+        assert_eq!(THREADS, 8 * 32 + 128);
         has("kDims = 64;");
         has("kImages = 16;");
-        has("kKeys = 16;");
-        has("kStages = 5;");
-        has("kSumPitch = 72, kScorePitch = 24;");
+        has(&format!("kKeys = {KEYS};"));
+        has("kStages = 6;");
+        has("kSumPitch = 72, kScorePitch = 20;");
         has("kQueryPitch = 144, kWeightPitch = 48;");
         for (heads, name) in CLASS_HEADS.into_iter().zip(ENTRIES[0]) {
             has(&format!("TREFOIL_SM90_CLASS_ATTENTION({heads})"));
@@ -196,11 +248,27 @@ mod tests {
         assert_eq!([args.images, args.heads, args.tokens, args.query, args.each], [40, 3, 37, 5, 2]);
         assert_eq!(args.scale, (0.125 * LOG2_E) as f32);
         assert_eq!((&*launch.entry, launch.grid, launch.cluster), ("sm90_class_attention_4", [60, 1, 1], 3));
-        // Five parts of 16 rows for each of 8 warps, scores of 16 heads for each warp, twice, queries of 16 images, barriers.
-        let bytes = 5 * 8 * 16 * 80 + 2 * 8 * 16 * 24 * 4 + 16 * 144 + 16;
-        assert_eq!((launch.block, launch.shared_bytes, launch.waits_itself), ([256, 1, 1], bytes, true));
+        assert_eq!([args.norm_weight, args.norm_bias], [0x400, 0x404]);
+        assert_eq!((args.centred, args.epsilon, args.per_column), (1, 0.5, 1.0 / 192.0));
+        let rows = TensorMap::Strided {
+            address: 0x100,
+            dims: [64, 37, 3, 40],
+            pitches: [192, 64, 37 * 192],
+            box_dims: [64, 16, 4, 1],
+            swizzle: Swizzle::Rows128,
+        };
+        assert_eq!(launch.maps, [rows]);
+        // Six parts of 16 rows of 4 heads; scores of 16 heads for each of 8 warps, twice; queries of 16 images; factors and
+        // biases of 4 heads; sums of each warp, twice; barriers.
+        let bytes = 6 * 16 * 4 * 128 + 2 * 8 * 16 * 20 * 4 + 16 * 144 + 2 * 4 * 64 * 4 + 2 * 8 * 16 * 8 + 8 * 8;
+        assert_eq!((launch.block, launch.shared_bytes, launch.waits_itself), ([384, 1, 1], bytes, true));
         let args: ClassAttentionArgs = of(|_, operands| operands.bias = None).unwrap().args.read();
         assert_eq!([args.query_bias, args.value_bias], [0; 2]);
+        let without = |of: &mut ClassAttentionOp, operands: &mut ClassOperands| {
+            (of.norm, operands.norm_weight, operands.norm_bias) = (None, None, None);
+        };
+        let args: ClassAttentionArgs = of(without).unwrap().args.read();
+        assert_eq!([args.norm_weight, args.norm_bias], [0; 2]);
     }
 
     #[test]
@@ -214,11 +282,11 @@ mod tests {
             launch.map(|launch| (launch.entry.into_owned(), launch.shared_bytes))
         };
         let of_f16 = |heads| entry(heads, Dtype::F16).unwrap();
-        assert_eq!([2, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 78_096)));
-        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 119_056)));
-        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 160_016)));
-        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 200_976)));
-        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 160_016));
+        assert_eq!([2, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 76_096)));
+        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 127_296)));
+        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 178_496)));
+        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 230_720)));
+        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 178_496));
         assert!(entry(17, Dtype::F16).is_err() && entry(12, Dtype::F32).is_err());
     }
 
@@ -262,6 +330,9 @@ mod tests {
         assert!(of(|of, _| of.sizes.images = 0).is_err() && of(|of, _| of.sizes.images = 1 << 31).is_err());
         assert!(of(|of, _| of.sizes.heads = 1).is_err() && of(|of, _| of.sizes.heads = 0).is_err());
         assert!(of(|of, _| of.sizes.dims = 32).is_err() && of(|of, _| of.sizes.rows = 2).is_err());
+        let epsilon = |epsilon| of(|of, _| of.norm.as_mut().unwrap().epsilon = epsilon);
+        assert!(epsilon(0.0).is_err() && epsilon(f32::INFINITY).is_err() && epsilon(f32::NAN).is_err());
+        assert!(of(|_, operands| operands.norm_weight = Some(0x402)).is_err());
         assert!(of(|of, _| of.query = 37).is_err() && of(|of, _| of.scale = f32::INFINITY).is_err());
         assert!(of(|of, _| of.parts[1] = 385).is_err() && of(|of, _| of.parts[1] = 448).is_err());
     }

@@ -11,7 +11,7 @@ use super::launch::{
 };
 use super::steps::Operands;
 use crate::error::Error;
-use crate::plan::{FirstNorm, Kernel, RowNormOp, RowNormResult, RowSum, RowsAt, StepOp};
+use crate::plan::{JoinedNorm, Kernel, RowNormOp, RowNormResult, RowSum, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
 kernel_args! {
@@ -291,8 +291,8 @@ impl RowSumProblem {
         }
         // A warp may have rows of an image behind the last one, in a block behind the last pair of images.
         in_range("rows and those of two more images", rows.saturating_add(2 * each), 1, INDEX_LIMIT)?;
-        let FirstNorm { centred, epsilon, bias } =
-            first.unwrap_or(FirstNorm { centred: false, epsilon: 1.0, bias: false });
+        let JoinedNorm { centred, epsilon, bias } =
+            first.unwrap_or(JoinedNorm { centred: false, epsilon: 1.0, bias: false });
         let given = |what, is_there: bool, address| if is_there { aligned(what, address, 16) } else { Ok(0) };
         Ok(RowNormArgs {
             prefix: given("prefix", prefix > 0, self.prefix)?,
@@ -366,7 +366,7 @@ mod tests {
             sum: Rows { address: 0x900, pitch: 816 },
             first: [0xa00, 0xb00],
         };
-        let first = Some(FirstNorm { centred: true, epsilon: 0.5, bias: false });
+        let first = Some(JoinedNorm { centred: true, epsilon: 0.5, bias: false });
         let of_sum = |of| RowNormProblem { sizes: [3 * 500, 776], sum: Some(sum(of)), ..PROBLEM };
         let twice = launch(&of_sum(of(first, 500))).unwrap();
         // Two pairs of images, of which the last one has one.
@@ -392,7 +392,7 @@ mod tests {
         );
         let many = |rows: usize| RowNormProblem { sizes: [rows, 776], ..of_sum(of(None, rows)) };
         assert!(launch(&many(700_000_000)).is_ok() && launch(&many(720_000_000)).is_err());
-        assert!(refused(of(Some(FirstNorm { centred: true, epsilon: 0.0, bias: true }), 500)));
+        assert!(refused(of(Some(JoinedNorm { centred: true, epsilon: 0.0, bias: true }), 500)));
         assert!(launch(&RowNormProblem { codes: Some(CODES), ..of_sum(of(None, 500)) }).is_err());
     }
 

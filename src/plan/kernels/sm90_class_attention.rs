@@ -1,4 +1,5 @@
-//! Attention of one row of each image, with the product that makes its queries, keys and values, on sm90 hardware.
+//! Attention of one row of each image, with the norm and the product that make its queries, keys and values, on sm90
+//! hardware.
 
 use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
@@ -6,7 +7,7 @@ use crate::error::Error;
 use crate::plan::packing::{PackedSum, usual};
 use crate::plan::roofline::LAUNCH;
 use crate::plan::work::Work;
-use crate::plan::{AttentionSizes, Joined, Limits, Rates, StepOp};
+use crate::plan::{AttentionSizes, Joined, JoinedNorm, Limits, Rates, StepOp};
 use crate::tensor::Dtype;
 
 /// The kernel in `kernels/sm90_class_attention.cu`.
@@ -18,9 +19,9 @@ impl KernelDef for Sm90ClassAttention {
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
-        let StepOp::ClassAttention(_) = work.op else { return false };
-        let [_, biases @ ..] = &work.inputs[..] else { return false };
-        work.half().is_some() && biases.len() <= 1 && biases.iter().all(|of| of.dtype == Dtype::F32)
+        let StepOp::ClassAttention(of) = work.op else { return false };
+        let [_, vectors @ ..] = &work.inputs[..] else { return false };
+        work.half().is_some() && vectors.len() == of.vectors() && vectors.iter().all(|of| of.dtype == Dtype::F32)
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -56,7 +57,8 @@ impl KernelDef for Sm90ClassAttention {
 }
 
 /// Attention of one row of each image to all rows of the image, with the product that makes queries, keys and values of
-/// the rows. Its step reads the rows, and the biases of the products if there are any, and writes a row for each image.
+/// the rows, and the norm of the rows if there is one. Its step reads the rows, the biases of the product if there are any,
+/// and the norm's factors and biases, and writes a row for each image.
 ///
 /// ```
 /// use trefoil::model::images::{Conv2d, Window};
@@ -64,7 +66,8 @@ impl KernelDef for Sm90ClassAttention {
 /// let sizes = AttentionSizes { images: 64, heads: 16, rows: 1, keys: 257, dims: 64 };
 /// let conv = Conv2d::named("qkv", 3072, Window::square(1, 1, 0));
 /// let product = Joined { name: "qkv".into(), conv };
-/// let of = ClassAttentionOp { sizes, query: 0, scale: 0.125, product, parts: [0, 1024, 2048], bias: true };
+/// let parts = [0, 1024, 2048];
+/// let of = ClassAttentionOp { sizes, query: 0, scale: 0.125, product, parts, bias: true, norm: None };
 /// assert_eq!(of.flops(), 4 * 64 * 16 * 257 * 1024);
 /// assert_eq!(StepOp::ClassAttention(of).label(2), "class-attention");
 /// ```
@@ -82,6 +85,8 @@ pub struct ClassAttentionOp {
     pub parts: [usize; 3],
     /// Whether the product has a bias for each column.
     pub bias: bool,
+    /// The norm of the rows that the product reads, if the step computes it too.
+    pub norm: Option<JoinedNorm>,
 }
 
 /// How the blocks of the kernel share the work.
@@ -111,6 +116,16 @@ impl ClassAttentionOp {
         4 * self.sizes.images * self.sizes.heads * self.sizes.keys * self.columns()
     }
 
+    pub(crate) fn label(&self) -> String {
+        let norm = self.norm.map_or("", |norm| if norm.centred { "layer-norm+" } else { "rms-norm+" });
+        format!("{norm}class-attention")
+    }
+
+    /// The number of vectors that the step reads behind the rows.
+    fn vectors(&self) -> usize {
+        usize::from(self.bias) + self.norm.map_or(0, |norm| 1 + usize::from(norm.bias))
+    }
+
     /// The number of values of a row.
     pub(crate) const fn columns(&self) -> usize {
         self.sizes.heads * self.sizes.dims
@@ -129,13 +144,19 @@ impl ClassAttentionOp {
             && is_counted
             && self.scale > 0.0
             && self.scale.is_finite()
+            && self.norm.is_none_or(|norm| norm.epsilon > 0.0 && norm.epsilon.is_finite())
             && self.parts.into_iter().all(inside))
         {
             return None;
         }
-        let rows = STAGES * WARPS * KEYS * (16 * most_heads + 16);
+        let stage = 2 * KEYS * DIMS * most_heads;
+        let last = stage.max((most_heads * (2 * DIMS * most_heads + 64)).next_multiple_of(1024));
         let scores = 2 * 4 * WARPS * MOST_IMAGES * SCORE_PITCH;
-        let shared_bytes = rows + scores + MOST_IMAGES * QUERY_PITCH + BARRIERS;
+        let gains = 2 * 4 * DIMS * most_heads;
+        let moments = 2 * 8 * WARPS * MOST_IMAGES;
+        let barriers = 8 * (2 + STAGES);
+        let shared_bytes =
+            (STAGES - 1) * stage + last + scores + MOST_IMAGES * QUERY_PITCH + gains + moments + barriers;
         // Each block has an image at most, and all clusters run at the same time if they can.
         let at_once = at_once(heads, limits);
         let rounds = images.div_ceil(at_once * heads);
@@ -169,21 +190,20 @@ fn at_once(blocks: usize, limits: &Limits) -> usize {
 /// The most multiprocessors of a group.
 const NEIGHBOURS: usize = 18;
 /// What the kernel's source has: the most images of a cluster, rows that are multiplied at a time and parts of so many that a
-/// block has, warps, pitches, and bytes of barriers.
+/// block has, warps that multiply, and pitches.
 const MOST_IMAGES: usize = 16;
 const KEYS: usize = 16;
-const STAGES: usize = 5;
+const STAGES: usize = 6;
 const WARPS: usize = 8;
-const SCORE_PITCH: usize = 24;
+const SCORE_PITCH: usize = 20;
 const QUERY_PITCH: usize = 144;
-const BARRIERS: usize = 16;
 /// The clock frequency of unknown hardware.
 const CLOCK_HZ: f64 = 1.8e9;
 /// Bytes of weights that a multiprocessor reads in a clock. This and what follows is fitted to four problems on an H200
-/// (benches/notes/2026-11-30-one-row-of-the-last-layer.md).
-const CACHE_BYTES: f64 = 18.0;
+/// (benches/notes/2026-11-30-the-norm-of-one-row.md).
+const CACHE_BYTES: f64 = 16.0;
 /// Clocks of the accesses and barriers that follow each other.
-const FIXED: f64 = 3000.0;
+const FIXED: f64 = 5000.0;
 /// Clocks of a step of rows, and what each head adds.
-const STEP: f64 = 490.0;
-const STEP_OF_HEAD: f64 = 75.0;
+const STEP: f64 = 300.0;
+const STEP_OF_HEAD: f64 = 95.0;

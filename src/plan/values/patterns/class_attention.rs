@@ -1,13 +1,13 @@
-//! Attention of one row of each image together with the product that makes queries, keys and values: a network that
-//! classifies by its first token ends so.
+//! Attention of one row of each image together with the norm and the product that make queries, keys and values: a network
+//! that classifies by its first token ends so.
 
 use std::collections::HashMap;
 
 use super::{Context, Found, Read, covered};
 use crate::graph::{NodeId, Origin, ValueId};
 use crate::plan::{
-    AttentionOp, AttentionSizes, ClassAttentionOp, HeadsAt, Joined, Kernel, ProductActivation, ProductOp, RowsAt,
-    StepOp,
+    AttentionOp, AttentionSizes, ClassAttentionOp, HeadsAt, Joined, JoinedNorm, Kernel, ProductActivation, ProductOp,
+    RowNormOp, RowNormResult, RowsAt, StepOp,
 };
 
 /// The attention that was found, with the product in one step, if its kernel takes less time than a step for each. `all` has
@@ -58,6 +58,7 @@ pub(super) fn joined(context: &Context<'_>, found: &Found, all: &HashMap<NodeId,
         product: Joined { name: context.graph.nodes[made.named.0].name.clone(), conv: product.weights.clone() },
         parts: [q % width, k, v],
         bias: product.bias,
+        norm: None,
     };
     let name = |node: NodeId| &context.graph.nodes[node.0].name;
     let [chosen, of_product] = [found.named, made.named].map(|node| context.choices.get(name(node)));
@@ -72,7 +73,27 @@ pub(super) fn joined(context: &Context<'_>, found: &Found, all: &HashMap<NodeId,
     })
 }
 
-/// Whether nothing but the attention reads the product's result, or a value between that and its own result.
+/// A step of attention and product together with the norm of the rows that it reads, if nothing else reads these. `all` has
+/// the steps of the nodes before.
+pub(super) fn with_norm(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -> Option<Found> {
+    let StepOp::ClassAttention(op) = &found.op else { return None };
+    let [Read::Half(rows), biases @ ..] = &found.reads[..] else { return None };
+    let Origin::Node(last, 0) = context.graph.values[rows.0].origin else { return None };
+    let made = all.get(&last).filter(|made| made.writes == *rows && made.beside.is_none())?;
+    let StepOp::RowNorm(norm) = made.op else { return None };
+    let RowNormOp { centred, epsilon, result, sum, .. } = norm;
+    let [x @ Read::Half(_), vectors @ ..] = &made.reads[..] else { return None };
+    let is_of_rows = norm.rows == op.sizes.images * op.sizes.keys && result == RowNormResult::Rows && sum.is_none();
+    if !is_of_rows || !is_read_here_alone(context, found, *rows) {
+        return None;
+    }
+    let norm = Some(JoinedNorm { centred, epsilon, bias: vectors.len() > 1 });
+    let op = ClassAttentionOp { norm, ..op.clone() };
+    let reads = [x].into_iter().chain(biases).chain(vectors).cloned().collect();
+    op.layout(context.limits).is_some().then(|| Found { op: StepOp::ClassAttention(op), reads, ..found.clone() })
+}
+
+/// Whether nothing but the step reads a value, or one between that and the step's result.
 fn is_read_here_alone(context: &Context<'_>, found: &Found, root: ValueId) -> bool {
     let nodes = covered(context.graph, found);
     let between = nodes.iter().flat_map(|node| &context.graph.nodes[node.0].outputs).filter(|id| **id != found.writes);

@@ -196,7 +196,9 @@ pub(super) fn find(
         let found = attention::find(&context, at);
         let found = found.map(|(last, found)| {
             let joined = class_attention::joined(&context, &found, &all);
-            (last, taken(found, joined))
+            let found = taken(found, joined);
+            let normed = class_attention::with_norm(&context, &found, &all);
+            (last, taken(found, normed))
         });
         let found = found.or_else(|| packed::find(&context, at));
         let found = found.or_else(|| recurrent::find(&context, at));

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::expr::inlined;
 use super::{Beside, Context, Found, Read, covered, writer};
 use crate::graph::{Binary, Expr, Node, NodeId, Op, ValueId};
-use crate::plan::{FirstNorm, RowNormOp, RowNormResult, RowSum, StepOp};
+use crate::plan::{JoinedNorm, RowNormOp, RowNormResult, RowSum, StepOp};
 use crate::tensor::Dtype;
 
 /// A norm of rows, which was found and ends at node `last`, together with the sum that it reads, if that is one. The step
@@ -44,7 +44,7 @@ fn of_norm(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -
     }
     let operands = 1 + usize::from(sum.prefix > 0) + usize::from(sum.positions.is_some());
     let bias = before.reads.len() > operands + 1;
-    let of = RowSum { first: Some(FirstNorm { centred: first.centred, epsilon: first.epsilon, bias }), ..sum };
+    let of = RowSum { first: Some(JoinedNorm { centred: first.centred, epsilon: first.epsilon, bias }), ..sum };
     let reads = before.reads.iter().chain(&found.reads[1..]).cloned();
     with_sum(RowNormOp { sum: Some(of), ..op }, reads, read, found)
 }

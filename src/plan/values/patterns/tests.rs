@@ -9,7 +9,7 @@ use crate::graph::{
 use crate::plan::context::PlanTarget;
 use crate::plan::values::rounded::rounded;
 use crate::plan::values::tests::planned_by;
-use crate::plan::{Choices, FirstNorm, HeadsAt, Kernel, Limits, Plan, RowSum, StepOp};
+use crate::plan::{Choices, HeadsAt, JoinedNorm, Kernel, Limits, Plan, RowSum, StepOp};
 use crate::tensor::{Dtype, RowSpec};
 
 /// The sizes of a block: images, tokens, heads and values of a head.
@@ -504,15 +504,43 @@ fn of_one_token(of: Sizes, token: usize, more: impl Fn(&Block) -> Option<ValueId
 fn attention_of_one_token_takes_the_product_with_it_where_that_is_sooner() {
     let of = |batch| Sizes { batch, tokens: 197, heads: 12, dims: 64 };
     let plan = plan_of(&of_one_token(of(32), 3, |_| None), &Limits::h200(), 32);
-    assert_eq!(labels(&plan), ["layer-norm", "class-attention", "product"], "{plan}");
+    assert_eq!(labels(&plan), ["layer-norm+class-attention", "product"], "{plan}");
     let step = plan.steps.iter().find(|step| step.kernel == Kernel::Sm90ClassAttention).unwrap();
     let StepOp::ClassAttention(op) = &step.op else { panic!("{plan}") };
     assert_eq!((op.query, op.parts, op.bias), (3, [0, 768, 1536], true));
-    assert_eq!((&*op.product.name, op.product.conv.out_channels, step.inputs.len()), ("qkv", 2304, 2));
+    assert_eq!((&*op.product.name, op.product.conv.out_channels, step.inputs.len()), ("qkv", 2304, 4));
+    assert_eq!(op.norm, Some(JoinedNorm { centred: true, epsilon: 1e-6, bias: true }));
     assert!((op.scale - 0.125).abs() < 1e-6);
     // Few images take as long as many.
     let plan = plan_of(&of_one_token(of(4), 3, |_| None), &Limits::h200(), 4);
     assert_eq!(labels(&plan), ["layer-norm", "product", "attention", "product"], "{plan}");
+}
+
+/// The norm that the product reads is a step of its own where something else reads its result, and where it stays in f32; and
+/// the product is where it stays in f32.
+#[test]
+fn the_norm_in_front_of_one_token_is_in_the_step_where_nothing_else_reads_it() {
+    let of = Sizes { batch: 32, tokens: 197, heads: 12, dims: 64 };
+    let named = |block: &Block, name: &str| {
+        let node = block.g.graph().nodes.iter().find(|node| node.name == name);
+        node.map(|node| node.outputs[0])
+    };
+    let shown = plan_of(&of_one_token(of, 0, |block| named(block, "norm")), &Limits::h200(), of.batch);
+    assert_eq!(labels(&shown), ["layer-norm", "class-attention", "product"], "{shown}");
+    let graph = of_one_token(of, 0, |_| None);
+    let (limits, choices) = (Limits::h200(), Choices::new());
+    let target = PlanTarget { limits: &limits, batch: of.batch, choices: &choices };
+    let found = |in_f32: &str| {
+        let in_f32 = BTreeSet::from([in_f32.to_owned()]);
+        let found = super::find(&graph, Dtype::F16, target, &in_f32);
+        found.values().find_map(|found| match &found.op {
+            StepOp::Attention(_) => Some("attention"),
+            StepOp::ClassAttention(op) => Some(if op.norm.is_some() { "with a norm" } else { "with a product" }),
+            _ => None,
+        })
+    };
+    let all = ["", "norm", "qkv", "mixed"].map(found);
+    assert_eq!(all, [Some("with a norm"), Some("with a product"), Some("attention"), None]);
 }
 
 #[test]
@@ -822,7 +850,7 @@ fn a_norm_makes_the_sum_that_it_reads() {
     };
     let (plan, labels) = beginning(SIZES, 1, true, twice);
     assert_eq!(labels, ["product", "sum+layer-norm+layer-norm", "product+res"]);
-    let first = Some(FirstNorm { centred: true, epsilon: 1e-6, bias: true });
+    let first = Some(JoinedNorm { centred: true, epsilon: 1e-6, bias: true });
     let reads = vec![batch * tokens * width, width, tokens * width, width, width, width, width];
     assert_eq!(sums_of(&plan), [(RowSum { rows: tokens + 1, prefix: 1, positions: Some(1), first }, reads)]);
     // Of one image nothing is repeated.
