@@ -42,7 +42,8 @@ static_assert(sizeof(ClassAttentionArgs) == 256, "mirrored in sm90_class_attenti
 static_assert(offsetof(ClassAttentionArgs, images) == 200, "mirrored in sm90_class_attention.rs");
 
 // Warps that do products, and as many threads beside them as weigh the keys of rows: a warpgroup.
-constexpr int kWarps = 8, kProductThreads = kWarps * 32, kThreads = kProductThreads + 128;
+constexpr int kWarps = 8, kProductThreads = kWarps * 32, kWeightWarps = 4;
+constexpr int kThreads = kProductThreads + kWeightWarps * 32;
 constexpr int kProductRegisters = 224, kWeightRegisters = 56;
 constexpr int kFirstOfGains = kProductThreads + 32;  // the warp before has the thread that copies
 constexpr int kDims = 64;     // values of a head
@@ -54,26 +55,26 @@ constexpr int kSumPitch = 72, kScorePitch = 20;
 constexpr int kQueryPitch = 144, kWeightPitch = 48;
 
 // A kernel for up to 2 kUnits heads: a warp has kUnits times 16 columns of an image's rows. The bytes of a block's shared
-// memory: rows, in a box for each stage; scores of two stages, or sums of warps; weights of the keys of two stages, a factor
-// and a mean for each head, or queries of all images; what the norm multiplies columns by, and adds; and each warp's sums of
-// values and squares of rows. The last stage is first the place of the turned queries of the block's image, and at last that
-// of its sums of rows, before they are sent; the first stages are then that of the sums that the block is sent, those of its
-// head.
+// memory: rows, in a box for each stage; scores of two steps, or sums of warps; weights of the keys of two steps with a factor
+// for each head, sums of turned queries of each warp and what becomes of the heads' sums of rows, or queries of all images;
+// what the norm multiplies columns by, and adds; and each warp's sums of values and squares of rows. The last stage is first
+// the place of the turned queries of the block's image, and at last that of its sums of rows, before they are sent; the first
+// stages are then that of the sums that the block is sent, those of its head.
 template <int kUnits> struct Shared {
   static constexpr int kHeads = 2 * kUnits, kWidest = kHeads * kDims * 2 + 64, kColumns = kHeads * kDims;
   static constexpr int kBoxBytes = kKeys * kDims * 2, kStageBytes = kHeads * kBoxBytes;
   static constexpr int kLastBytes =  // of the last stage
       kStageBytes > kHeads * kWidest ? kStageBytes : (kHeads * kWidest + 1023) / 1024 * 1024;
-  static constexpr int kScoreBytes = kWarps * kImages * kScorePitch * 4, kWeightBytes = kImages * (kWeightPitch + 8);
+  static constexpr int kScoreBytes = kWarps * kImages * kScorePitch * 4, kWeightBytes = kImages * (kWeightPitch + 4);
   static constexpr int kScores = (kStages - 1) * kStageBytes + kLastBytes, kSmall = kScores + 2 * kScoreBytes;
   static constexpr int kGains = kSmall + kImages * kQueryPitch, kMoments = kGains + 2 * kColumns * 4;
   static constexpr int kMomentBytes = kImages * 8;  // of a warp and a stage
-  static constexpr int kBarriers = kMoments + 2 * kWarps * kMomentBytes, kBytes = kBarriers + 8 * (2 + kStages);
+  static constexpr int kBarriers = kMoments + 2 * kWarps * kMomentBytes, kBytes = kBarriers + 8 * (8 + kStages);
   static_assert(kWarps * 8 * kSumPitch * 4 <= 2 * kScoreBytes, "sums of eight images");
-  static_assert(2 * kWeightBytes <= kImages * kQueryPitch, "weights and factors");
+  static_assert(2 * kWeightBytes + (kWarps + 2) * kImages * 4 <= kImages * kQueryPitch, "all that is small");
   static_assert(kHeads * kWidest <= (kStages - 1) * kStageBytes && kBytes <= 227 << 10, "sums of rows, and all");
 
-  uint32_t x, scores, small, turned, mixed, mixing, has_turned, has_mixed;
+  uint32_t x, scores, small, turned, mixed, mixing, has_turned, has_mixed, has_begun, has_finished;
   int32_t turned_pitch, mixed_pitch;
 
   __device__ __forceinline__ Shared(uint32_t smem, int32_t heads) {
@@ -82,10 +83,14 @@ template <int kUnits> struct Shared {
     turned = x + (kStages - 1) * kStageBytes;  // elements [heads][64 heads]
     mixed = x;                                 // elements [each][64 heads]
     mixing = turned;                           // elements [heads][64 heads], which the block sends
-    has_turned = smem + kBarriers, has_mixed = has_turned + 8;
+    has_turned = smem + kBarriers, has_mixed = has_turned + 8, has_begun = has_mixed + 8, has_finished = has_begun + 8;
   }
   __device__ __forceinline__ uint32_t stage(int32_t stage) const { return x + stage * kStageBytes; }
-  __device__ __forceinline__ uint32_t full(int32_t stage) const { return has_mixed + 8 + 8 * stage; }
+  // Barriers of a step's scores, of its weights, and of a stage's rows.
+  __device__ __forceinline__ uint32_t scored(int32_t step) const { return has_finished + 8 + step % 2 * 8; }
+  __device__ __forceinline__ uint32_t weighed(int32_t step) const { return scored(step) + 16; }
+  __device__ __forceinline__ uint32_t full(int32_t stage) const { return has_finished + 40 + 8 * stage; }
+  static __device__ __forceinline__ uint32_t parity(int32_t step) { return step / 2 & 1; }
   // Where a lane finds 16 bytes of row `row`, of 16 columns `unit` those that are `half`: 128 bytes of 16 rows lie together,
   // and the 16 bytes of a row in an order that its number changes.
   static __device__ __forceinline__ uint32_t within(uint32_t stage, int32_t row, int32_t unit, int32_t half) {
@@ -98,8 +103,14 @@ template <int kUnits> struct Shared {
     return small + step % 2 * kWeightBytes + head * kWeightPitch;
   }
   __device__ __forceinline__ uint32_t factor(int32_t step, int32_t head) const {
-    return small + step % 2 * kWeightBytes + kImages * kWeightPitch + head * 8;
+    return small + step % 2 * kWeightBytes + kImages * kWeightPitch + head * 4;
   }
+  // A warp's sum of a head's turned query.
+  __device__ __forceinline__ uint32_t of_ones(int32_t warp, int32_t head) const {
+    return small + 2 * kWeightBytes + (warp * kImages + head) * 4;
+  }
+  // Two floats: what a head's sums of rows are multiplied by, and what is then taken from them.
+  __device__ __forceinline__ uint32_t last(int32_t head) const { return of_ones(kWarps, 0) + head * 8; }
   // Floats: what the norm multiplies a column by, and, kColumns further, what it adds.
   __device__ __forceinline__ uint32_t gain(int32_t column) const { return x + kGains + column * 4; }
   __device__ __forceinline__ uint32_t offset(int32_t column) const { return gain(column) + kColumns * 4; }
@@ -380,8 +391,8 @@ template <int kUnits> struct Image {
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) Element::multiply(of_ones, turned[unit], ones(), ones());
     if (lane % 4 == 0) {
-      store_shared_f32x2(shared.moments(1, warp, lane / 4), make_float2(of_ones[0], 0.0f));
-      store_shared_f32x2(shared.moments(1, warp, lane / 4 + 8), make_float2(of_ones[2], 0.0f));
+      store_shared_u32(shared.of_ones(warp, lane / 4), __float_as_uint(of_ones[0]));
+      store_shared_u32(shared.of_ones(warp, lane / 4 + 8), __float_as_uint(of_ones[2]));
     }
   }
 
@@ -425,6 +436,7 @@ template <int kUnits> struct Image {
         store_shared_f32x2(shared.moments(step, warp, lane / 4), make_float2(values[0], odd ? squares[0][1] : squares[0][0]));
         store_shared_f32x2(shared.moments(step, warp, lane / 4 + 8), make_float2(values[2], odd ? squares[1][3] : squares[1][2]));
       }
+      barrier_arrive_once(shared.scored(step));
     }
   };
 
@@ -438,7 +450,7 @@ template <int kUnits> struct Image {
   // The factors of the heads whose sums the lane has.
   static __device__ __forceinline__ float2 factors(const Shared<kUnits> &shared, int32_t step) {
     const uint32_t of_head = shared.factor(step, threadIdx.x % 32 / 4);
-    return make_float2(__uint_as_float(load_shared_u32(of_head)), __uint_as_float(load_shared_u32(of_head + 8 * 8)));
+    return make_float2(__uint_as_float(load_shared_u32(of_head)), __uint_as_float(load_shared_u32(of_head + 8 * 4)));
   }
 
   __device__ __forceinline__ void scale(float2 factors) {
@@ -479,7 +491,7 @@ template <int kUnits> struct Image {
   // What the norm makes of the sums of rows, divided by the sums of weights, to `mixing` in the block's own shared memory.
   __device__ __forceinline__ void finish(const Shared<kUnits> &shared, int32_t heads) {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float2 of_heads[2] = {load_shared_f32x2(shared.factor(0, lane / 4)), load_shared_f32x2(shared.factor(0, lane / 4 + 8))};
+    const float2 of_heads[2] = {load_shared_f32x2(shared.last(lane / 4)), load_shared_f32x2(shared.last(lane / 4 + 8))};
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit >= units) break;
@@ -509,12 +521,13 @@ template <int kUnits> struct Weights {
   float of_ones;              // the sum of the head's turned query
   float most, sum, means;     // the largest score so far, and the thread's sums of weights times deviations and times means
 
-  // Behind the barrier in front of which turned queries were loaded.
+  // When the first scores are there.
   __device__ __forceinline__ Weights(const Shared<kUnits> &shared, int32_t tokens)
-      : tokens(tokens), most(-INFINITY), sum(0.0f), means(0.0f) {
+      : tokens(tokens), of_ones(0.0f), most(-INFINITY), sum(0.0f), means(0.0f) {
     const int32_t thread = threadIdx.x - kProductThreads;
     head = thread / 8, key = thread % 8 * 2;
-    of_ones = add_moments(shared, 1, head).x;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) of_ones += __uint_as_float(load_shared_u32(shared.of_ones(warp, head)));
   }
 
   // Weights over the rows' deviations, relative to the largest so far; and the factor of what was summed before. Behind the
@@ -556,6 +569,7 @@ template <int kUnits> struct Weights {
     means = fmaf(rounded.y, norms[1].mean, fmaf(rounded.x, norms[0].mean, means * factor));
     store_shared_u32(shared.weights(step, head) + key * 2, packed);
     if (key == 0) store_shared_u32(shared.factor(step, head), __float_as_uint(factor));
+    barrier_arrive_once(shared.weighed(step));
   }
 
   // What the head's sums of rows are multiplied by, and what is then taken from them.
@@ -565,14 +579,14 @@ template <int kUnits> struct Weights {
       sum += __shfl_xor_sync(0xffffffff, sum, distance);
       means += __shfl_xor_sync(0xffffffff, means, distance);
     }
-    if (key == 0) store_shared_f32x2(shared.factor(0, head), make_float2(1.0f / sum, means / sum));
+    if (key == 0) store_shared_f32x2(shared.last(head), make_float2(1.0f / sum, means / sum));
+    barrier_arrive_once(shared.has_finished);
   }
 };
 
 // ---- the kernel body ---------------------------------------------------------------------------------------------
 
-// What the threads do that weigh, beside the products, and one of which copies rows. Barriers of all threads have the numbers
-// of those in `multiply` that they meet; there is one of number 4 behind each step.
+// What the threads do that weigh, beside the products, and one of which copies rows.
 template <int kUnits>
 TREFOIL_DEVICE void weigh_keys(const ClassAttentionArgs &args, const Shared<kUnits> &shared, int32_t image, bool has_image) {
   const bool copies = has_image && threadIdx.x == kProductThreads;
@@ -589,20 +603,18 @@ TREFOIL_DEVICE void weigh_keys(const ClassAttentionArgs &args, const Shared<kUni
   } else {
     load_gains(args, shared);  // of no launch
   }
-  __syncthreads();  // 1
+  barrier_arrive_once(shared.has_begun);
   cluster_wait();
   if (has_image) {
-    __syncthreads();  // 2
-    copy(kStages - 1);
+    barrier_wait(shared.scored(0), 0);
+    copy(kStages - 1);  // where turned queries were, which all warps have loaded
     Weights<kUnits> weights(shared, args.tokens);
-    __syncthreads();  // 3
-    for (int32_t step = 0; (step - 1) * kKeys < args.tokens; ++step) {
+    for (int32_t step = 0; step * kKeys < args.tokens; ++step) {
+      barrier_wait(shared.scored(step), Shared<kUnits>::parity(step));
+      if (step > 1) copy(step - 2 + kStages);  // whoever has scored these keys has done with those two steps before
       weights.weigh(args, shared, step);
-      __syncthreads();  // 4
-      if (step > 0) copy(step - 1 + kStages);
     }
     weights.finish(shared);
-    __syncthreads();  // 5
   }
   cluster_arrive_written();
   cluster_wait();
@@ -624,7 +636,8 @@ TREFOIL_DEVICE void multiply(const ClassAttentionArgs &args, const Shared<kUnits
       return load_written_or_zero(reinterpret_cast<const uint4 *>(asks + row) + chunk, exists && image < images);
     });
     rows.store_moments(shared);
-    __syncthreads();  // 1
+    barrier_arrive_once(shared.has_begun);
+    barrier_wait(shared.has_begun, 0);
     if (args.norm_weight != nullptr) rows.norm(args, shared);
     queries.multiply(sums, rows);
     const HeadColumns low(args.keys, rank, terms, warp), high(args.keys, rank, terms, warp + kWarps);
@@ -642,22 +655,20 @@ TREFOIL_DEVICE void multiply(const ClassAttentionArgs &args, const Shared<kUnits
     barrier_wait_cluster(shared.has_turned);
     Image<kUnits> image(shared, args.heads);
     fence_shared_for_copies();
-    __syncthreads();  // 2
     barrier_wait(shared.full(0), 0);
     image.score(shared, 0, 0);
-    __syncthreads();  // 3
     if (kKeys < args.tokens) barrier_wait(shared.full(1), 0);
     image.score(shared, 1, 1);
-    __syncthreads();  // 4
     uint32_t parity = 0;  // of the stage whose rows are scored next
     for (int32_t step = 0, stage = 0, to_score = 2; step * kKeys < args.tokens; ++step) {
       if ((step + 2) * kKeys < args.tokens) barrier_wait(shared.full(to_score), parity);
+      barrier_wait(shared.weighed(step), Shared<kUnits>::parity(step));
       image.advance(shared, step, stage, to_score);
-      __syncthreads();  // 4
       stage = stage + 1 < kStages ? stage + 1 : 0;
       if (++to_score == kStages) to_score = 0, parity ^= 1;
     }
-    __syncthreads();  // 5
+    sync_products();  // all have read the last rows
+    barrier_wait(shared.has_finished, 0);
     image.finish(shared, args.heads);
   }
   const HeadRows<kUnits> values(args.values, rank, terms);
@@ -694,11 +705,15 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
   const int32_t first = blockIdx.x / args.heads * args.each, images = min(args.each, args.images - first);
   if (threadIdx.x == kProductThreads) {
     barrier_init(shared.has_turned, 1), barrier_init(shared.has_mixed, 1);
+    barrier_init(shared.has_begun, kWarps + kWeightWarps), barrier_init(shared.has_finished, kWeightWarps);
+    for (int step = 0; step < 2; ++step)
+      barrier_init(shared.scored(step), kWarps), barrier_init(shared.weighed(step), kWeightWarps);
     for (int stage = 0; stage < kStages; ++stage) barrier_init(shared.full(stage), 1);
     fence_barrier_init();
     barrier_arrive_expect(shared.has_turned, rank < images ? args.heads * terms * 2 : 0);
     barrier_arrive_expect(shared.has_mixed, images * terms * 2);
   }
+  __syncthreads();
   cluster_arrive();
   allow_next_launch();
   if (threadIdx.x < kProductThreads) {

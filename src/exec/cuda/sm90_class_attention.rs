@@ -223,7 +223,8 @@ mod tests {
     fn constants_agree_with_the_source() {
         let source = read("sm90_class_attention.cu");
         let has = |line: &str| assert!(source.contains(line), "{line}");
-        has("kWarps = 8, kProductThreads = kWarps * 32, kThreads = kProductThreads + 128;");
+        has("kWarps = 8, kProductThreads = kWarps * 32, kWeightWarps = 4;");
+        has("kThreads = kProductThreads + kWeightWarps * 32;");
         assert_eq!(THREADS, 8 * 32 + 128);
         has("kDims = 64;");
         has("kImages = 16;");
@@ -260,7 +261,7 @@ mod tests {
         assert_eq!(launch.maps, [rows]);
         // Six parts of 16 rows of 4 heads; scores of 16 heads for each of 8 warps, twice; queries of 16 images; factors and
         // biases of 4 heads; sums of each warp, twice; barriers.
-        let bytes = 6 * 16 * 4 * 128 + 2 * 8 * 16 * 20 * 4 + 16 * 144 + 2 * 4 * 64 * 4 + 2 * 8 * 16 * 8 + 8 * 8;
+        let bytes = 6 * 16 * 4 * 128 + 2 * 8 * 16 * 20 * 4 + 16 * 144 + 2 * 4 * 64 * 4 + 2 * 8 * 16 * 8 + 8 * 14;
         assert_eq!((launch.block, launch.shared_bytes, launch.waits_itself), ([384, 1, 1], bytes, true));
         let args: ClassAttentionArgs = of(|_, operands| operands.bias = None).unwrap().args.read();
         assert_eq!([args.query_bias, args.value_bias], [0; 2]);
@@ -282,11 +283,11 @@ mod tests {
             launch.map(|launch| (launch.entry.into_owned(), launch.shared_bytes))
         };
         let of_f16 = |heads| entry(heads, Dtype::F16).unwrap();
-        assert_eq!([2, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 76_096)));
-        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 127_296)));
-        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 178_496)));
-        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 230_720)));
-        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 178_496));
+        assert_eq!([2, 4].map(of_f16), [4; 2].map(|most| (format!("sm90_class_attention_{most}"), 76_144)));
+        assert_eq!([5, 8].map(of_f16), [8; 2].map(|most| (format!("sm90_class_attention_{most}"), 127_344)));
+        assert_eq!([9, 12].map(of_f16), [12; 2].map(|most| (format!("sm90_class_attention_{most}"), 178_544)));
+        assert_eq!([13, 16].map(of_f16), [16; 2].map(|most| (format!("sm90_class_attention_{most}"), 230_768)));
+        assert_eq!(entry(12, Dtype::Bf16).unwrap(), ("sm90_class_attention_12_bf16".into(), 178_544));
         assert!(entry(17, Dtype::F16).is_err() && entry(12, Dtype::F32).is_err());
     }
 

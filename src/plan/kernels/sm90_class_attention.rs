@@ -154,7 +154,7 @@ impl ClassAttentionOp {
         let scores = 2 * 4 * WARPS * MOST_IMAGES * SCORE_PITCH;
         let gains = 2 * 4 * DIMS * most_heads;
         let moments = 2 * 8 * WARPS * MOST_IMAGES;
-        let barriers = 8 * (2 + STAGES);
+        let barriers = 8 * (8 + STAGES);
         let shared_bytes =
             (STAGES - 1) * stage + last + scores + MOST_IMAGES * QUERY_PITCH + gains + moments + barriers;
         // Each block has an image at most, and all clusters run at the same time if they can.
