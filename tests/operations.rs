@@ -5,6 +5,8 @@ mod support;
 use support::operations;
 use support::problem::Case;
 use trefoil::Device;
+#[cfg(feature = "cuda")]
+use trefoil::Precision;
 use trefoil::plan::Choices;
 
 fn check(cases: Vec<Case>) {
@@ -26,6 +28,20 @@ fn packed_attention() {
     for problem in support::packed_attention::all() {
         for dtype in support::halves::HALVES {
             assert_eq!(problem.run(&device, dtype), Ok(()), "{dtype}, {problem}");
+        }
+    }
+}
+
+/// Attention of one row has a kernel on GPUs alone, so that here the bounds of its results are held against results that are
+/// wrong.
+#[cfg(feature = "cuda")]
+#[test]
+fn bounds_of_class_attention_refuse_wrong_results() {
+    for precision in [Precision::F16, Precision::Bf16] {
+        for problem in support::class_attention::small(precision) {
+            for (what, checked) in problem.wrong() {
+                assert!(checked.is_err(), "{what} is taken for right: {problem:?}");
+            }
         }
     }
 }

@@ -41,6 +41,8 @@ struct Normed {
     mean: f64,
 }
 
+/// How large the values of rows are that are normed, in turns.
+const SIZES: [f64; 5] = [1.0, 0.25, 3.0, 0.5, 2.0];
 /// The number that norms add to variances.
 const EPSILON: f64 = 1e-5;
 
@@ -49,20 +51,24 @@ const SPOILED: usize = 1;
 /// The number of values of a head.
 const DIMS: usize = 64;
 
+/// Norms of different kinds, and rows whose mean is up to ten times their deviation.
+const KINDS: [Normed; 5] = [
+    Normed { centred: true, has_bias: true, mean: 0.25 },
+    Normed { centred: true, has_bias: false, mean: -0.5 },
+    Normed { centred: false, has_bias: true, mean: 0.25 },
+    Normed { centred: false, has_bias: false, mean: 1.0 },
+    Normed { centred: true, has_bias: true, mean: 12.0 },
+];
+
+/// A problem of each kind of norm, and one without.
+pub fn small(precision: Precision) -> Vec<Problem> {
+    let of = |norm| Problem { norm, ..Problem::of(precision, 1, 2, 6) };
+    KINDS.into_iter().map(Some).chain([None]).map(of).collect()
+}
+
 /// All problems in f16 or bf16.
 pub fn all(precision: Precision) -> Vec<Problem> {
-    let of = |images, heads, tokens| Problem {
-        precision,
-        images,
-        heads,
-        tokens,
-        query: 0,
-        order: [0, 1, 2],
-        has_bias: true,
-        most: 2.0,
-        is_spoiled: false,
-        norm: None,
-    };
+    let of = |images, heads, tokens| Problem::of(precision, images, heads, tokens);
     // As in ViT-B/16, CLIP L/14, DINOv2 B/14, ViT-S/16 and DeiT-Ti/16.
     let mut all = vec![of(3, 12, 197), of(2, 16, 257), of(9, 12, 257), of(2, 6, 197), of(5, 3, 197)];
     // One row, and numbers of rows around those that are multiplied at a time and that a block has.
@@ -83,21 +89,32 @@ pub fn all(precision: Precision) -> Vec<Problem> {
     all.extend([of(3, 12, 50), of(17, 16, 9)].map(|of| Problem { is_spoiled: true, ..of }));
     // Scores far apart, and scores that are almost the same.
     all.extend([0.01, 8.0].map(|most| Problem { most, ..of(2, 12, 50) }));
-    // The same with norms of different kinds, and rows whose mean is up to ten times their deviation.
-    let kinds = [(true, true, 0.25), (true, false, -0.5), (false, true, 0.25), (false, false, 1.0), (true, true, 12.0)];
+    // The same with norms.
     let normed: Vec<_> = all
         .iter()
-        .enumerate()
-        .map(|(index, problem)| {
-            let (centred, has_bias, mean) = kinds[index % kinds.len()];
-            Problem { norm: Some(Normed { centred, has_bias, mean }), ..problem.clone() }
-        })
+        .zip(KINDS.into_iter().cycle())
+        .map(|(problem, norm)| Problem { norm: Some(norm), ..problem.clone() })
         .collect();
     all.extend(normed);
     all
 }
 
 impl Problem {
+    fn of(precision: Precision, images: usize, heads: usize, tokens: usize) -> Self {
+        Self {
+            precision,
+            images,
+            heads,
+            tokens,
+            query: 0,
+            order: [0, 1, 2],
+            has_bias: true,
+            most: 2.0,
+            is_spoiled: false,
+            norm: None,
+        }
+    }
+
     fn columns(&self) -> usize {
         self.heads * DIMS
     }
@@ -157,8 +174,8 @@ impl Problem {
                 are_nan.then_some(()).ok_or("the image with NaN has numbers")?;
                 continue;
             }
-            let expected = self.expected::<T>(image, &operands);
-            expected.check(Growth::Worst, actual).map_err(|error| format!("image {row}: {error}"))?;
+            let expected = self.expected(image, &operands);
+            expected.check(GROWTH, actual).map_err(|error| format!("image {row}: {error}"))?;
         }
         Ok(())
     }
@@ -176,8 +193,13 @@ impl Problem {
             let values = random.singles(count, most);
             values.into_iter().map(|value| T::of(mean + f64::from(value)).value() as f32).collect::<Vec<f32>>()
         };
-        let mean = self.norm.map_or(0.0, |norm| norm.mean);
-        let mut images: Vec<_> = (0..self.images).map(|_| halves(self.tokens * columns, 2.0, mean)).collect();
+        // Of rows that are normed each has a mean and a deviation of its own.
+        let size = |token: usize| self.norm.map_or((1.0, 0.0), |norm| (SIZES[token % SIZES.len()], norm.mean));
+        let mut image = || -> Vec<f32> {
+            let rows = (0..self.tokens).map(size);
+            rows.flat_map(|(size, mean)| halves(columns, 2.0 * size, mean * size)).collect()
+        };
+        let mut images: Vec<_> = (0..self.images).map(|_| image()).collect();
         if self.is_spoiled {
             images[SPOILED][columns + 3] = f32::NAN;
         }
@@ -226,7 +248,7 @@ impl Problem {
         let Some(norm) = self.norm else { return RowNorm { mean: (0.0, 0.0), scale: (1.0, 0.0) } };
         let count = row.len() as f64;
         let sum = |of: fn(f64) -> f64| row.iter().map(|&x| of(x.into())).sum::<f64>();
-        let off = |magnitude: f64| Growth::Worst.sum(Storage::F16, row.len() + 16, magnitude) / count;
+        let off = |magnitude: f64| GROWTH.sum(Storage::F16, row.len() + 16, magnitude) / count;
         let mean = if norm.centred { sum(|x| x) / count } else { 0.0 };
         let of_mean = if norm.centred { off(sum(f64::abs)) + U32 * mean.abs() } else { 0.0 };
         let variance = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
@@ -238,155 +260,172 @@ impl Problem {
         RowNorm { mean: (mean, of_mean), scale: (scale, scale * ((1.0 - part).sqrt().recip() - 1.0 + 8.0 * U32)) }
     }
 
-    /// The expected result of an image, with the error of each value. A value with its error goes through each product and
-    /// each rounding of the kernel; its exponentials, logarithms and roots are off by 2^-22 of themselves, as
-    /// `exp2_approximate` says.
-    fn expected<T: Half>(&self, image: &[f32], operands: &Operands) -> Expected {
-        let (columns, rounding) = (self.columns(), T::ROUNDING);
-        let row = |token: usize| &image[token * columns..][..columns];
-        let norms: Vec<RowNorm> = (0..self.tokens).map(|token| self.row_norm(row(token))).collect();
+    /// The expected result of an image, with the deviation of each value. Deviations of roundings go through each product of
+    /// the kernel; its exponentials, logarithms and roots are off by 2^-22 of themselves, as `exp2_approximate` says.
+    fn expected(&self, image: &[f32], operands: &Operands) -> Expected {
+        let columns = self.columns();
+        let dtype = if self.precision == Precision::Bf16 { Dtype::Bf16 } else { Dtype::F16 };
+        let rounded = |value: f64, error: f64| GROWTH.read(Storage::Operands(dtype), value, error);
+        let row = |token: usize| image[token * columns..][..columns].iter().map(|&x| f64::from(x));
+        let norms: Vec<RowNorm> =
+            (0..self.tokens).map(|token| self.row_norm(&image[token * columns..][..columns])).collect();
         let gain = |i: usize| (f64::from(operands.norm_weight[i]), f64::from(operands.norm_bias[i]));
         // The row that asks: as it is, or the norm of it rounded.
         let asks: Vec<(f64, f64)> = row(self.query)
-            .iter()
             .enumerate()
-            .map(|(i, &x)| {
+            .map(|(i, x)| {
                 let RowNorm { mean: (mean, of_mean), scale: (scale, of_scale) } = norms[self.query];
-                let (x, (weight, bias)) = (f64::from(x) - mean, gain(i));
+                let (x, (weight, bias)) = (x - mean, gain(i));
                 let value = weight * x * scale + bias;
-                let error = weight.abs() * (of_mean * (scale + of_scale) + x.abs() * of_scale);
-                let error = error + 4.0 * U32 * (value.abs() + 2.0 * bias.abs() + error);
-                (value, if self.norm.is_some() { rounding.rounded(value, error) } else { 0.0 })
+                let off = 4.0 * U32 * (value.abs() + bias.abs());
+                let error = weight.abs() * (of_mean * scale + x.abs() * of_scale) + off;
+                (value, if self.norm.is_some() { rounded(value, error) } else { 0.0 })
             })
             .collect();
         let weights = |part: usize, head: usize, d: usize| {
             let of = self.order[part] * columns + head * DIMS + d;
             (&operands.matrix[of * columns..][..columns], f64::from(operands.bias[of]))
         };
-        let scale = 1.0 / (DIMS as f64).sqrt();
         let (mut values, mut errors) = (Vec::new(), Vec::new());
         for head in 0..self.heads {
+            let scale = 1.0 / (DIMS as f64).sqrt();
             let query = (0..DIMS).map(|d| {
                 let (matrix, bias) = weights(0, head, d);
-                let sum = Sum::of(matrix.iter().zip(&asks).map(|(&w, &(x, error))| (w.into(), x, error)));
-                let (sum, error) = sum.plus(bias);
-                let error = scale * (error + 4.0 * U32 * (sum.abs() + error));
-                (scale * sum, rounding.rounded(scale * sum, error))
+                let (sum, error) = sum_of(matrix.iter().zip(&asks).map(|(&w, &x)| (w.into(), x)), bias);
+                (scale * sum, rounded(scale * sum, scale * error))
             });
             let query: Vec<(f64, f64)> = query.collect();
-            let turned: Vec<(f64, f64)> = (0..columns)
-                .map(|i| {
-                    let terms = query
-                        .iter()
-                        .enumerate()
-                        .map(|(d, &(q, error))| (f64::from(weights(1, head, d).0[i]), q, error));
-                    let (sum, error) = Sum::of(terms).plus(0.0);
-                    let (weight, _) = gain(i);
-                    let (turned, error) = (sum * weight, error * weight.abs());
-                    (turned, rounding.rounded(turned, error + U32 * (turned.abs() + error)))
-                })
-                .collect();
+            let turned = (0..columns).map(|i| {
+                let terms = query.iter().enumerate().map(|(d, &q)| (f64::from(weights(1, head, d).0[i]), q));
+                let ((sum, error), (gain, _)) = (sum_of(terms, 0.0), gain(i));
+                (sum * gain, rounded(sum * gain, error * gain.abs()))
+            });
+            let turned: Vec<(f64, f64)> = turned.collect();
+            let of_ones: f64 = turned.iter().map(|(u, _)| u.abs()).sum();
             // Products with the norm's biases are the same for all rows, and left out. To a score comes the logarithm of its
             // row's scale, so that the weight of a row is one over its deviation as well.
-            let scores: Vec<(f64, f64)> = (0..self.tokens)
-                .map(|token| {
-                    let RowNorm { mean: (mean, of_mean), scale: (scale, of_scale) } = norms[token];
-                    let terms = || row(token).iter().map(|&x| f64::from(x)).zip(turned.iter().copied());
-                    let sum: f64 = terms().map(|(x, (u, _))| (x - mean) * u).sum();
-                    let of_sum: f64 = terms().map(|(x, (_, error))| (x - mean).abs() * error).sum();
-                    let magnitude: f64 = terms().map(|(x, (u, error))| x.abs() * (u.abs() + error)).sum();
-                    let of_ones: f64 = terms().map(|(_, (u, error))| u.abs() + error).sum();
-                    let own = Growth::Worst.sum(Storage::F16, columns + 16, magnitude + mean.abs() * of_ones);
-                    let error = of_sum + own + of_mean * of_ones;
-                    let logarithm = scale.ln();
-                    let error = error * (scale + of_scale) + sum.abs() * of_scale + of_scale / (scale - of_scale);
-                    let score = sum * scale + logarithm;
-                    (score, error + 8.0 * U32 * (score.abs() + logarithm.abs() + error))
-                })
-                .collect();
+            let score = |token: usize| {
+                let RowNorm { mean: (mean, of_mean), scale: (scale, of_scale) } = norms[token];
+                let terms = || row(token).zip(&turned);
+                let sum: f64 = terms().map(|(x, (u, _))| (x - mean) * u).sum();
+                let of_turned = GROWTH.join(terms().map(|(x, (_, error))| (x - mean) * error));
+                let magnitude: f64 = terms().map(|(x, (u, _))| x.abs() * u.abs()).sum();
+                let own = GROWTH.sum(Storage::F16, columns + 16, magnitude + mean.abs() * of_ones);
+                let error = GROWTH.join([of_turned, own, of_mean * of_ones].into_iter()) * scale;
+                let of_scale = of_scale / scale * (1.0 + (sum * scale).abs());
+                let score = sum * scale + scale.ln();
+                (score, error + of_scale + 8.0 * U32 * (score.abs() + 1.0))
+            };
+            let scores: Vec<(f64, f64)> = (0..self.tokens).map(score).collect();
             let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
-            let of_top = scores.iter().map(|(_, error)| *error).fold(0.0, f64::max);
-            let exps: Vec<(f64, f64)> = scores
-                .iter()
-                .map(|&(score, error)| {
-                    let off = error + of_top + 8.0 * U32 * ((score - top).abs() + of_top + error) + 4.0 * U32;
-                    ((score - top).exp(), off.exp_m1())
-                })
-                .collect();
-            // Of weights times deviations, which are the weights that a softmax has.
-            let deviation = |token: usize| norms[token].scale.0.recip();
-            let of_deviation = |token: usize| norms[token].scale.1 / (norms[token].scale.0 - norms[token].scale.1);
-            let totals =
-                || exps.iter().enumerate().map(|(token, &(weight, off))| (token, weight * deviation(token), off));
-            let total: f64 = totals().map(|(_, part, _)| part).sum();
-            let of_total = totals().map(|(token, part, off)| part * ((1.0 + off) * (1.0 + of_deviation(token)) - 1.0));
-            let of_total = of_total.sum::<f64>() / total + (self.tokens + 8) as f64 * U32;
-            let shares: Vec<(f64, f64)> = exps
-                .iter()
-                .enumerate()
-                .map(|(token, &(weight, off))| {
-                    let share = weight / total;
-                    // A quotient of two numbers that are off by these parts, and at most one over a deviation.
-                    let error = share * ((1.0 + off) / (1.0 - of_total).max(f64::EPSILON) - 1.0);
-                    let error = error.min(norms[token].scale.0 + norms[token].scale.1);
-                    // Weights are rounded before they are divided.
-                    let tiny = rounding.tiny * (1.0 / total / (1.0 - of_total).max(f64::EPSILON)).max(1.0);
-                    (share, rounding.rounded(share, error) + tiny)
-                })
-                .collect();
-            let mixed: Vec<(f64, f64)> = (0..columns)
-                .map(|i| {
-                    let (weight, bias) = gain(i);
-                    let terms =
-                        || shares.iter().zip(&norms).zip((0..self.tokens).map(|token| f64::from(row(token)[i])));
-                    let sum: f64 = terms().map(|(((p, _), norm), x)| p * (x - norm.mean.0)).sum();
-                    let of_sum: f64 = terms().map(|(((_, error), norm), x)| error * (x - norm.mean.0).abs()).sum();
-                    let of_means: f64 = terms().map(|(((p, error), norm), _)| (p + error) * norm.mean.1).sum();
-                    let magnitude: f64 =
-                        terms().map(|(((p, error), norm), x)| (p + error) * (x.abs() + norm.mean.0.abs())).sum();
-                    let own = Growth::Worst.sum(Storage::F16, self.tokens + 16, magnitude);
-                    let error = of_sum + of_means + own + 4.0 * U32 * magnitude;
-                    let (value, error) = (sum * weight + bias, error * weight.abs());
-                    (value, rounding.rounded(value, error + 2.0 * U32 * (value.abs() + error)))
-                })
-                .collect();
+            // The sum of weights is of those times deviations, which are the weights that a softmax has. By as much as it is
+            // off all weights are; each is rounded before it is divided.
+            let parts =
+                scores.iter().zip(&norms).map(|(&(score, error), norm)| ((score - top).exp() / norm.scale.0, error));
+            let parts: Vec<(f64, f64)> = parts.collect();
+            let total: f64 = parts.iter().map(|(part, _)| part).sum();
+            let of_total: f64 = parts.iter().map(|(part, error)| part / total * error).sum();
+            let share = |&(score, error): &(f64, f64)| {
+                let weight = (score - top).exp();
+                let off = error + of_total + 8.0 * U32 * ((score - top).abs() + 1.0);
+                (weight / total, rounded(weight, weight * off) / total)
+            };
+            let shares: Vec<(f64, f64)> = scores.iter().map(share).collect();
+            let mixed = (0..columns).map(|i| {
+                let terms = || {
+                    let x = (0..self.tokens).map(|token| f64::from(image[token * columns + i]));
+                    x.zip(&norms).zip(&shares).map(|((x, norm), &share)| (x - norm.mean.0, norm, share))
+                };
+                let sum: f64 = terms().map(|(x, _, (p, _))| p * x).sum();
+                let of_shares = GROWTH.join(terms().map(|(x, _, (_, error))| error * x));
+                let of_means: f64 = terms().map(|(_, norm, (p, _))| p * norm.mean.1).sum();
+                // A turned query takes all shares off in the way that the sum of its own column follows.
+                let of_turned: f64 = terms().map(|(x, norm, (p, _))| p * norm.scale.0 * x * x).sum();
+                let magnitude: f64 = terms().map(|(x, norm, (p, _))| p * (x.abs() + 2.0 * norm.mean.0.abs())).sum();
+                let own = GROWTH.sum(Storage::F16, self.tokens + 16, magnitude);
+                let error = GROWTH.join([of_shares, of_means, of_turned * turned[i].1, own].into_iter());
+                let (weight, bias) = gain(i);
+                let value = sum * weight + bias;
+                (value, rounded(value, error * weight.abs() + 2.0 * U32 * (value.abs() + bias.abs())))
+            });
+            let mixed: Vec<(f64, f64)> = mixed.collect();
             for d in 0..DIMS {
                 let (matrix, bias) = weights(2, head, d);
-                let terms = matrix.iter().zip(&mixed).map(|(&w, &(z, error))| (f64::from(w), z, error));
-                let (sum, error) = Sum::of(terms).plus(bias);
-                // The weights add up to 1 with the error of their roundings, which the bias is not multiplied by.
+                let (sum, error) = sum_of(matrix.iter().zip(&mixed).map(|(&w, &z)| (w.into(), z)), bias);
                 values.push(sum);
-                errors.push(rounding.rounded(sum, error));
+                errors.push(rounded(sum, error));
             }
         }
         Expected { shape: Shape::vector(columns), values, errors }
     }
-}
 
-/// A sum of products of exact numbers with numbers that have errors.
-#[derive(Default)]
-struct Sum {
-    value: f64,
-    error: f64,
-    magnitude: f64,
-    terms: usize,
-}
-
-impl Sum {
-    fn of(terms: impl Iterator<Item = (f64, f64, f64)>) -> Self {
-        terms.fold(Self::default(), |sum, (exact, value, error)| Self {
-            value: sum.value + exact * value,
-            error: sum.error + exact.abs() * error,
-            magnitude: sum.magnitude + exact.abs() * (value.abs() + error),
-            terms: sum.terms + 1,
-        })
+    /// Results that are wrong in one way each, of an image without anything infinite, by what is wrong.
+    pub fn wrong(&self) -> Vec<(&'static str, Result<(), String>)> {
+        match self.precision {
+            Precision::Bf16 => self.wrong_of::<bf16>(),
+            _ => self.wrong_of::<f16>(),
+        }
     }
 
-    /// The sum and a bias, with the error of both as tensor cores add products; warps' sums are added once more.
-    fn plus(self, bias: f64) -> (f64, f64) {
-        let own = Growth::Worst.sum(Storage::F16, self.terms + 16, self.magnitude + bias.abs());
-        (self.value + bias, self.error + own)
+    fn wrong_of<T: Half>(&self) -> Vec<(&'static str, Result<(), String>)> {
+        let operands = self.operands::<T>();
+        let image = &operands.images[0];
+        let expected = self.expected(image, &operands);
+        let told = |what, values: Vec<f64>| {
+            let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+            (what, expected.check(GROWTH, &values))
+        };
+        let of = |what, problem: &Problem, image: &[f32], operands: &Operands| {
+            told(what, problem.expected(image, operands).values)
+        };
+        let changed = |change: &dyn Fn(&mut Operands)| {
+            let mut operands = self.operands::<T>();
+            change(&mut operands);
+            operands
+        };
+        let columns = self.columns();
+        let keys = (self.order[1] * columns * columns, (self.order[1] + 1) * columns * columns);
+        let without_keys = changed(&|operands| operands.matrix[keys.0..keys.1].fill(0.0));
+        let fewer = Problem { tokens: self.tokens - 1, ..self.clone() };
+        let other = Problem { query: (self.query + 1) % self.tokens, ..self.clone() };
+        let swapped = [&image[columns..2 * columns], &image[..columns], &image[2 * columns..]].concat();
+        let mut all = vec![
+            of("equal weights", self, image, &without_keys),
+            of("no last key", &fewer, image, &operands),
+            of("another query", &other, image, &operands),
+            of("no biases", self, image, &changed(&|operands| operands.bias.fill(0.0))),
+            of("rows in another order", self, &swapped, &operands),
+        ];
+        if let Some(norm) = self.norm {
+            let with = |norm| Problem { norm, ..self.clone() };
+            all.extend([
+                of("no norm", &with(None), image, &operands),
+                of("another mean", &with(Some(Normed { centred: !norm.centred, ..norm })), image, &operands),
+                of("no factors", self, image, &changed(&|operands| operands.norm_weight.fill(1.0))),
+            ]);
+            if norm.has_bias {
+                let without = changed(&|operands| operands.norm_bias.fill(0.0));
+                all.push(of("no biases of the norm", self, image, &without));
+            }
+        }
+        all
     }
+}
+
+/// How deviations grow: those of roundings are independent of each other.
+const GROWTH: Growth = Growth::Quadrature;
+
+/// The sum of products of exact numbers with numbers that have deviations, and of a bias, with its deviation as tensor cores
+/// add products; warps' sums are added once more.
+fn sum_of(terms: impl Iterator<Item = (f64, (f64, f64))>, bias: f64) -> (f64, f64) {
+    let (mut sum, mut squares, mut magnitude, mut count) = (bias, 0.0, bias.abs(), 16);
+    for (exact, (value, error)) in terms {
+        sum += exact * value;
+        squares += (exact * error).powi(2);
+        magnitude += (exact * value).abs();
+        count += 1;
+    }
+    (sum, GROWTH.join([squares.sqrt(), GROWTH.sum(Storage::F16, count, magnitude)].into_iter()))
 }
 
 /// What a norm takes from a row, and what it multiplies it by, each with its error.

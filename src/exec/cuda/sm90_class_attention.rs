@@ -137,10 +137,14 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         Some(bias) => aligned("bias", bias + (part * size_of::<f32>()) as u64, 16),
         None => Ok(0),
     };
+    let has = [norm_weight.is_some(), norm_bias.is_some()];
+    if has != [of.norm.is_some(), of.norm.is_some_and(|norm| norm.bias)] {
+        return Err(unsupported("vectors of the norm", format!("{has:?}"), "they are those of the operation"));
+    }
     // Without a norm the kernel reads no numbers of it.
     let JoinedNorm { centred, epsilon, .. } =
         of.norm.unwrap_or(JoinedNorm { centred: false, epsilon: 1.0, bias: false });
-    let given = |what, address: Option<u64>| address.map_or(Ok(0), |address| aligned(what, address, 4));
+    let given = |what, address: Option<u64>| address.map_or(Ok(0), |address| aligned(what, address, 16));
     let args = ClassAttentionArgs {
         x: aligned("x", x, 16)?,
         queries: aligned("matrix of queries", queries, 16)?,
@@ -196,7 +200,7 @@ mod tests {
         matrix: 0x1000,
         bias: Some(0x200),
         norm_weight: Some(0x400),
-        norm_bias: Some(0x404),
+        norm_bias: Some(0x440),
         y: 0x300,
     };
 
@@ -249,7 +253,7 @@ mod tests {
         assert_eq!([args.images, args.heads, args.tokens, args.query, args.each], [40, 3, 37, 5, 2]);
         assert_eq!(args.scale, (0.125 * LOG2_E) as f32);
         assert_eq!((&*launch.entry, launch.grid, launch.cluster), ("sm90_class_attention_4", [60, 1, 1], 3));
-        assert_eq!([args.norm_weight, args.norm_bias], [0x400, 0x404]);
+        assert_eq!([args.norm_weight, args.norm_bias], [0x400, 0x440]);
         assert_eq!((args.centred, args.epsilon, args.per_column), (1, 0.5, 1.0 / 192.0));
         let rows = TensorMap::Strided {
             address: 0x100,
@@ -333,7 +337,8 @@ mod tests {
         assert!(of(|of, _| of.sizes.dims = 32).is_err() && of(|of, _| of.sizes.rows = 2).is_err());
         let epsilon = |epsilon| of(|of, _| of.norm.as_mut().unwrap().epsilon = epsilon);
         assert!(epsilon(0.0).is_err() && epsilon(f32::INFINITY).is_err() && epsilon(f32::NAN).is_err());
-        assert!(of(|_, operands| operands.norm_weight = Some(0x402)).is_err());
+        assert!(of(|_, operands| operands.norm_weight = Some(0x408)).is_err());
+        assert!(of(|_, operands| operands.norm_weight = None).is_err() && of(|of, _| of.norm = None).is_err());
         assert!(of(|of, _| of.query = 37).is_err() && of(|of, _| of.scale = f32::INFINITY).is_err());
         assert!(of(|of, _| of.parts[1] = 385).is_err() && of(|of, _| of.parts[1] = 448).is_err());
     }

@@ -203,7 +203,7 @@ const CLOCK_HZ: f64 = 1.8e9;
 /// (benches/notes/2026-11-30-the-norm-of-one-row.md).
 const CACHE_BYTES: f64 = 16.0;
 /// Clocks of the accesses and barriers that follow each other.
-const FIXED: f64 = 5000.0;
+const FIXED: f64 = 4000.0;
 /// Clocks of a step of rows, and what each head adds.
-const STEP: f64 = 300.0;
-const STEP_OF_HEAD: f64 = 95.0;
+const STEP: f64 = 250.0;
+const STEP_OF_HEAD: f64 = 90.0;

@@ -81,10 +81,12 @@ pub(super) fn with_norm(context: &Context<'_>, found: &Found, all: &HashMap<Node
     let Origin::Node(last, 0) = context.graph.values[rows.0].origin else { return None };
     let made = all.get(&last).filter(|made| made.writes == *rows && made.beside.is_none())?;
     let StepOp::RowNorm(norm) = made.op else { return None };
-    let RowNormOp { centred, epsilon, result, sum, .. } = norm;
     let [x @ Read::Half(_), vectors @ ..] = &made.reads[..] else { return None };
-    let is_of_rows = norm.rows == op.sizes.images * op.sizes.keys && result == RowNormResult::Rows && sum.is_none();
-    if !is_of_rows || !is_read_here_alone(context, found, *rows) {
+    let RowNormOp { centred, epsilon, .. } = norm;
+    let (rows_of_all, columns) = (op.sizes.images * op.sizes.keys, op.columns());
+    let of_all = RowNormOp { rows: rows_of_all, columns, centred, epsilon, result: RowNormResult::Rows, sum: None };
+    let is_chosen = context.choices.contains_key(&context.graph.nodes[made.named.0].name);
+    if norm != of_all || is_chosen || !is_read_here_alone(context, found, *rows) {
         return None;
     }
     let norm = Some(JoinedNorm { centred, epsilon, bias: vectors.len() > 1 });

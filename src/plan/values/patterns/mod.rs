@@ -222,6 +222,9 @@ pub(super) fn find(
             all.insert(last, found);
         }
     }
+    // What is within another step reads nothing.
+    let needed = needed(graph, &all);
+    all.retain(|node, _| needed[node.0]);
     within::bring(&context, &mut all);
     all
 }
