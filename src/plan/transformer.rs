@@ -138,7 +138,7 @@ pub struct RowSum {
     /// The first row of an image to which a position is added, if there are positions: 0, or `prefix`.
     pub positions: Option<usize>,
     /// A norm of the sum that comes before the step's own, if there is one: the step writes its result in place of the
-    /// sum.
+    /// sum, and reads its factors and biases in front of those of its own norm.
     pub first: Option<JoinedNorm>,
 }
 
@@ -190,7 +190,7 @@ impl ProductOp {
 
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
-        let norm = self.norm.as_ref().map_or("", |norm| if norm.centred { "layer-norm+" } else { "rms-norm+" });
+        let norm = self.norm.as_ref().map(|norm| format!("{}+", norm_name(norm.centred))).unwrap_or_default();
         let statistics = if self.statistics { "+statistics" } else { "" };
         let activation = self.activation.suffix();
         let scale = if self.scale { "+scale" } else { "" };
@@ -220,10 +220,14 @@ impl AttentionOp {
     }
 }
 
+/// What a norm is called in labels.
+pub(super) const fn norm_name(centred: bool) -> &'static str {
+    if centred { "layer-norm" } else { "rms-norm" }
+}
+
 impl RowNormOp {
     /// A short text of the operation.
     pub(super) fn label(&self) -> String {
-        let norm = |centred| if centred { "layer-norm" } else { "rms-norm" };
         let result = match self.result {
             RowNormResult::Rows => "",
             RowNormResult::Codes(_) => " to e4m3",
@@ -231,11 +235,11 @@ impl RowNormOp {
             RowNormResult::F32 => " to f32",
         };
         let sum = match self.sum {
-            Some(RowSum { first: Some(first), .. }) => format!("sum+{}+", norm(first.centred)),
+            Some(RowSum { first: Some(first), .. }) => format!("sum+{}+", norm_name(first.centred)),
             Some(_) => "sum+".to_owned(),
             None => String::new(),
         };
-        format!("{sum}{}{result}", norm(self.centred))
+        format!("{sum}{}{result}", norm_name(self.centred))
     }
 
     /// Whether the kernel can compute the norm.

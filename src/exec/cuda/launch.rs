@@ -235,6 +235,14 @@ pub(crate) fn unsupported(what: &str, value: impl std::fmt::Display, instead: &s
     Error::Unsupported { what: format!("{what} = {value}"), instead: instead.to_owned() }
 }
 
+/// The number that a norm adds to the variance.
+pub(crate) fn positive_epsilon(epsilon: f32) -> Result<f32, Error> {
+    match epsilon.is_finite() && epsilon > 0.0 {
+        true => Ok(epsilon),
+        false => Err(unsupported("epsilon", epsilon, "a positive number is added to the variance")),
+    }
+}
+
 /// The limit of counts and indices, which stay below it: 2^31.
 pub(crate) const INDEX_LIMIT: usize = 1 << 31;
 

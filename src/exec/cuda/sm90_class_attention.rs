@@ -12,8 +12,8 @@ use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
-use crate::plan::kernels::{CLASS_HEADS, ClassAttentionLayout};
-use crate::plan::{AttentionSizes, ClassAttentionOp, JoinedNorm, Kernel, Limits, StepOp};
+use crate::plan::kernels::{CLASS_HEADS, CLASS_KEYS, ClassAttentionLayout};
+use crate::plan::{AttentionSizes, ClassAttentionOp, Kernel, Limits, StepOp};
 use crate::tensor::Dtype;
 
 kernel_args! {
@@ -58,9 +58,8 @@ macro_rules! names {
 
 /// The kernels of f16 and bf16.
 const ENTRIES: [[&str; 4]; 2] = [names!(""), names!("_bf16")];
-/// Threads of a block, and rows of a box.
+/// Threads of a block.
 const THREADS: u32 = 384;
-const KEYS: u32 = 16;
 
 /// Attention of one row with the norm and the product before it.
 pub(super) struct Sm90ClassAttention;
@@ -141,9 +140,6 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
     if has != [of.norm.is_some(), of.norm.is_some_and(|norm| norm.bias)] {
         return Err(unsupported("vectors of the norm", format!("{has:?}"), "they are those of the operation"));
     }
-    // Without a norm the kernel reads no numbers of it.
-    let JoinedNorm { centred, epsilon, .. } =
-        of.norm.unwrap_or(JoinedNorm { centred: false, epsilon: 1.0, bias: false });
     let given = |what, address: Option<u64>| address.map_or(Ok(0), |address| aligned(what, address, 16));
     let args = ClassAttentionArgs {
         x: aligned("x", x, 16)?,
@@ -162,8 +158,8 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         query: of.query as i32,
         each: each as i32,
         scale: (f64::from(of.scale) * LOG2_E) as f32,
-        centred: i32::from(centred),
-        epsilon,
+        centred: i32::from(of.norm.is_some_and(|norm| norm.centred)),
+        epsilon: of.norm.map_or(0.0, |norm| norm.epsilon),
         per_column: (of.columns() as f32).recip(),
         ..ClassAttentionArgs::zeroed()
     };
@@ -172,7 +168,7 @@ fn launch(of: &ClassAttentionOp, limits: &Limits, operands: &ClassOperands) -> R
         address: args.x,
         dims: [of.sizes.dims, keys, heads, images].map(|dim| dim as u64),
         pitches: [of.columns(), of.sizes.dims, keys * of.columns()].map(|pitch| pitch as u64),
-        box_dims: [of.sizes.dims as u32, KEYS, most_heads as u32, 1],
+        box_dims: [of.sizes.dims, CLASS_KEYS, most_heads, 1].map(|dim| dim as u32),
         swizzle: Swizzle::Rows128,
     };
     Ok(Launch {
@@ -192,7 +188,7 @@ mod tests {
     use super::super::entries::tests::read;
     use super::*;
     use crate::model::{Conv2d, Window};
-    use crate::plan::Joined;
+    use crate::plan::{Joined, JoinedNorm};
 
     const OPERANDS: ClassOperands = ClassOperands {
         dtype: Dtype::F16,
@@ -232,7 +228,7 @@ mod tests {
         assert_eq!(THREADS, 8 * 32 + 128);
         has("kDims = 64;");
         has("kImages = 16;");
-        has(&format!("kKeys = {KEYS};"));
+        has(&format!("kKeys = {CLASS_KEYS};"));
         has("kStages = 6;");
         has("kSumPitch = 72, kScorePitch = 20;");
         has("kQueryPitch = 144, kWeightPitch = 48;");

@@ -6,8 +6,8 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, product,
-    unsupported,
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch,
+    positive_epsilon, product, unsupported,
 };
 use super::sm90_conv2d_fprop::MapBytes;
 use super::steps::Operands;
@@ -320,13 +320,10 @@ fn with_norm(norm: Option<ProductNorm>, sizes: ProductSizes) -> Result<Sm90Produ
             Ok(Sm90ProductArgs { statistics: aligned("statistics", statistics, 16)?, ..none })
         }
         Some(ProductNorm::OfX { statistics, weight_sums, centred, epsilon }) => {
-            if !(epsilon.is_finite() && epsilon > 0.0) {
-                return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
-            }
             let normed = NormedRows {
                 last: ((sizes.k - 1) % SLAB + 1) as i32,
                 centred: i32::from(centred),
-                epsilon,
+                epsilon: positive_epsilon(epsilon)?,
                 per_column: (sizes.k as f32).recip(),
             };
             let statistics = aligned("statistics", statistics, 16)?;

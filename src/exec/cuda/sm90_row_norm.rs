@@ -6,8 +6,8 @@ use bytemuck::Zeroable;
 use super::entries::Arguments;
 use super::entries::{EntryPoint, Launcher, of_half};
 use super::launch::{
-    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, to_codes,
-    unsupported,
+    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch,
+    positive_epsilon, to_codes, unsupported,
 };
 use super::steps::Operands;
 use crate::error::Error;
@@ -248,7 +248,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         rows: in_range("rows", rows, 1, INDEX_LIMIT - BLOCK_ROWS)?,
         chunks: chunks as i32,
         centred: i32::from(centred),
-        epsilon: positive(epsilon)?,
+        epsilon: positive_epsilon(epsilon)?,
         per_column: (columns as f32).recip(),
         to_codes: to_codes(codes.map(|(_, scale)| scale))?,
         codes: codes.map_or(Ok(0), |(codes, _)| aligned("codes", codes.address, 8))?,
@@ -269,14 +269,6 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         maps: Vec::new(),
         waits_itself: true,
     })
-}
-
-/// The number that is added to the variance.
-fn positive(epsilon: f32) -> Result<f32, Error> {
-    match epsilon.is_finite() && epsilon > 0.0 {
-        true => Ok(epsilon),
-        false => Err(unsupported("epsilon", epsilon, "a positive number is added to the variance")),
-    }
 }
 
 impl RowSumProblem {
@@ -305,7 +297,7 @@ impl RowSumProblem {
             prefix_rows: prefix as i32,
             first_placed: positions.unwrap_or(0) as i32,
             first_centred: i32::from(centred),
-            first_epsilon: positive(epsilon)?,
+            first_epsilon: positive_epsilon(epsilon)?,
             by_image_rows: FastDivide::by(each as u32),
             ..norm
         })

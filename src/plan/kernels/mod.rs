@@ -50,7 +50,7 @@ pub use conv2d_fprop::ConvTile;
 pub(crate) use conv2d_fprop::Pipeline;
 pub use sm90_class_attention::ClassAttentionOp;
 #[cfg(feature = "cuda")]
-pub(crate) use sm90_class_attention::{CLASS_HEADS, ClassAttentionLayout};
+pub(crate) use sm90_class_attention::{CLASS_HEADS, CLASS_KEYS, ClassAttentionLayout};
 pub use sm90_conv2d_chain::ChainTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_conv2d_chain::{ChainLayout, ChainShape};

@@ -6,6 +6,7 @@ use crate::error::Error;
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{PackedSum, usual};
 use crate::plan::roofline::LAUNCH;
+use crate::plan::transformer::norm_name;
 use crate::plan::work::Work;
 use crate::plan::{AttentionSizes, Joined, JoinedNorm, Limits, Rates, StepOp};
 use crate::tensor::Dtype;
@@ -105,6 +106,8 @@ pub(crate) struct ClassAttentionLayout {
 /// The numbers of heads up to which there are kernels. A head is a block of a cluster, and a cluster has two at least: a block
 /// of its own cannot send to itself (CUDA_ERROR_ILLEGAL_INSTRUCTION).
 pub(crate) const CLASS_HEADS: [usize; 4] = [4, 8, 12, 16];
+/// The number of an image's rows that the kernel multiplies at a time.
+pub(crate) const CLASS_KEYS: usize = 16;
 /// The number of values of a head.
 const DIMS: usize = 64;
 /// The limit of the numbers of images and of keys.
@@ -117,7 +120,7 @@ impl ClassAttentionOp {
     }
 
     pub(crate) fn label(&self) -> String {
-        let norm = self.norm.map_or("", |norm| if norm.centred { "layer-norm+" } else { "rms-norm+" });
+        let norm = self.norm.map(|norm| format!("{}+", norm_name(norm.centred))).unwrap_or_default();
         format!("{norm}class-attention")
     }
 
@@ -149,7 +152,7 @@ impl ClassAttentionOp {
         {
             return None;
         }
-        let stage = 2 * KEYS * DIMS * most_heads;
+        let stage = 2 * CLASS_KEYS * DIMS * most_heads;
         let last = stage.max((most_heads * (2 * DIMS * most_heads + 64)).next_multiple_of(1024));
         let scores = 2 * 4 * WARPS * MOST_IMAGES * SCORE_PITCH;
         let gains = 2 * 4 * DIMS * most_heads;
@@ -171,7 +174,7 @@ impl ClassAttentionOp {
         let AttentionSizes { images, heads, keys, .. } = self.sizes;
         let rounds = clusters.div_ceil(at_once(heads, limits)) as f64;
         let weights = (3 * 2 * DIMS * self.columns()) as f64 / CACHE_BYTES;
-        let steps = keys.div_ceil(KEYS) as f64;
+        let steps = keys.div_ceil(CLASS_KEYS) as f64;
         let clocks = rounds * (FIXED + weights + steps * (STEP + STEP_OF_HEAD * heads as f64));
         let rates = Rates::of(limits);
         let memory = |rates: Rates| (2 * images * keys * self.columns()) as f64 / rates.memory_bytes * rates.clock_hz;
@@ -189,10 +192,8 @@ fn at_once(blocks: usize, limits: &Limits) -> usize {
 
 /// The most multiprocessors of a group.
 const NEIGHBOURS: usize = 18;
-/// What the kernel's source has: the most images of a cluster, rows that are multiplied at a time and parts of so many that a
-/// block has, warps that multiply, and pitches.
+/// What the kernel's source has: the most images of a cluster, parts of `CLASS_KEYS` rows that a block has, warps that multiply, and pitches.
 const MOST_IMAGES: usize = 16;
-const KEYS: usize = 16;
 const STAGES: usize = 6;
 const WARPS: usize = 8;
 const SCORE_PITCH: usize = 20;

@@ -16,9 +16,8 @@ pub(super) fn joined(context: &Context<'_>, found: &Found, all: &HashMap<NodeId,
     let StepOp::Attention(attention) = &found.op else { return None };
     let &AttentionOp { sizes, scale, qkv, out, mask: None, result: None } = attention else { return None };
     let [Read::Half(root), Read::Half(k), Read::Half(v)] = found.reads[..] else { return None };
-    let Origin::Node(last, 0) = context.graph.values[root.0].origin else { return None };
     let AttentionSizes { images, heads, rows: 1, keys, dims } = sizes else { return None };
-    let made = all.get(&last).filter(|made| made.writes == root && [k, v] == [root; 2])?;
+    let made = step_of(context, all, root).filter(|_| [k, v] == [root; 2])?;
     let StepOp::Product(product) = &made.op else { return None };
     let columns = heads * dims;
     let width = product.weights.out_channels;
@@ -78,8 +77,7 @@ pub(super) fn joined(context: &Context<'_>, found: &Found, all: &HashMap<NodeId,
 pub(super) fn with_norm(context: &Context<'_>, found: &Found, all: &HashMap<NodeId, Found>) -> Option<Found> {
     let StepOp::ClassAttention(op) = &found.op else { return None };
     let [Read::Half(rows), biases @ ..] = &found.reads[..] else { return None };
-    let Origin::Node(last, 0) = context.graph.values[rows.0].origin else { return None };
-    let made = all.get(&last).filter(|made| made.writes == *rows && made.beside.is_none())?;
+    let made = step_of(context, all, *rows).filter(|made| made.beside.is_none())?;
     let StepOp::RowNorm(norm) = made.op else { return None };
     let [x @ Read::Half(_), vectors @ ..] = &made.reads[..] else { return None };
     let RowNormOp { centred, epsilon, .. } = norm;
@@ -93,6 +91,12 @@ pub(super) fn with_norm(context: &Context<'_>, found: &Found, all: &HashMap<Node
     let op = ClassAttentionOp { norm, ..op.clone() };
     let reads = [x].into_iter().chain(biases).chain(vectors).cloned().collect();
     op.layout(context.limits).is_some().then(|| Found { op: StepOp::ClassAttention(op), reads, ..found.clone() })
+}
+
+/// The step that ends at the node that makes a value, if it writes this value.
+fn step_of<'a>(context: &Context<'_>, all: &'a HashMap<NodeId, Found>, value: ValueId) -> Option<&'a Found> {
+    let Origin::Node(last, 0) = context.graph.values[value.0].origin else { return None };
+    all.get(&last).filter(|made| made.writes == value)
 }
 
 /// Whether nothing but the step reads a value, or one between that and the step's result.

@@ -222,7 +222,7 @@ pub(super) fn find(
             all.insert(last, found);
         }
     }
-    // What is within another step reads nothing.
+    // A step that another step computes too does not run, and reads nothing.
     let needed = needed(graph, &all);
     all.retain(|node, _| needed[node.0]);
     within::bring(&context, &mut all);
