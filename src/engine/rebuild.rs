@@ -29,8 +29,8 @@ impl EngineBuilder<'_> {
     /// attempt counts as one of `times`. The first attempt is made at once, the second after 0.1 s, and each later one
     /// after twice the previous delay, at most 10 s. Several devices are rebuilt side by side. When no attempt is left,
     /// every request is answered with the fault. A fault of class [`Process`](crate::FaultClass::Process) is answered at
-    /// once, because no new engine would work. An engine that was closed before its device failed is not rebuilt.
-    /// [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
+    /// once, because no new engine would work. An engine that is closed is not rebuilt, whether it was closed before its
+    /// device failed or while a new one was on its way. [`Fleet::stats`](crate::Fleet::stats) counts rebuilds.
     ///
     /// The memory of the failed engine is not freed, because its device may still access it, so each new engine needs
     /// as much memory again. If the content of a batch makes its device fail, it makes the new engine fail too.
@@ -110,16 +110,16 @@ impl Blueprint {
     fn mend_one(&self, index: usize, rings: &Rings, engines: &Weak<Engines>) {
         let _ended = EndsWithIt(rings, index);
         while let Some(failed) = rings.next_due(index) {
-            match self.rebuild(&failed, rings) {
+            match self.rebuild(&failed, rings, index) {
                 Ok(engine) => replace(rings, engines, index, engine),
                 Err(error) => rings.failed(index, &error),
             }
         }
     }
 
-    fn rebuild(&self, failed: &Device, rings: &Rings) -> Result<Engine, Error> {
+    fn rebuild(&self, failed: &Device, rings: &Rings, index: usize) -> Result<Engine, Error> {
         let device = failed.reopened()?;
-        if rings.has_ended() {
+        if !rings.is_wanted(index) {
             return Err(Error::Closed);
         }
         log::warn!("{}: opened again after a fault; the engine is rebuilt", device.info().target);
@@ -268,5 +268,28 @@ mod tests {
         let stats = &fleet.stats()[0];
         assert!(stats.rebuilt == 0 && !stats.is_rebuilding && stats.batches == 0, "{stats:?}");
         assert!(fleet.engines()[0].health().closed.is_some());
+    }
+
+    #[test]
+    fn an_engine_that_is_closed_before_it_is_rebuilt_stays_closed() {
+        let model = model();
+        let [one, _] = builders(&model);
+        let devices = [Device::cpu(1), Device::cpu(1)];
+        let fleet = one.rebuild_on_fault(8).build_on(&devices).unwrap();
+        let failed = fleet.engines().remove(0);
+        devices[0].limit_memory(devices[0].memory_use().device_bytes); // the first attempt fails
+        fail(&fleet, FaultClass::Device);
+        assert!(answers(&fleet, 0).iter().all(Result::is_ok), "by the other engine");
+        assert!(fleet.stats()[0].is_rebuilding);
+        assert!(failed.close(crate::ring::Close::Drain, Duration::from_secs(20)).is_err(), "its device failed");
+        devices[0].limit_memory(u64::MAX); // a later one would not
+        let begin = Instant::now();
+        while fleet.stats()[0].is_rebuilding && begin.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stats = &fleet.stats()[0];
+        assert!(stats.rebuilt == 0 && !stats.is_rebuilding, "{stats:?}");
+        assert!(Arc::ptr_eq(&fleet.engines()[0], &failed) && failed.health().closed.is_some());
+        assert!(answers(&fleet, 0).iter().all(Result::is_ok), "by the other engine");
     }
 }

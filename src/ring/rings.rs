@@ -132,13 +132,22 @@ impl Rings {
         None
     }
 
+    /// Whether a new ring is wanted for a place: until the end, and unless the failed ring was closed.
+    pub fn is_wanted(&self, index: usize) -> bool {
+        let failed = self.now()[index].clone();
+        !failed.is_closed() && !lock(&self.books).ended
+    }
+
     /// Puts a new ring in the place of a failed one, unless it is no longer wanted; returns whether it did.
     pub fn put(&self, index: usize, ring: Arc<Core>) -> bool {
+        let is_wanted = self.is_wanted(index);
         let mut books = lock(&self.books);
         books.places[index].due = None;
         books.places[index].is_building = false;
         self.changed.notify_all();
-        if books.ended {
+        if books.ended || !is_wanted {
+            drop(books);
+            self.freed.fire();
             return false;
         }
         let mut rings = books.rings.to_vec();
@@ -153,10 +162,11 @@ impl Rings {
     }
 
     /// Records that a new ring could not be built. There is another attempt later, if one is left and the failure is of
-    /// class device.
+    /// class device, and a ring is still wanted.
     pub fn failed(&self, index: usize, error: &Error) {
+        let is_wanted = self.is_wanted(index);
         let mut books = lock(&self.books);
-        let is_wanted = !books.ended;
+        let is_wanted = is_wanted && !books.ended;
         let place = &mut books.places[index];
         place.due = None;
         place.is_building = false;
@@ -195,11 +205,6 @@ impl Rings {
         *place = Place { past: std::mem::take(&mut place.past), ..Place::default() };
         self.changed.notify_all();
         self.freed.fire();
-    }
-
-    /// Whether no more rings are built.
-    pub fn has_ended(&self) -> bool {
-        lock(&self.books).ended
     }
 
     /// Stops building: rings that were called for will not come.
