@@ -14,7 +14,7 @@ use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::search::{self, Cut};
 use crate::table::Column::{Figure, Text, Word};
 use crate::table::Table;
-use crate::{Outcome, out, report, setup};
+use crate::{Outcome, out, report, setup, stop};
 
 /// Arguments of `check`.
 #[derive(Args, Debug)]
@@ -40,10 +40,13 @@ pub struct CheckArgs {
     #[arg(long, value_name = "PART", value_parser = tolerance)]
     tolerance: Option<f64>,
     #[command(flatten)]
-    kernels: Kernels,
+    pub kernels: Kernels,
 }
 
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
+    if args.feed.at.has_several_dims() {
+        return Err(cli::wrong(&["check"], "--size: give one size to check at".into()).into());
+    }
     let (model, path) = args.feed.open()?;
     let device = setup::open_device(args.device)?;
     if setup::is_cpu(&device) {
@@ -55,9 +58,6 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let on_cpu = Kernels { precision: PrecisionArg::F32, ..args.kernels };
     let compute = |device: &Device, kernels| -> Result<(Inputs, Results, Vec<Plan>)> {
         let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, kernels)?;
-        if engine.sizes().len() != engine.batch_sizes().len() {
-            return Err(cli::wrong(&["check"], "--size: give one size to check at".into()).into());
-        }
         let rows = all.swap_remove(0);
         let mut results = Results::of(engine.output());
         stream(&engine, &rows, |output| results.add(output))?;
@@ -80,6 +80,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let row = worst.at[0];
     let differing: Vec<&str> = differences.iter().filter(|one| one.is_beyond()).map(|one| &*one.port.name).collect();
     name_first_node(&model, &differing, |cut| {
+        stop::check()?;
         let one = |device, kernels| search::one_row(cut, device, &inputs, row, kernels);
         let (expected, found) = (one(&cpu, on_cpu)?, one(&device, args.kernels)?);
         Ok(limit.compare(&expected, &found).into_iter().find(Difference::is_beyond))

@@ -1,5 +1,6 @@
 //! The sizes at which a model runs, and the rows that it runs on.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -12,7 +13,7 @@ use trefoil::{Device, Engine, OutputKind, Size};
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::ports::Inputs;
 use crate::setup::{self, Ring, Sizes};
-use crate::{models, npy};
+use crate::{models, npy, stop};
 
 /// The name by which `--size` sets the engine's batch size.
 const BATCH: &str = "batch";
@@ -65,6 +66,15 @@ impl SizeArgs {
         self.constants.iter().try_fold(sizes, with_constant)
     }
 
+    /// Whether the options give several sizes that differ in more than their batch size.
+    pub fn has_several_dims(&self) -> bool {
+        let dims = |size: &[(String, usize)]| -> BTreeMap<String, usize> {
+            size.iter().filter(|(name, _)| name != BATCH).cloned().collect()
+        };
+        let mut all = sizes(&self.sizes).map(dims);
+        all.next().is_some_and(|first| all.any(|other| other != first))
+    }
+
     /// The batch of a network that has no other sizes; `None` if the options give others, or several.
     pub fn batch_alone(&self, default: usize) -> Option<usize> {
         match &self.sizes[..] {
@@ -107,7 +117,8 @@ impl Feed {
     }
 
     /// Builds an engine of the model; returns it with the rows for each set of dimensions, and the largest size that
-    /// has these dimensions. A network of images gives `classes`, or features if its result is no vector.
+    /// has these dimensions. A network of images gives `classes`, or features if its result is no vector. Fails if a stop
+    /// was requested while kernels were measured.
     pub fn engine(
         &self,
         model: &Model,
@@ -118,6 +129,7 @@ impl Feed {
         let sizes = self.at.sizes(Sizes::Default, Sizes::UpTo);
         let ring = Ring { output: output(model, classes), ..Ring::new(sizes, kernels) };
         let engine = setup::build_engine(model, device, &ring)?;
+        stop::check()?;
         let mut largest: Vec<Size> = Vec::new();
         for size in engine.sizes() {
             let has_its_dims = |last: &Size| last.clone().rows(size.batch()) == size;
@@ -195,5 +207,16 @@ mod tests {
         assert_eq!(told("sequence=2,batch=3"), [2]);
         assert_eq!(told("batch=8,sequence=128,batch=1,sequence=64,sequence=3"), [2, 2, 1]);
         assert!(told("").is_empty());
+    }
+
+    #[test]
+    fn sizes_may_differ_in_their_batch_alone() {
+        let several = |text: &str| {
+            let sizes = text.split(',').filter_map(|text| size(text).ok()).collect();
+            SizeArgs { sizes, constants: Vec::new() }.has_several_dims()
+        };
+        assert!(["", "batch=8", "sequence=2,batch=3", "batch=8,batch=1"].into_iter().all(|text| !several(text)));
+        assert!(!several("batch=8,sequence=64,batch=1,sequence=64"));
+        assert!(several("batch=8,sequence=64,batch=8,sequence=32") && several("batch=8,sequence=64,batch=8"));
     }
 }

@@ -57,7 +57,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use cli::{Cli, Command, Tune};
+use cli::{Cli, Command, Kernels, Tune};
 
 /// The outcome for the inputs, from which the exit code follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +75,15 @@ fn main() -> ExitCode {
         Err(error) => return ExitCode::from(answer_instead(&error)),
     };
     start_logging();
+    let measures = |kernels: &Kernels| kernels.tune == Tune::Full;
     let listening = match &cli.command {
         None
         | Some(
             Command::Classify(_) | Command::Embed(_) | Command::Calibrate(_) | Command::Bench(_) | Command::Trace(_),
         ) => stop::listen(),
-        Some(Command::Inspect(args)) if args.kernels.tune == Tune::Full => stop::listen(),
+        Some(Command::Inspect(args)) if measures(&args.kernels) => stop::listen(),
+        Some(Command::Run(args)) if measures(&args.kernels) => stop::listen(),
+        Some(Command::Check(args)) if measures(&args.kernels) => stop::listen(),
         Some(_) => Ok(()),
     };
     let result = listening.and_then(|()| match cli.command {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use trefoil::model::Model;
 use trefoil::{Device, Engine, OutputKind, RowPort, Size, Target, files};
@@ -14,7 +14,7 @@ use crate::feed::Feed;
 use crate::ports::{Inputs, Results, numbers, short, stream};
 use crate::table::Column::{Figure, Text};
 use crate::table::Table;
-use crate::{Outcome, npy, npz, out, outputs, report, setup};
+use crate::{Outcome, npy, npz, out, outputs, report, setup, stop};
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -45,7 +45,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with_all = ["output", "repeat"])]
     check_finite: bool,
     #[command(flatten)]
-    kernels: Kernels,
+    pub kernels: Kernels,
 }
 
 pub fn run(args: &RunArgs) -> Result<Outcome> {
@@ -59,11 +59,12 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     }
     let (engine, all) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
     if let (Some(path), [_, other, ..]) = (&args.output, &all[..]) {
-        bail!(
-            "{} takes arrays of one size, but there are also random rows of {}: give files for the inputs of that size, or leave it out",
+        let what = format!(
+            "--output: {} takes arrays of one size, but there are also rows of {}: give files for the inputs of one size, or one --size",
             path.display(),
             other.0
         );
+        return Err(cli::wrong(&["run"], report::message(&what)).into());
     }
     let mut out = out::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
@@ -80,10 +81,10 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
 
 /// Prints which values are not finite.
 fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcome> {
-    let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
-    if all.len() != 1 {
+    if args.feed.at.has_several_dims() {
         return Err(cli::wrong(&["run"], "--check-finite: give one size".into()).into());
     }
+    let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
     let (spec, (_, inputs)) = (engine.input().clone(), all.swap_remove(0));
     drop(engine); // its memory is for those that hand out every value
     let (mut out, mut found) = (out::stdout(), 0);
@@ -103,7 +104,10 @@ fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()
     let mut results = Results::of(engine.rows_for(&rows.0)?.1);
     let began = Instant::now();
     stream(engine, rows, |output| results.add(output))?;
-    (1..args.repeat).try_for_each(|_| stream(engine, rows, |_| {}))?;
+    for _ in 1..args.repeat {
+        stop::check()?;
+        stream(engine, rows, |_| {})?;
+    }
     let took = began.elapsed();
     if let Some(path) = &args.output {
         write(path, &results)?; // before all that may fail

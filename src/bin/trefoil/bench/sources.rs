@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, bail, ensure};
-use trefoil::{Batch, Engine, Output};
+use trefoil::{Batch, Engine, Output, RowSpec};
 
 use crate::{random, stop};
 
@@ -24,7 +24,7 @@ impl Sources {
     /// Makes `count` batches of `rows` rows, runs them one at a time, and leaves every staging buffer of the engine
     /// holding one of them.
     pub fn learn(engine: &Engine, rows: usize, count: usize) -> Result<Self> {
-        let input = engine.input();
+        let input = with_bytes(engine.input())?;
         let batches: Vec<Vec<u8>> = (0..count).map(|number| random::batch(input, rows, number as u64 + 1)).collect();
         let id = |(number, batch): (usize, &Vec<u8>)| (first_bytes(batch), number);
         let numbers: HashMap<_, _> = batches.iter().enumerate().map(id).collect();
@@ -110,6 +110,12 @@ impl Sources {
     }
 }
 
+/// Rows that have bytes, by which they are told apart.
+fn with_bytes(input: &RowSpec) -> Result<&RowSpec> {
+    ensure!(input.row_bytes > 0, "a row of this model's inputs has no bytes: there is nothing to copy and to measure");
+    Ok(input)
+}
+
 /// Images in ordinary memory, with their answers in a batch of each size, one batch at a time.
 pub struct Images {
     pixels: Vec<Vec<u8>>,
@@ -120,7 +126,7 @@ pub struct Images {
 impl Images {
     /// Makes `count` images and runs them in batches of each of the engine's sizes.
     pub fn learn(engine: &Engine, count: usize) -> Result<Self> {
-        let input = engine.input();
+        let input = with_bytes(engine.input())?;
         let pixels: Vec<_> = (0..count).map(|number| random::batch(input, 1, number as u64 + 1)).collect();
         let mut answers = vec![Vec::new(); count];
         for &size in engine.batch_sizes() {
