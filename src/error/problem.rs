@@ -38,7 +38,8 @@ impl fmt::Display for Problems<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut groups = BTreeMap::<String, Vec<&Problem>>::new();
         self.0.iter().for_each(|problem| groups.entry(problem.kind()).or_default().push(problem));
-        write!(f, "{} nodes cannot be imported", self.0.len())?;
+        let nodes = if self.0.len() == 1 { "node" } else { "nodes" };
+        write!(f, "{} {nodes} cannot be imported", self.0.len())?;
         for (kind, problems) in groups {
             write!(f, "; {kind}:")?;
             for (index, Problem { node, operands, reason, .. }) in problems.into_iter().enumerate() {
@@ -69,5 +70,7 @@ mod tests {
             "3 nodes cannot be imported; Odd (version 3): `a` of f32[2]: because, `c` of f32[2]: because; \
              org.Strange (version 3): `b` of f32[2]: because"
         );
+        let one = "1 node cannot be imported; Odd (version 3): `a` of f32[2]: because";
+        assert_eq!(Problems(&all[..1]).to_string(), one);
     }
 }

@@ -113,9 +113,8 @@ pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recogn
         }
     }
     let refused = least.unwrap_or_default();
-    let (count, nodes) = (refused.len(), refused.join("; "));
     Err(Error::Unsupported {
-        what: format!("a model with {count} nodes that no kernel for images computes ({nodes})"),
+        what: format!("a model with nodes that no kernel for images computes ({})", refused.join("; ")),
         instead: "open the graph with `Model::of_graphs`, which takes any operation; kernels for images compute \
                   convolutions, batch norms, ReLU, sums, pools, concatenations, a linear layer and softmax"
             .into(),
