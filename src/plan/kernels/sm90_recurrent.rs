@@ -280,7 +280,7 @@ impl RecurrentOp {
             inputs_bytes,
             shared_bytes,
         };
-        (shared_bytes <= limits.shared_bytes).then_some(layout)
+        (shared_bytes <= limits.shared_bytes && layout.cluster <= limits.most_cluster_blocks()).then_some(layout)
     }
 
     /// The tiles in which the kernel can compute the layer; empty if it cannot.
@@ -383,6 +383,20 @@ mod tests {
             }
             assert!(layer(cell, 12).tiles(1, &limits).is_empty());
         }
+    }
+
+    #[test]
+    fn a_part_of_a_gpu_has_clusters_of_eight_at_most() {
+        let part = Limits { units: 60, ..Limits::h200() };
+        let most = |cell, limits: &Limits| {
+            let tiles = |hidden| layer(cell, hidden).tiles(1, limits);
+            (1..=128).flat_map(|i| tiles(8 * i)).map(|tile| tile.blocks).max()
+        };
+        for cell in [RecurrentKind::Lstm, RecurrentKind::Gru, RecurrentKind::RnnTanh] {
+            assert!(most(cell, &Limits::h200()) == Some(16) && most(cell, &part) == Some(8), "{cell:?}");
+        }
+        let large = layer(RecurrentKind::Lstm, 512);
+        assert!(!large.tiles(1, &Limits::h200()).is_empty() && large.tiles(1, &part).is_empty());
     }
 
     /// Every product of the weights is some warp's, and every unit some thread's.
