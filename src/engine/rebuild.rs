@@ -118,10 +118,10 @@ impl Blueprint {
     }
 
     fn rebuild(&self, failed: &Device, rings: &Rings, index: usize) -> Result<Engine, Error> {
+        let is_wanted = || if rings.is_wanted(index) { Ok(()) } else { Err(Error::Closed) };
+        is_wanted()?;
         let device = failed.reopened()?;
-        if !rings.is_wanted(index) {
-            return Err(Error::Closed);
-        }
+        is_wanted()?;
         log::warn!("{}: opened again after a fault; the engine is rebuilt", device.info().target);
         let built = self.build_on(&[device])?.pop();
         built.ok_or_else(|| Error::Internal { what: "a build on one device gave no engine".into() })

@@ -112,7 +112,7 @@ impl Rings {
             place.call();
             self.changed.notify_all();
         }
-        place.due.is_some()
+        place.due.is_some() && !is_closed
     }
 
     /// Called by the thread that builds for a place: waits until a new ring is due there. Returns the failed ring's
@@ -140,12 +140,12 @@ impl Rings {
 
     /// Puts a new ring in the place of a failed one, unless it is no longer wanted; returns whether it did.
     pub fn put(&self, index: usize, ring: Arc<Core>) -> bool {
-        let is_wanted = self.is_wanted(index);
         let mut books = lock(&self.books);
         books.places[index].due = None;
         books.places[index].is_building = false;
         self.changed.notify_all();
-        if books.ended || !is_wanted {
+        // Asked with the books held, so that a ring that is closed before stays in place. A ring knows nothing of them.
+        if books.ended || books.rings[index].is_closed() {
             drop(books);
             self.freed.fire();
             return false;
@@ -177,11 +177,12 @@ impl Rings {
             place.call();
         }
         let then = if place.due.is_some() { "it will be tried again" } else { "it stays out of use" };
+        let level = if matches!(error, Error::Closed) { log::Level::Info } else { log::Level::Error };
         let target = books.rings[index].device.info().target.clone();
         drop(books);
         self.changed.notify_all();
         self.freed.fire();
-        log::error!("{target}: the engine of a failed device was not rebuilt, {then}: {error}");
+        log::log!(level, "{target}: the engine of a failed device was not rebuilt, {then}: {error}");
     }
 
     /// Waits, after [`end`](Self::end), until no ring is being built; returns whether this was so by the deadline.

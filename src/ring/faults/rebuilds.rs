@@ -222,6 +222,37 @@ fn who_waits_for_a_ring_hears_that_none_comes() {
     });
 }
 
+#[test]
+fn a_ring_that_is_closed_while_the_next_is_built_stays_in_place() {
+    in_time("closed while it is rebuilt", || {
+        let (peers, mend, release, ticket) = held_up();
+        let other = thread::spawn({
+            let peers = peers.clone();
+            move || peers.acquire(LONG).map(drop)
+        });
+        let waits = thread::spawn(move || ticket.wait().map(drop));
+        while !peers.rings().is_building() {
+            thread::yield_now();
+        }
+        let failed = peers.rings().now()[0].clone();
+        assert!(failed.close(Close::Drain, LONG).is_err(), "its device failed");
+        for waited in [other, waits] {
+            let answer = waited.join().unwrap();
+            assert!(matches!(answer, Err(Error::Fault { .. } | Error::Closed)), "{answer:?}");
+        }
+        assert!(peers.rings().is_building(), "who waited did not wait for the build");
+        release.send(()).unwrap();
+        while peers.rings().is_building() {
+            thread::yield_now();
+        }
+        let stats = &peers.stats()[0];
+        assert!(stats.rebuilt == 0 && !stats.is_rebuilding, "{stats:?}");
+        assert!(Arc::ptr_eq(&peers.rings().now()[0], &failed));
+        drop(failed);
+        assert_eq!(attempts_of(peers, mend), 1);
+    });
+}
+
 /// Uses two devices twice, whose programs panic in these runs; each has a thread that builds its next ring after
 /// `before`. Every batch must be answered. Returns how often each was rebuilt.
 fn rebuilt_of_two(panic_at: [usize; 2], before: impl Fn() + Send + Clone + 'static) -> [u64; 2] {
