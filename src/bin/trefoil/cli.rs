@@ -39,7 +39,8 @@ Examples:
   trefoil classify photos/ --top 3
   trefoil trace --batch 64 --html trace.html
 
-In classify, embed, calibrate, bench and trace the first Ctrl-C ends the run early, and the second one quits.
+In classify, embed, calibrate, bench and trace, and with --tune full, the first Ctrl-C ends the run early, and the \
+second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR, COLUMNS.
 Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, \
 130 interrupted."

@@ -1,6 +1,5 @@
 //! The sizes at which a model runs, and the rows that it runs on.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -66,13 +65,12 @@ impl SizeArgs {
         self.constants.iter().try_fold(sizes, with_constant)
     }
 
-    /// Whether the options give several sizes that differ in more than their batch size.
+    /// Whether the options give several sizes that differ in more than their batch size. What a later size does not name
+    /// is as in the first.
     pub fn has_several_dims(&self) -> bool {
-        let dims = |size: &[(String, usize)]| -> BTreeMap<String, usize> {
-            size.iter().filter(|(name, _)| name != BATCH).cloned().collect()
-        };
-        let mut all = sizes(&self.sizes).map(dims);
-        all.next().is_some_and(|first| all.any(|other| other != first))
+        let mut all = sizes(&self.sizes);
+        let first = all.next().unwrap_or_default();
+        all.flatten().any(|told| told.0 != BATCH && !first.contains(told))
     }
 
     /// The batch of a network that has no other sizes; `None` if the options give others, or several.
@@ -118,7 +116,7 @@ impl Feed {
 
     /// Builds an engine of the model; returns it with the rows for each set of dimensions, and the largest size that
     /// has these dimensions. A network of images gives `classes`, or features if its result is no vector. Fails if a stop
-    /// was requested while kernels were measured.
+    /// is requested.
     pub fn engine(
         &self,
         model: &Model,
@@ -128,6 +126,7 @@ impl Feed {
     ) -> Result<(Engine, Vec<(Size, Inputs)>)> {
         let sizes = self.at.sizes(Sizes::Default, Sizes::UpTo);
         let ring = Ring { output: output(model, classes), ..Ring::new(sizes, kernels) };
+        stop::check()?;
         let engine = setup::build_engine(model, device, &ring)?;
         stop::check()?;
         let mut largest: Vec<Size> = Vec::new();
@@ -217,6 +216,7 @@ mod tests {
         };
         assert!(["", "batch=8", "sequence=2,batch=3", "batch=8,batch=1"].into_iter().all(|text| !several(text)));
         assert!(!several("batch=8,sequence=64,batch=1,sequence=64"));
-        assert!(several("batch=8,sequence=64,batch=8,sequence=32") && several("batch=8,sequence=64,batch=8"));
+        assert!(!several("batch=8,sequence=64,batch=1"));
+        assert!(several("batch=8,sequence=64,batch=8,sequence=32") && several("sequence=64,batch=8,sequence=32"));
     }
 }

@@ -10,6 +10,7 @@ use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec, Size};
 
 use crate::npy::{self, Array};
 use crate::random::Random;
+use crate::stop;
 
 /// Input rows: a source of values for each port.
 #[derive(Debug)]
@@ -130,10 +131,12 @@ impl Results {
     }
 }
 
-/// Sends all rows through an engine in overlapping batches of one size, and passes each batch's output on, in order.
+/// Sends all rows through an engine in overlapping batches of one size, and passes each batch's output on, in order. Fails
+/// if a stop is requested.
 pub fn stream(engine: &Engine, (size, inputs): &(Size, Inputs), mut on_output: impl FnMut(&Output)) -> Result<()> {
     let mut under_way = VecDeque::new();
     for first in (0..inputs.rows()).step_by(size.batch()) {
+        stop::check()?;
         if under_way.len() > engine.slots() {
             under_way.pop_front().map_or(Ok(()), |oldest: trefoil::Ticket| oldest.wait().map(|out| on_output(&out)))?;
         }

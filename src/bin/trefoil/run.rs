@@ -49,6 +49,13 @@ pub struct RunArgs {
 }
 
 pub fn run(args: &RunArgs) -> Result<Outcome> {
+    let several = args.feed.at.has_several_dims();
+    if several && args.check_finite {
+        return Err(cli::wrong(&["run"], "--check-finite: give one size".into()).into());
+    }
+    if let (Some(path), true, []) = (&args.output, several, &args.feed.inputs[..]) {
+        return Err(several_sizes(path, "another size"));
+    }
     if let Some(path) = &args.output {
         outputs::check(path, "npz", args.feed.files())?; // before the run, which may be long
     }
@@ -59,12 +66,7 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     }
     let (engine, all) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
     if let (Some(path), [_, other, ..]) = (&args.output, &all[..]) {
-        let what = format!(
-            "--output: {} takes arrays of one size, but there are also rows of {}: give files for the inputs of one size, or one --size",
-            path.display(),
-            other.0
-        );
-        return Err(cli::wrong(&["run"], report::message(&what)).into());
+        return Err(several_sizes(path, &other.0.to_string()));
     }
     let mut out = out::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
@@ -79,16 +81,23 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
+/// The error of arrays of several sizes that are to be written.
+fn several_sizes(path: &Path, found: &str) -> anyhow::Error {
+    let what = format!(
+        "--output: {} takes arrays of one size, but there are also rows of {found}: give one --size, or files for the inputs of one",
+        path.display()
+    );
+    cli::wrong(&["run"], report::message(&what)).into()
+}
+
 /// Prints which values are not finite.
 fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcome> {
-    if args.feed.at.has_several_dims() {
-        return Err(cli::wrong(&["run"], "--check-finite: give one size".into()).into());
-    }
     let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
     let (spec, (_, inputs)) = (engine.input().clone(), all.swap_remove(0));
     drop(engine); // its memory is for those that hand out every value
     let (mut out, mut found) = (out::stdout(), 0);
     for row in 0..inputs.rows() {
+        stop::check()?;
         let builder = setup::tuned(Engine::builder(model).on(device), args.kernels);
         for value in builder.not_finite(&inputs.row(&spec, row)?)? {
             writeln!(out, "row {row}: {}", report::message(&value.to_string()))?;
@@ -104,10 +113,7 @@ fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()
     let mut results = Results::of(engine.rows_for(&rows.0)?.1);
     let began = Instant::now();
     stream(engine, rows, |output| results.add(output))?;
-    for _ in 1..args.repeat {
-        stop::check()?;
-        stream(engine, rows, |_| {})?;
-    }
+    (1..args.repeat).try_for_each(|_| stream(engine, rows, |_| {}))?;
     let took = began.elapsed();
     if let Some(path) = &args.output {
         write(path, &results)?; // before all that may fail

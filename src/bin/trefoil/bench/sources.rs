@@ -112,7 +112,7 @@ impl Sources {
 
 /// Rows that have bytes, by which they are told apart.
 fn with_bytes(input: &RowSpec) -> Result<&RowSpec> {
-    ensure!(input.row_bytes > 0, "a row of this model's inputs has no bytes: there is nothing to copy and to measure");
+    ensure!(input.row_bytes > 0, "a row of this model's inputs has no bytes: there is nothing to copy or to measure");
     Ok(input)
 }
 
