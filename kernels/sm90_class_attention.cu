@@ -12,8 +12,8 @@
 // A cluster has a block for each head, and up to as many images. Where weights are read, block h computes head h of all its
 // images, so that a weight is read once for them: queries, turned queries, results. Where rows are read, block i computes
 // all heads of image i, so that a row is read once. Between the two divisions blocks send each other turned queries and
-// sums of rows. All of it is in this file, because the four phases of the launch share its memory, its barriers and the
-// places of a lane's numbers: queries, turned queries, rows, results.
+// sums of rows. All of it is in this file, because its four phases (queries, turned queries, rows, results) share memory,
+// barriers and the layout of a lane's registers.
 #include "element.cuh"
 #include "sm90_ptx.cuh"
 
@@ -216,7 +216,8 @@ template <int kUnits> struct ImageRows {
     }
   }
 
-  // Norms the rows, whose sums all warps have stored. Columns behind a row's last become zeros, or NaN if the row has it.
+  // Norms the rows, whose sums all warps have stored. Columns behind a row's last become zeros, or NaN if the row has NaN
+  // or infinity.
   __device__ __forceinline__ void norm(const ClassAttentionArgs &args, const Shared<kUnits> &shared) {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const RowNorm norms[2] = {norm_of(args, add_moments(shared, 0, lane / 4)), norm_of(args, add_moments(shared, 0, lane / 4 + 8))};
@@ -742,10 +743,10 @@ template <int kUnits> TREFOIL_DEVICE void class_attention(const ClassAttentionAr
 //            queries times the norm's weight, weights of keys over the deviations of their rows, and what the norm makes of
 //            sums of rows are rounded to elements, to nearest even; rows themselves are not rounded. Weights are relative to
 //            the largest of their head so far. The variance is the mean of squares less the square of the mean, in float: off
-//            by some 2^-20 (mean^2 + variance); squares of bf16 that add up to more than a float holds make NaN of it.
-//            Exponentials, logarithms and roots are off by about two units of the last place of a float; one rounding of
-//            y. NaN in a row makes y of its image NaN; a score of infinity or NaN, or none above minus infinity, makes y
-//            of the image's head NaN.
+//            by some 2^-20 (mean^2 + variance). Exponentials, logarithms and roots are off by about two units of the last
+//            place of a float; one rounding of y. NaN in a row makes y of its image NaN, and so do squares of a row of bf16
+//            that add up to more than a float holds; a score of infinity or NaN, or none above minus infinity, makes y of
+//            the image's head NaN.
 // Launch     grid of ceil(images / each) clusters; a cluster has `heads` blocks; block kThreads; dynamic shared memory
 //            Shared::kBytes. Compute capability 9.0 exactly. Entry sm90_class_attention_N has up to N heads.
 // Limits     epsilon above 0 if there is a norm; each 1 to heads; heads 2 up to the entry's, because a block without a cluster
