@@ -285,9 +285,16 @@ fn an_engine_of_several_sizes_runs_each() {
     assert!(header.contains("(2, 5,)"), "{header}");
     assert_eq!(sums, i64s(&[2, 4, 6, 8, 10, -2, -4, -6, -8, -10]));
 
-    let refused = files.run("run", &[&sizes[..], &["--output", to.to_str().unwrap()]].concat());
-    expect_code(&refused, 1);
-    assert!(stderr(&refused).contains("batch=1,sequence=5"), "{}", stderr(&refused));
+    let output = ["--output", to.to_str().unwrap()];
+    for (command, more, said) in [
+        ("run", &output[..], "takes arrays of one size"),
+        ("run", &["--check-finite"], "give one size"),
+        ("check", &[], "give one size to check at"),
+    ] {
+        let refused = files.run(command, &[&sizes[..], more].concat());
+        expect_code(&refused, 64);
+        assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
+    }
     let unknown = files.run("run", &[&sizes[..], &["--size", "batch=2,length=3"]].concat());
     expect_code(&unknown, 1);
     assert!(stderr(&unknown).contains("`sequence`"), "{}", stderr(&unknown));
