@@ -75,6 +75,13 @@ impl Books {
     fn is_building(&self) -> bool {
         self.places.iter().any(|place| place.is_building)
     }
+
+    /// Whether a new ring is wanted for a place whose ring failed: until the end, and unless the failed ring was closed.
+    /// This locks the ring's state while the books are locked; a ring knows no books, so nobody locks them the other way
+    /// round.
+    fn want(&self, index: usize) -> bool {
+        !self.ended && !self.rings[index].is_closed()
+    }
 }
 
 impl Rings {
@@ -100,19 +107,18 @@ impl Rings {
     /// Whether a failed ring has a successor, or will have one. Calls for one if the fault is of class device, an attempt
     /// is left, and the failed ring was not closed.
     pub(super) fn is_coming(&self, index: usize, failed: &Arc<Core>) -> bool {
-        let is_closed = failed.is_closed();
         let mut books = lock(&self.books);
         if !Arc::ptr_eq(&books.rings[index], failed) {
             return true;
         }
-        let is_mended = !books.ended && !is_closed;
-        let may_be = is_mended && failed.device.fault().is_some_and(|fault| fault.class() == FaultClass::Device);
+        let is_wanted = books.want(index);
+        let may_be = is_wanted && failed.device.fault().is_some_and(|fault| fault.class() == FaultClass::Device);
         let place = &mut books.places[index];
         if place.due.is_none() && may_be {
             place.call();
             self.changed.notify_all();
         }
-        place.due.is_some() && !is_closed
+        place.due.is_some() && is_wanted
     }
 
     /// Called by the thread that builds for a place: waits until a new ring is due there. Returns the failed ring's
@@ -132,10 +138,9 @@ impl Rings {
         None
     }
 
-    /// Whether a new ring is wanted for a place: until the end, and unless the failed ring was closed.
+    /// Whether a new ring is still wanted for a place.
     pub fn is_wanted(&self, index: usize) -> bool {
-        let failed = self.now()[index].clone();
-        !failed.is_closed() && !lock(&self.books).ended
+        lock(&self.books).want(index)
     }
 
     /// Puts a new ring in the place of a failed one, unless it is no longer wanted; returns whether it did.
@@ -144,8 +149,7 @@ impl Rings {
         books.places[index].due = None;
         books.places[index].is_building = false;
         self.changed.notify_all();
-        // Asked with the books held, so that a ring that is closed before stays in place. A ring knows nothing of them.
-        if books.ended || books.rings[index].is_closed() {
+        if !books.want(index) {
             drop(books);
             self.freed.fire();
             return false;
@@ -164,9 +168,8 @@ impl Rings {
     /// Records that a new ring could not be built. There is another attempt later, if one is left and the failure is of
     /// class device, and a ring is still wanted.
     pub fn failed(&self, index: usize, error: &Error) {
-        let is_wanted = self.is_wanted(index);
         let mut books = lock(&self.books);
-        let is_wanted = is_wanted && !books.ended;
+        let is_wanted = books.want(index);
         let place = &mut books.places[index];
         place.due = None;
         place.is_building = false;
