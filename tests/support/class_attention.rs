@@ -318,8 +318,8 @@ impl Problem {
             };
             let scores: Vec<(f64, f64)> = (0..self.tokens).map(score).collect();
             let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
-            // Weights times deviations are the weights of a softmax; their sum divides all weights, which are off by as much as
-            // it is. Each weight is rounded before it is divided.
+            // Weights times deviations are the weights of a softmax; their sum divides all weights, which are off by as
+            // much as it is. Each weight is rounded before it is divided.
             let parts =
                 scores.iter().zip(&norms).map(|(&(score, error), norm)| ((score - top).exp() / norm.scale.0, error));
             let parts: Vec<(f64, f64)> = parts.collect();

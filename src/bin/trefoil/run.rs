@@ -84,7 +84,8 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
 /// The error of arrays of several sizes that are to be written.
 fn several_sizes(path: &Path, found: &str) -> anyhow::Error {
     let what = format!(
-        "--output: {} takes arrays of one size, but there are also rows of {found}: give one --size, or files for the inputs of one",
+        "--output: {} takes arrays of one size, but there are also rows of {found}: give one --size, or files for the \
+         inputs of one",
         path.display()
     );
     cli::wrong(&["run"], report::message(&what)).into()

@@ -192,7 +192,8 @@ fn at_once(blocks: usize, limits: &Limits) -> usize {
 
 /// The most multiprocessors of a group.
 const NEIGHBOURS: usize = 18;
-/// What the kernel's source has: the most images of a cluster, parts of `CLASS_KEYS` rows that a block has, warps that multiply, and pitches.
+/// What the kernel's source has: the most images of a cluster, parts of `CLASS_KEYS` rows that a block has, warps that
+/// multiply, and pitches.
 const MOST_IMAGES: usize = 16;
 const STAGES: usize = 6;
 const WARPS: usize = 8;
